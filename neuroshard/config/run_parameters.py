@@ -1,0 +1,64 @@
+"""RunParameters: everything all nodes of a run must agree on. Signed by the run's owner, identical on every node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from neuroshard.types import Architecture
+
+
+@dataclass(frozen=True)
+class GenesisPins:
+    """The data of a run: growth of the data set moves nobody, because these stay."""
+
+    root: str  # hex; hash over tokenizer and digest pages, or of the minimal manifest when unsigned
+    total_shards: int
+    signing_key: str | None  # hex Ed25519 key of the manifest, None for unverified data
+    tokenizer_sha256: str
+    next_merge_id: int  # ids at or above this are not part of the run's vocabulary
+
+
+@dataclass(frozen=True)
+class InnerOptimization:
+    """AdamW and its schedule (DESIGN 4.1)."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1  # on matrices only
+    max_grad_norm: float = 1.0
+    warmup_steps: int = 100
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    decay_steps: int = 100_000
+    final_fraction: float = 0.1  # of the learning rate, after the decay
+
+
+@dataclass(frozen=True)
+class OuterOptimization:
+    """DiLoCo's outer step (DESIGN 4.3)."""
+
+    inner_steps: int = 500
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+    lone_outer: Literal["keep", "apply"] = "keep"
+    aggregator: Literal["trimmed_mean", "median", "mean"] = "trimmed_mean"
+    trim_fraction: float = 0.1
+    codec: Literal["fp32"] = "fp32"
+    max_round_seconds: float = 3600.0
+
+
+@dataclass(frozen=True)
+class RunParameters:
+    """A run: its architecture, stages, optimisation and data."""
+
+    name: str
+    version: int
+    architecture: Architecture
+    stage_count: int
+    batch_size: int  # sequences a microbatch
+    sequences_per_step: int  # of one stage's inner step
+    initial_weights_seed: int
+    genesis: GenesisPins
+    inner: InnerOptimization = field(default_factory=InnerOptimization)
+    outer: OuterOptimization = field(default_factory=OuterOptimization)

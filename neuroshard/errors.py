@@ -1,0 +1,52 @@
+"""The tree of errors a user can meet. `cli` maps it to exit codes and `api` to HTTP problems, each in one table."""
+
+from __future__ import annotations
+
+
+class NeuroShardError(Exception):
+    """Base of every error that is told to the user: what happened, and what to do about it."""
+
+    def __init__(self, message: str, action: str = "") -> None:
+        super().__init__(f"{message} {action}".strip())
+        self.message = message
+        self.action = action
+
+
+class UsageError(NeuroShardError):
+    """A flag, environment variable, configuration key or request body that cannot be used."""
+
+
+class TokenError(NeuroShardError):
+    """The wallet token is missing, empty or damaged."""
+
+
+class NetworkRefusedError(NeuroShardError):
+    """A port that cannot be bound, or a network that refuses this node."""
+
+
+class StorageError(NeuroShardError):
+    """A folder or file that cannot be read or written."""
+
+
+class DiskFullError(StorageError):
+    """There is not enough space for a write; nothing was lost."""
+
+
+class CheckpointError(StorageError):
+    """A checkpoint that is damaged or does not fit this model."""
+
+
+class DataError(NeuroShardError):
+    """Genesis data that is missing, malformed or does not match its digest or signature."""
+
+
+class DataUnavailableError(DataError):
+    """The data source does not answer now; trying again later may help."""
+
+
+class TooLittleMemoryError(UsageError):
+    """The memory limit cannot hold even the smallest model."""
+
+
+class NotReadyError(NeuroShardError):
+    """The node is still starting or has stopped; the same call may work later."""

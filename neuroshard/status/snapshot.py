@@ -1,0 +1,295 @@
+"""Frozen values that describe a node at one moment: all that the API and the dashboard ever see of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
+
+
+class NodeState(StrEnum):
+    """What the node does right now; `NodeStatus.state_reason` says why in words."""
+
+    STARTING = "starting"
+    WAITING_FOR_DATA = "waiting_for_data"
+    TRAINING = "training"
+    PAUSED = "paused"
+    NOT_TRAINING = "not_training"
+    FAILED = "failed"
+    STOPPING = "stopping"
+
+
+class StageState(StrEnum):
+    """State of one step of the start-up."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class StartupStage:
+    """One line of the start-up progress shown in the dashboard from the first second."""
+
+    name: str  # for people: "Reading the Genesis manifest"
+    state: StageState = StageState.PENDING
+    detail: str = ""
+    fraction: float | None = None  # 0..1 when it can be told
+
+
+@dataclass(frozen=True)
+class MemoryStatus:
+    """Memory limits of this node, in MB of 10**6 bytes."""
+
+    tier_mb: int
+    limit_mb: int
+    limit_source: str  # "--memory", "cgroup limit", "total minus reserve"
+    need_mb: int  # what the formula says this model and batch need
+    resident_mb: int
+    peak_mb: int
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """The model this node holds (a part of)."""
+
+    architecture: Architecture
+    parameter_count: int
+    layers: LayerRange
+    roles: tuple[Role, ...]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The run this node serves and why it serves it."""
+
+    run_id: RunId
+    is_own: bool
+    is_demo: bool
+    explanation: str  # one clear sentence
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """One point of the training curve; loss in nats a token."""
+
+    step: int
+    time: float  # seconds since the epoch
+    loss: float
+    lr: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class HeldOutPoint:
+    """One evaluation on the pinned held-out sequences."""
+
+    step: int
+    time: float
+    loss: float  # mean nats a token
+    improvement: float  # mean paired improvement over the first evaluation, nats a token
+    standard_error: float  # of that improvement
+
+
+@dataclass(frozen=True)
+class TrainingStatus:
+    """Progress of the inner steps on this node."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss: float | None = None  # last step
+    loss_ema: float | None = None
+    lr: float = 0.0
+    tokens_per_second: float = 0.0
+    step_seconds: float = 0.0
+    batch_size: int = 0
+    sequences_per_step: int = 0
+    skipped_steps: int = 0  # non-finite loss or gradient
+    precision: str = "fp32"
+    held_out: tuple[HeldOutPoint, ...] = ()
+    held_out_sequences: int = 0
+    unigram_entropy: float | None = None  # nats a token of the held-out text: what knowing only frequencies gives
+
+
+class Verdict(StrEnum):
+    """Answer to: is the model really learning?"""
+
+    VERIFIED = "verified"
+    IMPROVING = "improving"
+    INSUFFICIENT_DATA = "insufficient_data"
+    STALLED = "stalled"
+    DIVERGED = "diverged"
+    NOT_TRAINING = "not_training"
+
+
+class LossTrend(StrEnum):
+    """Direction of the recent loss."""
+
+    IMPROVING = "improving"
+    STABLE = "stable"
+    NEEDS_ATTENTION = "needs_attention"
+    INSUFFICIENT_DATA = "insufficient_data"
+
+
+@dataclass(frozen=True)
+class VerificationStatus:
+    """Verdict on learning, resting on held-out data, in words a user can act on."""
+
+    training_verified: bool = False
+    status: Verdict = Verdict.INSUFFICIENT_DATA
+    reason: str = "No held-out evaluation yet."
+    action: str = "Nothing to do: wait for the first evaluations."
+    loss_trend: LossTrend = LossTrend.INSUFFICIENT_DATA
+
+
+@dataclass(frozen=True)
+class DilocoStatus:
+    """Progress towards the next outer step."""
+
+    inner_step: int = 0
+    inner_steps_total: int = 0
+    outer_steps: int = 0
+    last_sync: float | None = None  # seconds since the epoch
+    members: int = 1  # of the last round, this node included
+    lone_outer: str = "keep"
+    explanation: str = "Alone: outer steps move the anchor only; there is nobody to synchronise with."
+    state_root: str = ""  # hash of the replicated state after the last outer step
+    certified_root: str = ""  # what the group agreed on; equal to state_root when alone
+    successful_syncs: int = 0
+    failed_syncs: int = 0
+
+
+@dataclass(frozen=True)
+class DownloadStatus:
+    """What the data client is fetching, and how it goes."""
+
+    name: str  # "shard_17.pt"
+    bytes_done: int
+    bytes_total: int | None
+    bytes_per_second: float
+    attempt: int
+    error: str | None = None  # last failure, in words
+    retry_at: float | None = None  # seconds since the epoch
+
+
+@dataclass(frozen=True)
+class DataStatus:
+    """Genesis data on this node."""
+
+    source: str  # URL or folder
+    verified: bool  # signed manifest with digest pages
+    explanation: str
+    is_demo: bool = False
+    total_shards: int = 0
+    total_tokens: int = 0
+    held_out_shards: int = 0
+    shard: ShardId | None = None
+    shard_windows_done: int = 0
+    shard_windows_total: int = 0
+    passes: int = 0  # whole passes over the assignment
+    shards_seen: int = 0  # distinct shards trained on so far
+    rotations: int = 0
+    last_rotation_reason: str = ""
+    cached_shards: int = 0
+    cached_bytes: int = 0
+    cache_limit_bytes: int = 0
+    next_shard_ready: bool = False
+    downloads: tuple[DownloadStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointGeneration:
+    """One restorable state on disk."""
+
+    step: int
+    outer_step: int
+    time: float
+    loss: float | None
+    bytes: int
+    path: str
+
+
+@dataclass(frozen=True)
+class CheckpointStatus:
+    """What is safe on disk and what a kill at this moment could lose."""
+
+    folder: str = ""
+    generations: tuple[CheckpointGeneration, ...] = ()  # newest first
+    last_saved_step: int | None = None
+    last_saved_time: float | None = None
+    interval_seconds: float = 30.0
+    could_lose: str = "everything since the start: no checkpoint yet"
+    could_lose_steps: int = 0
+    could_lose_seconds: float = 0.0
+    last_write_seconds: float = 0.0
+    last_stall_seconds: float = 0.0
+    alarm: str | None = None  # visible trouble, for example a full disk
+    restored: str | None = None  # what the start found, in words
+
+
+@dataclass(frozen=True)
+class ThreadShare:
+    """CPU use of one thread since the previous snapshot, in cores (1.0 = one full core)."""
+
+    name: str
+    cores: float
+
+
+@dataclass(frozen=True)
+class ResourceStatus:
+    """What the node uses of this computer."""
+
+    device: str = "cpu"
+    device_name: str = ""
+    cpu_cores: float = 0.0  # used by this process
+    cpu_threads_limit: int = 0
+    disk_free_bytes: int = 0
+    disk_used_bytes: int = 0  # by the data folder
+    gpu_memory_bytes: int | None = None
+    gpu_memory_total_bytes: int | None = None
+    gpu_utilisation: float | None = None  # 0..1
+    threads: tuple[ThreadShare, ...] = ()
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """Another node, as its last verified report describes it."""
+
+    node_id: NodeId
+    wallet_id: WalletId
+    roles: tuple[Role, ...]
+    layers: LayerRange
+    loss_ema: float | None
+    tokens_per_second: float
+    last_seen: float
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """Everything the API tells about this node; published as a whole, never changed."""
+
+    version: str
+    started_at: float  # seconds since the epoch
+    time: float  # of this snapshot, seconds since the epoch
+    state: NodeState = NodeState.STARTING
+    state_reason: str = "Starting."
+    startup: tuple[StartupStage, ...] = ()
+    node_id: NodeId | None = None
+    wallet_id: WalletId | None = None
+    data_dir: str = ""
+    is_demo: bool = False
+    paused_until: float | None = None
+    warnings: tuple[str, ...] = ()
+    model: ModelStatus | None = None
+    memory: MemoryStatus | None = None
+    run: RunStatus | None = None
+    training: TrainingStatus = field(default_factory=TrainingStatus)
+    verification: VerificationStatus = field(default_factory=VerificationStatus)
+    diloco: DilocoStatus = field(default_factory=DilocoStatus)
+    data: DataStatus | None = None
+    checkpoints: CheckpointStatus = field(default_factory=CheckpointStatus)
+    resources: ResourceStatus = field(default_factory=ResourceStatus)
+    peers: tuple[PeerStatus, ...] = ()
+    history: tuple[LossPoint, ...] = ()  # at most 1,000 points, oldest first

@@ -1,0 +1,82 @@
+"""Identifiers and small frozen values that every room shares; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType, TypeAlias
+
+NodeId = NewType("NodeId", str)  # libp2p peer id of the node's Ed25519 key
+WalletId = NewType("WalletId", str)  # first 16 hex digits of SHA-256(wallet public key)
+RunId = NewType("RunId", str)  # 64 hex digits
+ShardId = NewType("ShardId", int)
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+
+
+class Role(StrEnum):
+    """What a node does for the pipeline; it follows from the layers it holds."""
+
+    DRIVER = "driver"  # first layer: loads data, embeds, starts the forward pass
+    WORKER = "worker"  # middle layers
+    VALIDATOR = "validator"  # last layer: loss, starts the backward pass
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Shape of one Llama-like model; equal values mean interchangeable weights."""
+
+    hidden_size: int
+    layer_count: int
+    head_count: int
+    key_value_head_count: int
+    feed_forward_size: int
+    vocabulary_size: int
+    sequence_length: int
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-5
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.head_count
+
+
+@dataclass(frozen=True, order=True)
+class LayerRange:
+    """Layers start, start + 1, ... stop - 1 of a model."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"a layer range needs 0 <= start < stop, got {self.start}..{self.stop}")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def roles(self, layer_count: int) -> tuple[Role, ...]:
+        """Roles of a node with these layers of a model of layer_count layers."""
+        roles: list[Role] = []
+        if self.start == 0:
+            roles.append(Role.DRIVER)
+        if self.start > 0 and self.stop < layer_count:
+            roles.append(Role.WORKER)
+        if self.stop == layer_count:
+            roles.append(Role.VALIDATOR)
+        return tuple(roles)
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """Where a node stands in its data: the resume point, exact to one window.
+
+    `order` counts along the node's deterministic assignment (it may exceed the number of shards: then it
+    wraps and `order // assigned` is the pass), `window` is the next unread window of that shard's permutation.
+    """
+
+    order: int
+    shard: ShardId
+    window: int
