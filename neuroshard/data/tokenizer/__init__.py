@@ -1,0 +1,39 @@
+"""Byte-level BPE: the table and its file, the learner, the fast encoder and the plain reference beside it."""
+
+from neuroshard.data.tokenizer.encoder import Tokenizer
+from neuroshard.data.tokenizer.learner import count_words, learn_from_counts, learn_merges
+from neuroshard.data.tokenizer.reference import encode_reference
+from neuroshard.data.tokenizer.splitting import SPLIT_PATTERN, replace_surrogates, split_words
+from neuroshard.data.tokenizer.stream import StreamDecoder
+from neuroshard.data.tokenizer.table import (
+    BOS,
+    EOS,
+    FIRST_BYTE_ID,
+    FIRST_MERGE_ID,
+    PAD,
+    UNK,
+    TokenizerTable,
+    byte_table,
+    token_bytes,
+)
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "FIRST_BYTE_ID",
+    "FIRST_MERGE_ID",
+    "PAD",
+    "SPLIT_PATTERN",
+    "UNK",
+    "StreamDecoder",
+    "Tokenizer",
+    "TokenizerTable",
+    "byte_table",
+    "count_words",
+    "encode_reference",
+    "learn_from_counts",
+    "learn_merges",
+    "replace_surrogates",
+    "split_words",
+    "token_bytes",
+]
