@@ -1,1 +1,1 @@
-"""What the owner of this computer sets (Settings) and what the owner of a run sets (RunParameters). They never merge."""
+"""Settings, which belong to the owner of this computer, and RunParameters, which belong to a run. They never merge."""

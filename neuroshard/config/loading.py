@@ -1,0 +1,227 @@
+"""Settings from four sources: flags win over the environment, that over config.toml, that over the defaults."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from pydantic import SecretStr, ValidationError
+
+from neuroshard.config.data_dir import default_data_dir
+from neuroshard.config.settings import ALIASES, OPPOSITES, SECRET_KEYS, Applies, Settings, note_of
+from neuroshard.errors import StorageError, TokenError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic_core import ErrorDetails
+
+    from neuroshard.types import JsonValue
+
+ENVIRONMENT_PREFIX = "NEUROSHARD_"
+MAX_CONFIG_BYTES = 1_000_000
+MAX_TOKEN_FILE_BYTES = 64_000
+
+Source: TypeAlias = Literal["flag", "environment", "config.toml", "default"]
+
+
+@dataclass(frozen=True)
+class LoadedSettings:
+    """Checked settings and, for every key, where its value came from."""
+
+    settings: Settings
+    sources: Mapping[str, Source]
+
+    @property
+    def config_file(self) -> Path:
+        """Where stored settings lie, whether or not the file exists."""
+        return self.settings.data_dir / "config.toml"
+
+    def describe(self) -> dict[str, JsonValue]:
+        """Every setting for people and for JSON: value, source, what is allowed, when a change holds. No secrets."""
+        return {
+            key: {
+                "value": shown_value(key, getattr(self.settings, key)),
+                "source": self.sources[key],
+                "allowed": note_of(key).allowed,
+                "applies": str(note_of(key).applies),
+            }
+            for key in Settings.model_fields
+        }
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """The token as the user gave it, where it came from, and what is wrong with how it is kept."""
+
+    text: SecretStr
+    source: str
+    warnings: tuple[str, ...] = ()
+
+
+def load_settings(
+    flags: Mapping[str, object], environment: Mapping[str, str], data_dir: Path | None = None
+) -> LoadedSettings:
+    """Merge and check all sources. A flag that is None was not given.
+
+    `data_dir` stands in for the default folder (a demo has its own); flag and environment still win over it.
+    Raises UsageError that names the setting, its source and what is allowed; StorageError for an unreadable file.
+    """
+    given = _collect({key: value for key, value in flags.items() if value is not None}, "flag")
+    variables = _from_environment(environment)
+    fallback = data_dir or default_data_dir()
+    folder_text = str(given.get("data_dir", variables.get("data_dir", fallback)))
+    if not folder_text:
+        raise UsageError("data_dir is empty.", "Name a folder, or leave it out.")
+    folder = Path(folder_text).expanduser().absolute()
+    stored = read_config(folder / "config.toml")
+    merged: dict[str, object] = {}
+    sources: dict[str, Source] = dict.fromkeys(Settings.model_fields, "default")
+    layers: tuple[tuple[Source, Mapping[str, object]], ...] = (
+        ("config.toml", stored),
+        ("environment", variables),
+        ("flag", given),
+    )
+    for source, values in layers:
+        merged |= values
+        sources |= dict.fromkeys(values, source)
+    merged["data_dir"] = folder
+    return LoadedSettings(check_settings(merged, sources), sources)
+
+
+def check_settings(values: Mapping[str, object], sources: Mapping[str, Source]) -> Settings:
+    """Validate a merged mapping. Raises UsageError with one sentence for every wrong value."""
+    try:
+        return Settings.model_validate(dict(values))
+    except ValidationError as error:
+        complaints = dict.fromkeys(_complaint(detail, values, sources) for detail in error.errors())
+        raise UsageError(" ".join(complaints)) from None  # pydantic's own text may quote a secret
+
+
+def read_config(path: Path) -> dict[str, object]:
+    """The keys of config.toml; an absent file is an empty one. Raises UsageError naming line or key, StorageError."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.", "It should hold a few settings.")
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.", "Make it readable for this user.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.", "Mend or remove that line.") from error
+    stored = _collect(table, f"key in {path}")
+    for key in stored:
+        if note_of(key).applies is Applies.NOT_STORED:
+            raise UsageError(f"{key} cannot stand in {path}.", f"It is set {Applies.NOT_STORED}.")
+    return stored
+
+
+def read_token(loaded: LoadedSettings) -> TokenText:
+    """The token, directly or out of its file, whichever came from the stronger source; `token` wins a tie of defaults.
+
+    Raises TokenError when there is none or it is empty, UsageError when one source gives both.
+    """
+    token, file = loaded.settings.token, loaded.settings.token_file
+    strength: tuple[Source, ...] = ("default", "config.toml", "environment", "flag")
+    rank = {key: strength.index(loaded.sources[key]) for key in ("token", "token_file")}
+    if token is not None and file is not None and rank["token"] == rank["token_file"]:
+        raise UsageError(
+            f"Both token and token_file come from the {loaded.sources['token']}.", "Give only one of them."
+        )
+    if file is not None and rank["token_file"] > rank["token"]:
+        return _token_from_file(file, loaded.sources["token_file"])
+    if token is None:
+        raise TokenError(
+            "No token was given.",
+            "Use --token, NEUROSHARD_TOKEN or --token-file; `neuroshard wallet new` makes one, "
+            "`neuroshard demo` needs none.",
+        )
+    text = token.get_secret_value().strip()
+    if not text:
+        raise TokenError(f"The token from the {loaded.sources['token']} is empty.", "Give your wallet's token.")
+    return TokenText(SecretStr(text), loaded.sources["token"])
+
+
+def shown_value(key: str, value: object) -> JsonValue:
+    """A value as it may be shown: never a secret."""
+    if key in SECRET_KEYS:
+        return None if value is None else "(secret)"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _token_from_file(path: Path, source: Source) -> TokenText:
+    try:
+        with path.open("rb") as file:
+            mode = path.stat().st_mode
+            raw = file.read(MAX_TOKEN_FILE_BYTES + 1)
+        text = raw.decode("utf-8-sig").strip()
+    except OSError as error:
+        raise TokenError(f"The token file {path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except UnicodeDecodeError:
+        raise TokenError(f"The token file {path} is not text.", "Save it as UTF-8.") from None
+    if not text or len(raw) > MAX_TOKEN_FILE_BYTES:
+        problem = "is empty" if not text else f"is larger than {MAX_TOKEN_FILE_BYTES} bytes"
+        raise TokenError(f"The token file {path} {problem}.", "Put the token into it, on one line.")
+    warnings: tuple[str, ...] = ()
+    if stat.S_IMODE(mode) & 0o077 and path.drive == "":  # Windows has no such bits
+        warnings = (f"Other users of this computer can read the token file {path}: run `chmod 600 {path}`.",)
+    return TokenText(SecretStr(text), f"{source} (file {path})", warnings)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    named = {name: value for name, value in environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
+    return _collect(
+        {name.removeprefix(ENVIRONMENT_PREFIX).lower(): value for name, value in named.items()},
+        f"environment variable {ENVIRONMENT_PREFIX}",
+    )
+
+
+def _collect(values: Mapping[str, object], place: str) -> dict[str, object]:
+    """The values under the settings' own names. Raises UsageError for an unknown key and for a key given twice."""
+    collected: dict[str, object] = {}
+    for key, value in values.items():
+        known = _known_key(key, place)
+        if known in collected:
+            raise UsageError(f"{known} is given twice as {place}, once as an alias.", "Keep one of the two.")
+        collected[known] = value
+    return collected
+
+
+def _known_key(key: str, place: str) -> str:
+    """The setting's own name. Raises UsageError with the nearest valid one."""
+    name = ALIASES.get(key, key)
+    if name in Settings.model_fields:
+        return name
+    if name in OPPOSITES:
+        hint = f"Did you mean {OPPOSITES[name]} = false?"
+    else:
+        near = get_close_matches(name, [*Settings.model_fields, *ALIASES, *OPPOSITES], n=1, cutoff=0.5)
+        nearest = ALIASES.get(near[0], OPPOSITES.get(near[0], near[0])) if near else None
+        hint = f"Did you mean {nearest}?" if nearest else f"Valid are: {', '.join(Settings.model_fields)}."
+    label = f"{place}{key.upper()}" if place.endswith(ENVIRONMENT_PREFIX) else f"{place}: {key}"
+    raise UsageError(f"Unknown {label}.", hint)
+
+
+def _complaint(detail: ErrorDetails, values: Mapping[str, object], sources: Mapping[str, Source]) -> str:
+    location: tuple[Any, ...] = detail["loc"]
+    key = str(location[0]) if location else "settings"
+    source = sources.get(key, "default")
+    given = "a value that is not shown" if key in SECRET_KEYS else repr(values.get(key))[:200]
+    return f"{key} (from {_source_name(source, key)}) cannot be {given}: allowed is {note_of(key).allowed}."
+
+
+def _source_name(source: Source, key: str) -> str:
+    match source:
+        case "flag":
+            return f"--{key.replace('_', '-')}"
+        case "environment":
+            return f"{ENVIRONMENT_PREFIX}{key.upper()}"
+        case _:
+            return source

@@ -1,0 +1,120 @@
+"""Storing settings in config.toml: checked as a whole first, written atomically, other keys and comments kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.loading import check_settings, read_config, shown_value
+from neuroshard.config.settings import ALIASES, SECRET_KEYS, Applies, Settings, note_of
+from neuroshard.errors import StorageError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from neuroshard.config.loading import Source
+    from neuroshard.types import JsonValue
+
+
+@dataclass(frozen=True)
+class SavedSettings:
+    """What now stands in config.toml for the changed keys (None: back to the default), and when it holds."""
+
+    values: Mapping[str, JsonValue]
+    at_once: tuple[str, ...]
+    after_restart: tuple[str, ...]
+    overridden: Mapping[str, Source]  # stored, but a flag or the environment wins at the next start as well
+
+
+def save_settings(
+    data_dir: Path, changes: Mapping[str, object], sources: Mapping[str, Source] | None = None
+) -> SavedSettings:
+    """Check the changes together with what is stored, then write config.toml once. None removes a key.
+
+    `sources` (of the running settings) tells which changes stay without effect. Raises UsageError and changes
+    nothing when a key is unknown, a secret or wrong; StorageError when the file cannot be written.
+    """
+    path = data_dir / "config.toml"
+    named = {_storable(key): value for key, value in changes.items()}
+    stored = {key: value for key, value in (read_config(path) | named).items() if value is not None}
+    origin: dict[str, Source] = dict.fromkeys(stored, "config.toml")
+    checked = check_settings({**stored, "data_dir": data_dir}, origin)
+    # What is written is what the next start reads: the checked value, not the text it was parsed from.
+    final = {key: None if value is None else _scalar(getattr(checked, key)) for key, value in named.items()}
+    expected = {key: value for key, value in (read_config(path) | final).items() if value is not None}
+    try:
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_atomically(path, edit_toml(old, final, expected).encode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}.", "The settings are unchanged.") from error
+    winners: dict[str, Source] = {
+        key: sources[key] for key in named if sources and sources[key] in {"flag", "environment"}
+    }
+    return SavedSettings(
+        values={key: shown_value(key, value) for key, value in final.items()},
+        at_once=tuple(key for key in named if note_of(key).applies is Applies.AT_ONCE),
+        after_restart=tuple(key for key in named if note_of(key).applies is Applies.AFTER_RESTART),
+        overridden=winners,
+    )
+
+
+def edit_toml(text: str, changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
+    """`text` with the changed lines replaced, so that comments survive; rewritten whole when lines are not enough."""
+    lines = text.splitlines()
+    for key, value in changes.items():
+        names = "|".join([key, *(alias for alias, name in ALIASES.items() if name == key)])
+        pattern = re.compile(rf'\s*"?({names})"?\s*=')
+        new = [] if value is None else [f"{key} = {toml_scalar(value)}"]
+        kept = [index for index, line in enumerate(lines) if pattern.match(line)]
+        position = kept[0] if kept else len(lines)
+        lines = [line for index, line in enumerate(lines) if index not in kept]
+        lines[position:position] = new
+    edited = "".join(f"{line}\n" for line in lines)
+    if _parses_as(edited, expected):
+        return edited
+    return "".join(f"{key} = {toml_scalar(value)}\n" for key, value in expected.items())
+
+
+def toml_scalar(value: object) -> str:
+    """A scalar as TOML 1.0 text. Raises UsageError for anything else."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float() if math.isfinite(value):
+            return repr(value)
+        case str():
+            # JSON strings are TOML basic strings, but for DEL; surrogate halves have no UTF-8 form
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                raise UsageError("A text with broken characters cannot be stored.", "Write it anew.")
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case _:
+            raise UsageError(f"A value of type {type(value).__name__} cannot be stored in config.toml.")
+
+
+def _parses_as(text: str, expected: Mapping[str, object]) -> bool:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return {ALIASES.get(key, key): value for key, value in table.items()} == expected
+
+
+def _scalar(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _storable(key: str) -> str:
+    name = ALIASES.get(key, key)
+    if name not in Settings.model_fields:
+        raise UsageError(f"Unknown setting {key}.", f"Valid are: {', '.join(Settings.model_fields)}.")
+    if name in SECRET_KEYS or note_of(name).applies is Applies.NOT_STORED:
+        raise UsageError(f"{name} is never stored from here.", f"It is set {Applies.NOT_STORED}.")
+    return name

@@ -1,0 +1,214 @@
+"""Where settings come from, which source wins, and what people are told about a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neuroshard.config.data_dir import default_data_dir, prepare_data_dir
+from neuroshard.config.loading import LoadedSettings, load_settings, read_token
+from neuroshard.config.settings import ALIASES, Applies, Settings, application_table, note_of
+from neuroshard.errors import StorageError, TokenError, UsageError
+
+SECRET = "correct horse battery staple"
+
+
+def loaded(
+    folder: Path,
+    flags: dict[str, object] | None = None,
+    environment: dict[str, str] | None = None,
+    config: str | None = None,
+) -> LoadedSettings:
+    if config is not None:
+        (folder / "config.toml").write_text(config, encoding="utf-8")
+    return load_settings(flags or {}, environment or {}, folder)
+
+
+def test_each_source_wins_over_the_weaker_ones(tmp_path: Path) -> None:
+    config = "port = 1\nmemory = 2\ncpu_threads = 3\n"
+    environment = {"NEUROSHARD_PORT": "11", "NEUROSHARD_MEMORY": "12", "PATH": "/bin"}
+    result = loaded(tmp_path, {"port": 21, "device": None}, environment, config)
+    settings = result.settings
+    assert (settings.port, settings.memory, settings.cpu_threads, settings.max_storage) == (21, 12, 3, 2000)
+    assert [result.sources[key] for key in ("port", "memory", "cpu_threads", "max_storage", "device")] == [
+        "flag",
+        "environment",
+        "config.toml",
+        "default",
+        "default",
+    ]
+    assert set(result.sources) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "config", "words"),
+    [
+        ({"prot": 1}, {}, "", ["flag: prot", "Did you mean port?"]),
+        ({}, {"NEUROSHARD_MEMROY": "1"}, "", ["NEUROSHARD_MEMROY", "Did you mean memory?"]),
+        ({}, {}, "cpu_thread = 2", ["config.toml: cpu_thread", "Did you mean cpu_threads?"]),
+        ({}, {}, "dilocosteps = 2", ["dilocosteps", "Did you mean inner_steps?"]),
+        ({}, {"NEUROSHARD_HEADLESS": "1"}, "", ["NEUROSHARD_HEADLESS", "browser = false"]),
+        ({}, {"NEUROSHARD_P2P_PORT": "1"}, "", ["NEUROSHARD_P2P_PORT", "port?"]),
+        ({}, {}, "zzzzzz = 2", ["zzzzzz", "Valid are", "max_storage"]),
+        ({}, {}, "[server]\nport = 1", ["config.toml: server"]),
+        ({}, {}, "data_dir = '/x'", ["data_dir cannot stand in", "only as a flag"]),
+        ({}, {}, "inner_steps = 1\ndiloco_steps = 2", ["inner_steps is given twice"]),
+        ({"data_dir": ""}, {}, "", ["data_dir is empty"]),
+    ],
+)
+def test_unknown_keys_name_the_key_and_the_nearest_valid_one(
+    tmp_path: Path, flags: dict[str, object], environment: dict[str, str], config: str, words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        loaded(tmp_path, flags, environment, config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "config", "words"),
+    [
+        ({"port": 70_000}, {}, "", ["port", "--port", "70000", "0 to 65535"]),
+        ({}, {"NEUROSHARD_PORT": "eight"}, "", ["NEUROSHARD_PORT", "'eight'", "0 to 65535"]),
+        ({}, {}, "cpu_threads = 0", ["cpu_threads", "config.toml", "0", "1 to 1024"]),
+        ({}, {}, "port = true", ["port", "config.toml", "True", "0 to 65535"]),
+        ({}, {}, "port = 80.5", ["80.5"]),
+        ({}, {}, "memory = []", ["memory", "megabytes"]),
+        ({}, {}, "checkpoint_min_seconds = nan", ["checkpoint_min_seconds", "nan"]),
+        ({"device": "tpu"}, {}, "", ["--device", "'tpu'", "auto, cuda, mps or cpu"]),
+        ({"genesis": "ftp://x"}, {}, "", ["--genesis", "'ftp://x'", "https://"]),
+        ({"genesis": ""}, {}, "", ["--genesis", "a folder"]),
+        ({"host": "http://x"}, {}, "", ["--host", "without port"]),
+        ({}, {"NEUROSHARD_TRAINING": "maybe"}, "", ["NEUROSHARD_TRAINING", "'maybe'", "true or false"]),
+        ({"port": -1, "memory": 0}, {}, "", ["--port", "--memory"]),
+    ],
+)
+def test_wrong_values_name_setting_source_value_and_what_is_allowed(
+    tmp_path: Path, flags: dict[str, object], environment: dict[str, str], config: str, words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        loaded(tmp_path, flags, environment, config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_malformed_toml_names_the_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line 2"):
+        loaded(tmp_path, config="port = 1\nmemory = = 2\n")
+
+
+def test_a_config_file_that_is_not_text_or_huge_or_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        loaded(tmp_path)
+    (tmp_path / "config.toml").write_bytes(b"#" * 1_000_001)
+    with pytest.raises(UsageError, match="larger"):
+        loaded(tmp_path)
+    (tmp_path / "config.toml").unlink()
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(StorageError, match="cannot be read"):
+        loaded(tmp_path)
+
+
+def test_the_token_never_appears_in_text_dumps_or_errors(tmp_path: Path) -> None:
+    result = loaded(tmp_path, {"token": SECRET})
+    shown = [repr(result), str(result.settings), repr(result.settings.model_dump()), result.settings.model_dump_json()]
+    assert not any(SECRET in text for text in [*shown, repr(result.describe())])
+    with pytest.raises(UsageError) as caught:
+        loaded(tmp_path, config=f'token = ["{SECRET}"]')
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_settings_are_frozen_and_do_not_read_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEUROSHARD_PORT", "1")
+    settings = Settings()
+    assert settings.port == 8000
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 2  # type: ignore[misc]
+
+
+def test_alias_diloco_steps_from_every_source(tmp_path: Path) -> None:
+    assert loaded(tmp_path, {"diloco_steps": 7}).settings.inner_steps == 7
+    assert loaded(tmp_path, {}, {"NEUROSHARD_DILOCO_STEPS": "8"}).settings.inner_steps == 8
+    assert loaded(tmp_path, config="diloco_steps = 9").settings.inner_steps == 9
+
+
+def test_token_file_is_stripped_and_open_permissions_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"\xef\xbb\xbf  " + SECRET.encode() + b" \r\n")
+    file.chmod(0o600)
+    token = read_token(loaded(tmp_path, {"token_file": str(file)}))
+    assert token.text.get_secret_value() == SECRET
+    assert token.warnings == ()
+    file.chmod(0o644)
+    warned = read_token(loaded(tmp_path, {"token_file": file}))
+    assert "chmod 600" in warned.warnings[0]
+    assert SECRET not in repr(warned)
+
+
+def test_token_and_token_file_obey_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("from file")
+    file.chmod(0o600)
+    environment = {"NEUROSHARD_TOKEN": "from environment"}
+    assert read_token(loaded(tmp_path, {"token_file": file}, environment)).text.get_secret_value() == "from file"
+    flags: dict[str, object] = {"token": "from flag"}
+    file_variable = {"NEUROSHARD_TOKEN_FILE": str(file)}
+    assert read_token(loaded(tmp_path, flags, file_variable)).text.get_secret_value() == "from flag"
+    with pytest.raises(UsageError, match="only one"):
+        read_token(loaded(tmp_path, {}, environment | file_variable))
+
+
+@pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff\xff", b"a" * 70_000])
+def test_missing_or_empty_tokens_are_token_errors(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(TokenError):
+        read_token(loaded(tmp_path, {"token_file": file}))
+
+
+def test_no_token_says_where_one_can_come_from(tmp_path: Path) -> None:
+    with pytest.raises(TokenError, match="neuroshard demo"):
+        read_token(loaded(tmp_path))
+    with pytest.raises(TokenError, match="environment is empty"):
+        read_token(loaded(tmp_path, {}, {"NEUROSHARD_TOKEN": " "}))
+
+
+def test_data_dir_follows_the_precedence_and_finds_its_config(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, port in ((first, 1111), (second, 2222)):
+        folder.mkdir()
+        (folder / "config.toml").write_text(f"port = {port}")
+    by_variable = load_settings({}, {"NEUROSHARD_DATA_DIR": str(first)}, tmp_path)
+    by_flag = load_settings({"data_dir": second}, {"NEUROSHARD_DATA_DIR": str(first)})
+    assert (by_variable.settings.port, by_variable.settings.data_dir) == (1111, first)
+    assert (by_flag.settings.port, by_flag.sources["data_dir"]) == (2222, "flag")
+
+
+def test_default_data_dir_prefers_an_existing_classic_folder(tmp_path: Path) -> None:
+    assert default_data_dir(tmp_path).name == "neuroshard"
+    (tmp_path / ".neuroshard").mkdir()
+    assert default_data_dir(tmp_path) == tmp_path / ".neuroshard"
+
+
+def test_data_dir_is_private_and_an_unusable_one_says_what_to_do(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    prepare_data_dir(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(folder.iterdir()) == []
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StorageError, match="--data-dir"):
+        prepare_data_dir(blocked / "data")
+
+
+def test_every_setting_has_a_note_and_an_application_time() -> None:
+    table = application_table()
+    assert set(table) == set(Settings.model_fields)
+    assert all(note_of(key).allowed for key in table)
+    assert table["data_dir"] is Applies.NOT_STORED
+    assert table["port"] is Applies.AFTER_RESTART
+    assert set(ALIASES.values()) <= set(table)
