@@ -1,0 +1,53 @@
+"""Named counters that only grow, from any thread; the API turns a snapshot into Prometheus text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from threading import Lock
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class CounterValue:
+    """One counter at one moment."""
+
+    name: str  # snake case, no "_total": the exporter adds it
+    help: str
+    value: float
+
+
+class Counters:
+    """Every counter is declared once with its help text, so that a scrape shows zeros before the first event."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._help: dict[str, str] = {}
+        self._values: dict[str, float] = {}
+
+    def declare(self, name: str, help_text: str) -> None:
+        """Make a counter known, with value 0; the same declaration twice is fine. Raises ValueError otherwise."""
+        if not _NAME.match(name):
+            raise ValueError(f"a counter name is snake case, got {name!r}")
+        with self._lock:
+            if self._help.setdefault(name, help_text) != help_text:
+                raise ValueError(f"counter {name} was declared with another help text")
+            self._values.setdefault(name, 0)
+
+    def add(self, name: str, amount: float = 1) -> None:
+        """Count `amount` >= 0 more. Raises KeyError for a counter that was not declared, ValueError for the amount."""
+        if not 0 <= amount < float("inf"):
+            raise ValueError(f"counter {name} can only grow by a finite amount, got {amount}")
+        with self._lock:
+            self._values[name] = self._values[name] + amount
+
+    def value(self, name: str) -> float:
+        """The present value. Raises KeyError for a counter that was not declared."""
+        with self._lock:
+            return self._values[name]
+
+    def snapshot(self) -> tuple[CounterValue, ...]:
+        """All counters at one moment, by name."""
+        with self._lock:
+            return tuple(CounterValue(name, self._help[name], self._values[name]) for name in sorted(self._values))

@@ -1,0 +1,148 @@
+"""Where log records go: human lines or JSON to stderr, a rotating file, the ring. One call, undone by close()."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import logging.handlers
+import math
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+from neuroshard.errors import StorageError
+from neuroshard.telemetry.log_ring import LogRing, RingHandler
+from neuroshard.telemetry.redaction import RedactingFilter, Redactor, extras_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_FILE_BYTES = 5_000_000
+KEPT_FILES = 3
+
+
+class HumanFormatter(logging.Formatter):
+    """`14:03:22 WARNING training: message` in local time; the usual level, INFO, is left out."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """The line without traceback, which the base class appends."""
+        parts = record.name.split(".")
+        room = parts[1] if parts[0] == "neuroshard" and len(parts) > 1 else parts[0]
+        level = "" if record.levelno == logging.INFO else f"{record.levelname} "
+        return f"{self.formatTime(record, '%H:%M:%S')} {level}{room}: {record.message}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, the caller's extras, traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line of JSON; numbers that are not finite become null."""
+        fields: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in extras_of(record).items():
+            fields.setdefault(name, None if isinstance(value, float) and not math.isfinite(value) else value)
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self.formatException(record.exc_info)
+        if record.exc_text:
+            fields["traceback"] = record.exc_text
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+class PatientFileHandler(logging.handlers.RotatingFileHandler):
+    """A rotating file (mode 0600) whose failures, a full disk say, are counted and never disturb the program."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=MAX_FILE_BYTES, backupCount=KEPT_FILES, encoding="utf-8")
+        self.failed_writes = 0
+
+    def _open(self) -> TextIO:  # pyright: ignore[reportIncompatibleMethodOverride]
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return os.fdopen(descriptor, "a", encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Count; stderr and the ring still carry the line."""
+        del record
+        self.failed_writes += 1
+
+    def close(self) -> None:
+        """Close; lines still buffered for a full disk are lost here, as counted."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+class ConfiguredLogging:
+    """The handlers of this process; close() takes them away again."""
+
+    def __init__(self, handlers: list[logging.Handler], redactor: Redactor, root_level: int) -> None:
+        self.redactor = redactor
+        self._handlers = handlers
+        self._previous = (root_level, logging.getLogger("neuroshard").level)
+
+    def set_verbose(self, verbose: bool) -> None:
+        """Show or hide debug lines of this package, at once."""
+        logging.getLogger("neuroshard").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+    def failed_writes(self) -> int:
+        """Records that did not reach the log file."""
+        return sum(handler.failed_writes for handler in self._handlers if isinstance(handler, PatientFileHandler))
+
+    def close(self) -> None:
+        """Flush and remove every handler."""
+        root = logging.getLogger()
+        for handler in self._handlers:
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(self._previous[0])
+        logging.getLogger("neuroshard").setLevel(self._previous[1])
+        self._handlers = []
+
+
+def configure_logging(
+    level: int = logging.INFO,
+    *,
+    json_lines: bool = False,
+    ring: LogRing | None = None,
+    log_file: Path | None = None,
+    redactor: Redactor | None = None,
+    stream: TextIO | None = None,
+) -> ConfiguredLogging:
+    """Send this package's records of `level` and everybody's warnings to stderr, the file and the ring, redacted.
+
+    Secrets learned later are added with `.redactor.add`. Raises StorageError when the log file cannot be opened.
+    """
+    redactor = redactor or Redactor()
+    console = logging.StreamHandler(stream or sys.stderr)
+    console.setFormatter(JsonFormatter() if json_lines else HumanFormatter())
+    handlers: list[logging.Handler] = [console]
+    if log_file is not None:
+        handlers.append(_file_handler(log_file, json_lines))
+    if ring is not None:
+        handlers.append(RingHandler(ring))
+    root = logging.getLogger()
+    configured = ConfiguredLogging(handlers, redactor, root.level)
+    for handler in handlers:
+        handler.addFilter(RedactingFilter(redactor))
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("neuroshard").setLevel(level)
+    return configured
+
+
+def _file_handler(path: Path, json_lines: bool) -> PatientFileHandler:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handler = PatientFileHandler(path)
+    except OSError as error:
+        raise StorageError(
+            f"The log file {path} cannot be written: {error.strerror}.", "Check the data folder's permissions."
+        ) from error
+    handler.setFormatter(
+        JsonFormatter() if json_lines else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    return handler
