@@ -1,0 +1,74 @@
+"""The order in which a stage's parameters form one vector: what replicas exchange must mean the same everywhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TensorSchema:
+    """Names and shapes of a stage's parameters, in the order of their place in the vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> TensorSchema:
+        """The schema of a model's parameters, in the order of `named_parameters()`."""
+        named = list(model.named_parameters())
+        return cls(tuple(name for name, _ in named), tuple(tuple(p.shape) for _, p in named))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers in each tensor."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @property
+    def total_size(self) -> int:
+        """Length d of the vector."""
+        return sum(self.sizes)
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the names and shapes; equal digests mean exchangeable vectors."""
+        entries = [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]
+        text = json.dumps(["neuroshard/tensor-schema", entries], separators=(",", ":"), ensure_ascii=True)
+        return sha256(text.encode()).hexdigest()
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The tensors inside a vector (d,), sharing its memory. Raises ValueError on another length."""
+        if vector.shape != (self.total_size,):
+            raise ValueError(f"the schema needs a vector of {self.total_size} numbers, got shape {tuple(vector.shape)}")
+        ends = list(accumulate(self.sizes))
+        return {
+            name: vector[end - size : end].view(shape)
+            for name, shape, size, end in zip(self.names, self.shapes, self.sizes, ends, strict=True)
+        }
+
+
+def flatten(model: nn.Module, out: Tensor | None = None) -> Tensor:
+    """All parameters as one fp32 CPU vector (d,), into `out` when given. Raises ValueError when `out` does not fit."""
+    schema = TensorSchema.of(model)
+    vector = torch.empty(schema.total_size) if out is None else out
+    if vector.dtype != torch.float32 or vector.device.type != "cpu":
+        raise ValueError(f"parameters are flattened into fp32 on the CPU, got {vector.dtype} on {vector.device}")
+    views = schema.views(vector)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            views[name].copy_(parameter)
+    return vector
+
+
+def load_vector(model: nn.Module, vector: Tensor) -> None:
+    """Set all parameters from a vector (d,); bit-exact for fp32. Raises ValueError on another length."""
+    views = TensorSchema.of(model).views(vector)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(views[name])
