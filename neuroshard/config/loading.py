@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import tomllib
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_TOKEN_FILE_BYTES = 64_000
 
 Source: TypeAlias = Literal["flag", "environment", "config.toml", "default"]
+_STRENGTH: Mapping[Source, int] = {"default": 0, "config.toml": 1, "environment": 2, "flag": 3}
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class LoadedSettings:
 
     settings: Settings
     sources: Mapping[str, Source]
+    warnings: tuple[str, ...] = ()
 
     @property
     def config_file(self) -> Path:
@@ -54,30 +57,19 @@ class LoadedSettings:
         }
 
 
-@dataclass(frozen=True)
-class TokenText:
-    """The token as the user gave it, where it came from, and what is wrong with how it is kept."""
-
-    text: SecretStr
-    source: str
-    warnings: tuple[str, ...] = ()
-
-
 def load_settings(
-    flags: Mapping[str, object], environment: Mapping[str, str], data_dir: Path | None = None
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None, data_dir: Path | None = None
 ) -> LoadedSettings:
-    """Merge and check all sources. A flag that is None was not given.
+    """Merge and check all sources. A flag that is None was not given; `environment` is the process's own by default.
 
-    `data_dir` stands in for the default folder (a demo has its own); flag and environment still win over it.
-    Raises UsageError that names the setting, its source and what is allowed; StorageError for an unreadable file.
+    `data_dir` stands in for the default folder; flag and environment still win over it. A token file is read, so
+    that `settings.token` is the token, if there is any.
+    Raises UsageError that names the setting, its source and what is allowed; StorageError for an unreadable
+    config.toml; TokenError for an unreadable or empty token file.
     """
     given = _collect({key: value for key, value in flags.items() if value is not None}, "flag")
-    variables = _from_environment(environment)
-    fallback = data_dir or default_data_dir()
-    folder_text = str(given.get("data_dir", variables.get("data_dir", fallback)))
-    if not folder_text:
-        raise UsageError("data_dir is empty.", "Name a folder, or leave it out.")
-    folder = Path(folder_text).expanduser().absolute()
+    variables = _from_environment(os.environ if environment is None else environment)
+    folder = _chosen_folder(given, variables, data_dir)
     stored = read_config(folder / "config.toml")
     merged: dict[str, object] = {}
     sources: dict[str, Source] = dict.fromkeys(Settings.model_fields, "default")
@@ -87,10 +79,23 @@ def load_settings(
         ("flag", given),
     )
     for source, values in layers:
+        if {"token", "token_file"} <= values.keys():
+            raise UsageError(f"Both token and token_file are given as {source}.", "Give only one of them.")
         merged |= values
         sources |= dict.fromkeys(values, source)
     merged["data_dir"] = folder
-    return LoadedSettings(check_settings(merged, sources), sources)
+    settings = check_settings(merged, sources)
+    if settings.token_file is None or _STRENGTH[sources["token"]] > _STRENGTH[sources["token_file"]]:
+        return LoadedSettings(settings, sources)
+    token, warnings = read_token_file(settings.token_file)
+    sources["token"] = sources["token_file"]
+    return LoadedSettings(settings.model_copy(update={"token": token}), sources, warnings)
+
+
+def resolve_data_dir(flag: Path | None, environment: Mapping[str, str] | None = None) -> Path:
+    """The data folder alone, for commands that need no other setting. Nothing is read or created."""
+    variables = _from_environment(os.environ if environment is None else environment)
+    return _chosen_folder({} if flag is None else {"data_dir": flag}, variables, None)
 
 
 def check_settings(values: Mapping[str, object], sources: Mapping[str, Source]) -> Settings:
@@ -121,42 +126,11 @@ def read_config(path: Path) -> dict[str, object]:
     return stored
 
 
-def read_token(loaded: LoadedSettings) -> TokenText:
-    """The token, directly or out of its file, whichever came from the stronger source; `token` wins a tie of defaults.
+def read_token_file(path: Path) -> tuple[SecretStr, tuple[str, ...]]:
+    """The token in a file, without surrounding white space, and warnings about the file's permissions.
 
-    Raises TokenError when there is none or it is empty, UsageError when one source gives both.
+    Raises TokenError when the file cannot be read or holds no text.
     """
-    token, file = loaded.settings.token, loaded.settings.token_file
-    strength: tuple[Source, ...] = ("default", "config.toml", "environment", "flag")
-    rank = {key: strength.index(loaded.sources[key]) for key in ("token", "token_file")}
-    if token is not None and file is not None and rank["token"] == rank["token_file"]:
-        raise UsageError(
-            f"Both token and token_file come from the {loaded.sources['token']}.", "Give only one of them."
-        )
-    if file is not None and rank["token_file"] > rank["token"]:
-        return _token_from_file(file, loaded.sources["token_file"])
-    if token is None:
-        raise TokenError(
-            "No token was given.",
-            "Use --token, NEUROSHARD_TOKEN or --token-file; `neuroshard wallet new` makes one, "
-            "`neuroshard demo` needs none.",
-        )
-    text = token.get_secret_value().strip()
-    if not text:
-        raise TokenError(f"The token from the {loaded.sources['token']} is empty.", "Give your wallet's token.")
-    return TokenText(SecretStr(text), loaded.sources["token"])
-
-
-def shown_value(key: str, value: object) -> JsonValue:
-    """A value as it may be shown: never a secret."""
-    if key in SECRET_KEYS:
-        return None if value is None else "(secret)"
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
-
-
-def _token_from_file(path: Path, source: Source) -> TokenText:
     try:
         with path.open("rb") as file:
             mode = path.stat().st_mode
@@ -170,9 +144,25 @@ def _token_from_file(path: Path, source: Source) -> TokenText:
         problem = "is empty" if not text else f"is larger than {MAX_TOKEN_FILE_BYTES} bytes"
         raise TokenError(f"The token file {path} {problem}.", "Put the token into it, on one line.")
     warnings: tuple[str, ...] = ()
-    if stat.S_IMODE(mode) & 0o077 and path.drive == "":  # Windows has no such bits
+    if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
         warnings = (f"Other users of this computer can read the token file {path}: run `chmod 600 {path}`.",)
-    return TokenText(SecretStr(text), f"{source} (file {path})", warnings)
+    return SecretStr(text), warnings
+
+
+def shown_value(key: str, value: object) -> JsonValue:
+    """A value as it may be shown: never a secret."""
+    if key in SECRET_KEYS:
+        return None if value is None else "(secret)"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _chosen_folder(given: Mapping[str, object], variables: Mapping[str, object], default: Path | None) -> Path:
+    text = str(given.get("data_dir", variables.get("data_dir", default or default_data_dir())))
+    if not text:
+        raise UsageError("data_dir is empty.", "Name a folder, or leave it out.")
+    return Path(text).expanduser().absolute()
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

@@ -15,7 +15,7 @@ class CounterValue:
 
     name: str  # snake case, no "_total": the exporter adds it
     help: str
-    value: float
+    value: int
 
 
 class Counters:
@@ -24,7 +24,7 @@ class Counters:
     def __init__(self) -> None:
         self._lock = Lock()
         self._help: dict[str, str] = {}
-        self._values: dict[str, float] = {}
+        self._values: dict[str, int] = {}
 
     def declare(self, name: str, help_text: str) -> None:
         """Make a counter known, with value 0; the same declaration twice is fine. Raises ValueError otherwise."""
@@ -35,17 +35,22 @@ class Counters:
                 raise ValueError(f"counter {name} was declared with another help text")
             self._values.setdefault(name, 0)
 
-    def add(self, name: str, amount: float = 1) -> None:
+    def add(self, name: str, amount: int = 1) -> None:
         """Count `amount` >= 0 more. Raises KeyError for a counter that was not declared, ValueError for the amount."""
-        if not 0 <= amount < float("inf"):
-            raise ValueError(f"counter {name} can only grow by a finite amount, got {amount}")
+        if amount < 0:
+            raise ValueError(f"counter {name} can only grow, got {amount}")
         with self._lock:
             self._values[name] = self._values[name] + amount
 
-    def value(self, name: str) -> float:
+    def value(self, name: str) -> int:
         """The present value. Raises KeyError for a counter that was not declared."""
         with self._lock:
             return self._values[name]
+
+    def values(self) -> dict[str, int]:
+        """All counters at one moment."""
+        with self._lock:
+            return dict(self._values)
 
     def snapshot(self) -> tuple[CounterValue, ...]:
         """All counters at one moment, by name."""

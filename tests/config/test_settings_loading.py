@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.config.data_dir import default_data_dir, prepare_data_dir
-from neuroshard.config.loading import LoadedSettings, load_settings, read_token
+from neuroshard.config.loading import LoadedSettings, load_settings, resolve_data_dir
 from neuroshard.config.settings import ALIASES, Applies, Settings, application_table, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
@@ -135,15 +135,20 @@ def test_alias_diloco_steps_from_every_source(tmp_path: Path) -> None:
     assert loaded(tmp_path, config="diloco_steps = 9").settings.inner_steps == 9
 
 
+def token_of(result: LoadedSettings) -> str:
+    assert result.settings.token is not None
+    return result.settings.token.get_secret_value()
+
+
 def test_token_file_is_stripped_and_open_permissions_are_told(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_bytes(b"\xef\xbb\xbf  " + SECRET.encode() + b" \r\n")
     file.chmod(0o600)
-    token = read_token(loaded(tmp_path, {"token_file": str(file)}))
-    assert token.text.get_secret_value() == SECRET
-    assert token.warnings == ()
+    result = loaded(tmp_path, {"token_file": str(file)})
+    assert token_of(result) == SECRET
+    assert result.warnings == ()
     file.chmod(0o644)
-    warned = read_token(loaded(tmp_path, {"token_file": file}))
+    warned = loaded(tmp_path, {"token_file": file})
     assert "chmod 600" in warned.warnings[0]
     assert SECRET not in repr(warned)
 
@@ -153,28 +158,32 @@ def test_token_and_token_file_obey_precedence(tmp_path: Path) -> None:
     file.write_text("from file")
     file.chmod(0o600)
     environment = {"NEUROSHARD_TOKEN": "from environment"}
-    assert read_token(loaded(tmp_path, {"token_file": file}, environment)).text.get_secret_value() == "from file"
+    by_file = loaded(tmp_path, {"token_file": file}, environment)
+    assert (token_of(by_file), by_file.sources["token"]) == ("from file", "flag")
     flags: dict[str, object] = {"token": "from flag"}
     file_variable = {"NEUROSHARD_TOKEN_FILE": str(file)}
-    assert read_token(loaded(tmp_path, flags, file_variable)).text.get_secret_value() == "from flag"
+    assert token_of(loaded(tmp_path, flags, file_variable)) == "from flag"
     with pytest.raises(UsageError, match="only one"):
-        read_token(loaded(tmp_path, {}, environment | file_variable))
+        loaded(tmp_path, {}, environment | file_variable)
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff\xff", b"a" * 70_000])
-def test_missing_or_empty_tokens_are_token_errors(tmp_path: Path, content: bytes | None) -> None:
+def test_missing_or_empty_token_files_are_token_errors(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(TokenError):
-        read_token(loaded(tmp_path, {"token_file": file}))
+        loaded(tmp_path, {"token_file": file})
 
 
-def test_no_token_says_where_one_can_come_from(tmp_path: Path) -> None:
-    with pytest.raises(TokenError, match="neuroshard demo"):
-        read_token(loaded(tmp_path))
-    with pytest.raises(TokenError, match="environment is empty"):
-        read_token(loaded(tmp_path, {}, {"NEUROSHARD_TOKEN": " "}))
+def test_no_token_is_no_error_here(tmp_path: Path) -> None:
+    assert loaded(tmp_path).settings.token is None
+
+
+def test_the_data_dir_alone(tmp_path: Path) -> None:
+    variables = {"NEUROSHARD_DATA_DIR": str(tmp_path / "a")}
+    assert resolve_data_dir(None, variables) == tmp_path / "a"
+    assert resolve_data_dir(tmp_path / "b", variables) == tmp_path / "b"
 
 
 def test_data_dir_follows_the_precedence_and_finds_its_config(tmp_path: Path) -> None:

@@ -43,10 +43,9 @@ def test_counters_refuse_what_would_break_a_scrape() -> None:
         counters.declare("steps", "b")
     with pytest.raises(KeyError):
         counters.add("unknown")
-    for amount in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="only grow"):
-            counters.add("steps", amount)
-    assert counters.value("steps") == 0
+    with pytest.raises(ValueError, match="only grow"):
+        counters.add("steps", -1)
+    assert counters.values() == {"steps": 0}
 
 
 def test_shares_are_differences_per_second_by_name() -> None:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.errors import StorageError
-from neuroshard.telemetry.log_ring import LogRing
-from neuroshard.telemetry.log_setup import ConfiguredLogging, configure_logging
+from neuroshard.telemetry.logs import ConfiguredLogging, configure_logging
 from neuroshard.telemetry.redaction import Redactor
+from neuroshard.telemetry.ring import LogRing
 
 PHRASE = "abandon ability able about above absent absorb abstract absurd abuse access accident"
 API_SECRET = "f3b1c5d7e9a0b2c4"
@@ -26,15 +26,14 @@ log = logging.getLogger("neuroshard.training.loop")
 class Output:
     """A configured logging and everything it wrote."""
 
-    def __init__(self, folder: Path, *, json_lines: bool = False, level: int = logging.INFO) -> None:
+    def __init__(self, folder: Path, *, json_lines: bool = False) -> None:
         self.stream = io.StringIO()
         self.ring = LogRing()
         self.file = folder / "logs" / "node.log"
         self.configured: ConfiguredLogging = configure_logging(
-            level,
-            json_lines=json_lines,
+            as_json=json_lines,
             ring=self.ring,
-            log_file=self.file,
+            folder=folder / "logs",
             redactor=Redactor(PHRASE, API_SECRET),
             stream=self.stream,
         )
@@ -113,9 +112,10 @@ def test_verbose_applies_at_once(output: Output) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which only Linux has")
-def test_a_full_disk_costs_only_the_file() -> None:
+def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
+    (tmp_path / "node.log").symlink_to("/dev/full")
     stream, ring = io.StringIO(), LogRing()
-    configured = configure_logging(ring=ring, log_file=Path("/dev/full"), stream=stream)
+    configured = configure_logging(ring=ring, folder=tmp_path, stream=stream)
     log.info("a line")
     log.info("another")
     assert configured.failed_writes() == 2
@@ -128,7 +128,7 @@ def test_an_unusable_log_folder_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("")
     before = list(logging.getLogger().handlers)
     with pytest.raises(StorageError):
-        configure_logging(log_file=tmp_path / "logs" / "node.log")
+        configure_logging(folder=tmp_path / "logs")
     assert logging.getLogger().handlers == before
 
 

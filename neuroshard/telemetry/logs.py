@@ -10,17 +10,18 @@ import math
 import os
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from neuroshard.errors import StorageError
-from neuroshard.telemetry.log_ring import LogRing, RingHandler
 from neuroshard.telemetry.redaction import RedactingFilter, Redactor, extras_of
+from neuroshard.telemetry.ring import LogRing, RingHandler
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_FILE_BYTES = 5_000_000
 KEPT_FILES = 3
+FILE_NAME = "node.log"
 
 
 class HumanFormatter(logging.Formatter):
@@ -77,7 +78,7 @@ class PatientFileHandler(logging.handlers.RotatingFileHandler):
 
 
 class ConfiguredLogging:
-    """The handlers of this process; close() takes them away again."""
+    """The handlers of this process; close(), or the end of a `with` block, takes them away again."""
 
     def __init__(self, handlers: list[logging.Handler], redactor: Redactor, root_level: int) -> None:
         self.redactor = redactor
@@ -92,6 +93,12 @@ class ConfiguredLogging:
         """Records that did not reach the log file."""
         return sum(handler.failed_writes for handler in self._handlers if isinstance(handler, PatientFileHandler))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Flush and remove every handler."""
         root = logging.getLogger()
@@ -104,24 +111,24 @@ class ConfiguredLogging:
 
 
 def configure_logging(
-    level: int = logging.INFO,
     *,
-    json_lines: bool = False,
+    verbose: bool = False,
+    as_json: bool = False,
     ring: LogRing | None = None,
-    log_file: Path | None = None,
+    folder: Path | None = None,
     redactor: Redactor | None = None,
     stream: TextIO | None = None,
 ) -> ConfiguredLogging:
-    """Send this package's records of `level` and everybody's warnings to stderr, the file and the ring, redacted.
+    """Send this package's records and everybody's warnings to stderr, `folder`/node.log and the ring, redacted.
 
     Secrets learned later are added with `.redactor.add`. Raises StorageError when the log file cannot be opened.
     """
     redactor = redactor or Redactor()
     console = logging.StreamHandler(stream or sys.stderr)
-    console.setFormatter(JsonFormatter() if json_lines else HumanFormatter())
+    console.setFormatter(JsonFormatter() if as_json else HumanFormatter())
     handlers: list[logging.Handler] = [console]
-    if log_file is not None:
-        handlers.append(_file_handler(log_file, json_lines))
+    if folder is not None:
+        handlers.append(_file_handler(folder / FILE_NAME, as_json))
     if ring is not None:
         handlers.append(RingHandler(ring))
     root = logging.getLogger()
@@ -130,11 +137,11 @@ def configure_logging(
         handler.addFilter(RedactingFilter(redactor))
         root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    logging.getLogger("neuroshard").setLevel(level)
+    configured.set_verbose(verbose)
     return configured
 
 
-def _file_handler(path: Path, json_lines: bool) -> PatientFileHandler:
+def _file_handler(path: Path, as_json: bool) -> PatientFileHandler:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handler = PatientFileHandler(path)
@@ -143,6 +150,6 @@ def _file_handler(path: Path, json_lines: bool) -> PatientFileHandler:
             f"The log file {path} cannot be written: {error.strerror}.", "Check the data folder's permissions."
         ) from error
     handler.setFormatter(
-        JsonFormatter() if json_lines else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     return handler

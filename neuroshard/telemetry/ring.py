@@ -43,16 +43,16 @@ class LogRing:
             self._last += 1
             self._lines.append(LogLine(self._last, time, level, logger, message))
 
-    def after(self, sequence: int, limit: int = 500) -> tuple[LogLine, ...]:
-        """At most `limit` of the lines after `sequence`, oldest first: ask again with the last number to go on.
+    def after(self, sequence: int, limit: int | None = None) -> tuple[LogLine, ...]:
+        """The lines after `sequence`, oldest first; with a limit, ask again with the last number to go on.
 
         A gap between `sequence` and the first line means that lines fell out in between.
         """
         with self._lock:
-            if not self._lines or limit <= 0:
+            if not self._lines:
                 return ()
             skip = max(0, sequence + 1 - self._lines[0].sequence)
-            return tuple(islice(self._lines, skip, skip + limit))
+            return tuple(islice(self._lines, skip, None if limit is None else skip + max(0, limit)))
 
     def newest(self, limit: int = 500) -> tuple[LogLine, ...]:
         """The newest `limit` lines, oldest first."""
