@@ -1,0 +1,106 @@
+// Development server with the node's routes: `npm run build && npm run mock -- --scenario startup --port 8123`.
+// It serves the built dashboard under the same Content-Security-Policy as the node does.
+
+import { readFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import { extname, join, normalize } from "node:path";
+import { fileURLToPath } from "node:url";
+import { history, lossAt, SCENARIOS, status } from "./node.mjs";
+
+const option = (name, fallback) => {
+  const index = process.argv.indexOf(`--${name}`);
+  return index > 0 ? process.argv[index + 1] : fallback;
+};
+let scenario = option("scenario", "training");
+if (!SCENARIOS.includes(scenario)) throw new Error(`--scenario is one of ${SCENARIOS.join(", ")}`);
+const port = Number(option("port", "8123"));
+const root = fileURLToPath(new URL("../../neuroshard/api/static/", import.meta.url));
+const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
+const started = Date.now() / 1000 - 900;
+let steps = { startup: 0, waiting: 0, early: 14, long: 9_800 }[scenario] ?? 764;
+
+setInterval(() => {
+  if (["training", "early", "long", "alarm"].includes(scenario)) steps += 1;
+}, 900);
+
+const logs = Array.from({ length: 240 }, (_, index) => ({
+  sequence: index + 1, time: started + index * 3, level: index % 41 === 40 ? "WARNING" : "INFO", logger: "neuroshard.training",
+  message: index % 41 === 40 ? "a shard download was cut off; resuming at byte 65,536" : `step ${index * 3}: loss ${lossAt(index * 3 + 1).toFixed(3)}, 2,251 tokens/s`,
+}));
+
+const globalView = () => ({
+  training_nodes: 1, global_loss: steps ? lossAt(steps, 0.5) : null, total_steps: steps, total_tokens: steps * 2048, data_shards: 16,
+  data_shards_covered: Math.min(15, 1 + Math.floor(steps / 20)), is_converging: true,
+});
+
+const ANSWERS = {
+  "GET /api/session": () => ({ authenticated: true, secret_required: false, csrf_token: "mock" }),
+  "GET /api/status": () => status(scenario, steps, started),
+  "GET /api/training/history": () => ({ points: history(steps, started), held_out: [] }),
+  "GET /api/training/global": globalView,
+  "GET /api/logs": () => ({ records: logs, last_sequence: logs.length }),
+  "GET /api/config": () => ({ settings: { port: 8000, memory: null, "cpu-threads": 2, "max-storage": 2000, training: true }, sources: { "cpu-threads": "flag", port: "environment" } }),
+  "GET /health": () => ({ status: "ok" }),
+  "POST /api/training/pause": () => command("paused", "Training is paused; nothing is lost."),
+  "POST /api/training/resume": () => command("training", "Training goes on."),
+  "POST /api/checkpoints": () => ({ state: scenario, message: `Saved a checkpoint at step ${steps}.` }),
+  "POST /api/shutdown": () => {
+    setTimeout(() => process.exit(0), 400);
+    return { state: "stopping", message: "Saving a final checkpoint, then stopping." };
+  },
+};
+
+function command(state, message) {
+  scenario = state;
+  return { state, message };
+}
+
+createServer(async (request, response) => {
+  const path = new URL(request.url, "http://localhost").pathname;
+  response.setHeader("Content-Security-Policy", "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+  const answer = ANSWERS[`${request.method} ${path}`];
+  if (path === "/api/events") return streamEvents(response);
+  if (path === "/v1/completions") return streamCompletion(response);
+  if (answer) {
+    response.writeHead(request.method === "POST" ? 202 : 200, { "Content-Type": "application/json" });
+    return response.end(JSON.stringify(answer()));
+  }
+  return serveFile(path === "/" ? "/index.html" : path, response);
+}).listen(port, "127.0.0.1", () => console.log(`http://127.0.0.1:${port} (${scenario})`));
+
+function streamEvents(response) {
+  response.writeHead(200, { "Content-Type": "text/event-stream", "Cache-Control": "no-store" });
+  let seen = steps;
+  const timer = setInterval(() => {
+    response.write(`event: status\ndata: ${JSON.stringify(status(scenario, steps, started))}\n\n`);
+    for (; seen < steps; seen++) {
+      const point = { step: seen + 1, time: Date.now() / 1000, loss: lossAt(seen + 1), lr: 1e-3, tokens: seen * 2048 };
+      response.write(`event: loss\ndata: ${JSON.stringify({ points: [point] })}\n\n`);
+    }
+  }, 1000);
+  response.on("close", () => clearInterval(timer));
+}
+
+function streamCompletion(response) {
+  response.writeHead(200, { "Content-Type": "text/event-stream" });
+  const words = " a list of the arguments and the name of the file is returned when the object is not a string".split(/(?= )/);
+  const timer = setInterval(() => {
+    const word = words.shift();
+    const choice = { text: word ?? "", index: 0, finish_reason: word ? null : "length" };
+    response.write(`data: ${JSON.stringify({ choices: [choice] })}\n\n`);
+    if (word) return;
+    clearInterval(timer);
+    response.end("data: [DONE]\n\n");
+  }, 80);
+  response.on("close", () => clearInterval(timer));
+}
+
+async function serveFile(path, response) {
+  try {
+    const body = await readFile(join(root, normalize(path)));
+    response.writeHead(200, { "Content-Type": TYPES[extname(path)] ?? "application/octet-stream" });
+    response.end(body);
+  } catch {
+    response.writeHead(404).end();
+  }
+}

@@ -1,0 +1,55 @@
+// What a reader may ask of the node, each with the sentence that the node answers.
+
+import type { Client } from "./client";
+import { streamCompletion } from "./completions";
+
+export interface CompletionWish {
+  prompt: string;
+  temperature: number;
+  maxTokens: number;
+}
+
+export interface SettingChange {
+  name: string;
+  value: unknown;
+}
+
+export interface NodeActions {
+  pause: () => Promise<string>;
+  resume: () => Promise<string>;
+  stop: () => Promise<string>;
+  saveCheckpoint: () => Promise<string>;
+  complete: (wish: CompletionWish, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
+  readSettings: () => Promise<unknown>;
+  unlock: (secret: string) => Promise<boolean>;
+}
+
+interface Outcome {
+  state: string;
+  message: string;
+}
+
+export function nodeActions(client: Client, onStop: (asked: boolean) => void, onUnlocked: () => void): NodeActions {
+  const send = async (path: string) => (await client.command<Outcome>(path, {})).message;
+  return {
+    pause: () => send("/api/training/pause"),
+    resume: () => send("/api/training/resume"),
+    saveCheckpoint: () => send("/api/checkpoints"),
+    stop: async () => {
+      onStop(true);
+      try {
+        return await send("/api/shutdown");
+      } catch (error) {
+        onStop(false);
+        throw error;
+      }
+    },
+    complete: (wish, signal, onPiece) => streamCompletion(client, wish, signal, onPiece),
+    readSettings: () => client.get<unknown>("/api/config"),
+    unlock: async (secret) => {
+      const session = await client.openSession(secret);
+      if (session.authenticated) onUnlocked();
+      return session.authenticated;
+    },
+  };
+}

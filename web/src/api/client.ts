@@ -1,0 +1,94 @@
+// Calls to the node. Commands carry the CSRF token of the session; problems (RFC 9457) become readable errors.
+
+export interface Session {
+  authenticated: boolean;
+  secret_required: boolean;
+  csrf_token: string | null;
+}
+
+const TIMEOUT_MS = 10_000;
+
+export class NodeError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+  ) {
+    super(message);
+  }
+}
+
+export class Client {
+  private csrfToken: string | null = null;
+
+  /** Opens or renews the session: the cookie comes with it, the token goes back with every command. */
+  async openSession(secret?: string): Promise<Session> {
+    const init = secret === undefined ? {} : { method: "POST", body: JSON.stringify({ secret }) };
+    const session = await this.json<Session>("/api/session", init);
+    this.csrfToken = session.csrf_token;
+    return session;
+  }
+
+  get<T>(path: string): Promise<T> {
+    return this.json<T>(path, {});
+  }
+
+  async command<T>(path: string, body: unknown, method = "POST"): Promise<T> {
+    const init = { method, body: JSON.stringify(body) };
+    try {
+      return await this.json<T>(path, init);
+    } catch (error) {
+      // The node was restarted and knows this session no more: open a new one, once.
+      if (!(error instanceof NodeError) || (error.status !== 401 && error.status !== 403)) throw error;
+      await this.openSession();
+      return await this.json<T>(path, init);
+    }
+  }
+
+  async isAlive(): Promise<boolean> {
+    try {
+      await this.json("/health", {});
+      return true;
+    } catch (error) {
+      return error instanceof NodeError && error.status > 0;
+    }
+  }
+
+  /** A response with a live body, for streams; not bound to the usual time limit. */
+  async open(path: string, body: unknown, signal: AbortSignal): Promise<Response> {
+    const response = await fetch(path, { method: "POST", body: JSON.stringify(body), headers: this.headers(true), signal });
+    if (!response.ok) throw await problem(response);
+    return response;
+  }
+
+  private async json<T>(path: string, init: { method?: string; body?: string }): Promise<T> {
+    let response: Response;
+    try {
+      response = await fetch(path, {
+        ...init,
+        headers: this.headers(init.body !== undefined),
+        cache: "no-store",
+        signal: AbortSignal.timeout(TIMEOUT_MS),
+      });
+    } catch {
+      throw new NodeError("The node does not answer.", 0);
+    }
+    if (!response.ok) throw await problem(response);
+    return (await response.json()) as T;
+  }
+
+  private headers(hasBody: boolean): Record<string, string> {
+    const headers: Record<string, string> = { Accept: "application/json" };
+    if (hasBody) headers["Content-Type"] = "application/json";
+    if (this.csrfToken !== null) headers["X-NeuroShard-CSRF"] = this.csrfToken;
+    return headers;
+  }
+}
+
+async function problem(response: Response): Promise<NodeError> {
+  try {
+    const body = (await response.json()) as { title?: string; detail?: string };
+    return new NodeError(body.detail ?? body.title ?? response.statusText, response.status);
+  } catch {
+    return new NodeError(`The node answered ${response.status} ${response.statusText}.`, response.status);
+  }
+}

@@ -1,0 +1,176 @@
+// The page: header, tabs, banners, the chosen view. Routing is the part of the address after #.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { NodeActions } from "./api/actions";
+import { Banners } from "./components/Banners";
+import { Controls } from "./components/Controls";
+import { ThemeToggle } from "./components/ThemeToggle";
+import { Unlock } from "./components/Unlock";
+import { duration, shortId } from "./format";
+import type { NodeStatus } from "./state/node";
+import type { Dashboard, Store } from "./state/store";
+import { useDashboard, useNow } from "./state/store";
+import { Checkpoints } from "./views/Checkpoints";
+import { Data } from "./views/Data";
+import { Log } from "./views/Log";
+import { Overview } from "./views/Overview";
+import { Settings } from "./views/Settings";
+import { Training } from "./views/Training";
+import { STATE_NAMES, stateTone } from "./words/verdict";
+
+const VIEWS = ["Overview", "Training", "Data", "Checkpoints", "Log", "Settings"] as const;
+type View = (typeof VIEWS)[number];
+
+interface Message {
+  text: string;
+  failed: boolean;
+}
+
+export function App({ store, actions }: { store: Store; actions: NodeActions }) {
+  const dashboard = useDashboard(store);
+  const now = useNow();
+  const view = useView();
+  const [message, setMessage] = useMessage();
+  if (dashboard.link.kind === "locked") return <Unlock actions={actions} />;
+  const { status } = dashboard;
+  const reachable = dashboard.link.kind === "live";
+  const nodeNow = reachable ? now + dashboard.clockOffset : dashboard.receivedAt + dashboard.clockOffset;
+  const say = (text: string, failed: boolean) => setMessage({ text, failed });
+  return (
+    <>
+      <a class="skip-link" href="#main" onClick={skipToMain}>
+        Skip to the content
+      </a>
+      <header class="top">
+        <div class="top-row">
+          <Brand dashboard={dashboard} />
+          <div class="top-actions">
+            {status && <Controls status={status} reachable={reachable} actions={actions} onMessage={say} />}
+            <ThemeToggle />
+          </div>
+        </div>
+        <nav class="tabs" aria-label="Views">
+          {VIEWS.map((name) => (
+            <a key={name} href={`#${name.toLowerCase()}`} {...(name === view ? { "aria-current": "page" as const } : {})}>
+              {name}
+            </a>
+          ))}
+        </nav>
+      </header>
+      <main id="main" tabIndex={-1}>
+        <Banners dashboard={dashboard} now={now} />
+        <p class={`message ${message?.failed ? "text-bad" : ""}`} role="status">
+          {message?.text}
+        </p>
+        <div class={dashboard.link.kind === "gone" ? "stale" : "live"}>
+          {status ? <ViewOf {...{ view, dashboard, status, nodeNow, reachable, actions, say }} /> : <Waiting dashboard={dashboard} />}
+        </div>
+      </main>
+      {status && <Footer status={status} nodeNow={nodeNow} />}
+    </>
+  );
+}
+
+interface ViewProps {
+  view: View;
+  dashboard: Dashboard;
+  status: NodeStatus;
+  nodeNow: number;
+  reachable: boolean;
+  actions: NodeActions;
+  say: (text: string, failed: boolean) => void;
+}
+
+function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: ViewProps) {
+  switch (view) {
+    case "Overview":
+      return <Overview {...{ dashboard, status, nodeNow, actions }} />;
+    case "Training":
+      return <Training {...{ dashboard, status, nodeNow }} />;
+    case "Data":
+      return <Data {...{ status, nodeNow }} />;
+    case "Checkpoints":
+      return <Checkpoints {...{ status, nodeNow, reachable, actions }} onMessage={say} />;
+    case "Log":
+      return <Log logs={dashboard.logs} />;
+    case "Settings":
+      return <Settings {...{ status, nodeNow, actions }} />;
+  }
+}
+
+function Brand({ dashboard }: { dashboard: Dashboard }) {
+  const { status, link } = dashboard;
+  const gone = link.kind === "gone";
+  const tone = gone ? "bad" : status ? stateTone(status.state) : "busy";
+  const words = gone ? "No answer" : status ? STATE_NAMES[status.state] : "Connecting";
+  return (
+    <div class="brand">
+      <img src="./favicon.svg" alt="" width="28" height="28" />
+      <span class="brand-name">NeuroShard</span>
+      <span class={`pill tone-${tone}`} role="status">
+        <i class="dot" aria-hidden="true" />
+        {words}
+      </span>
+      {status?.is_demo && (
+        <span class="pill tone-demo" title="It trains on text found on this computer, to show how it works.">
+          Demo data
+        </span>
+      )}
+    </div>
+  );
+}
+
+function Waiting({ dashboard }: { dashboard: Dashboard }) {
+  const gone = dashboard.link.kind === "gone";
+  return <div class="boot">{gone ? <p>Nothing to show yet.</p> : <p>Asking the node how it is…</p>}</div>;
+}
+
+function Footer({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
+  return (
+    <footer class="foot small muted">
+      <span>NeuroShard {status.version}</span>
+      <span>running for {duration(nodeNow - status.started_at)}</span>
+      <span>
+        wallet <span class="mono">{shortId(status.wallet_id)}</span>
+      </span>
+      {status.is_demo && <span>demo data: throw-away wallet, text from this computer</span>}
+    </footer>
+  );
+}
+
+function skipToMain(event: Event): void {
+  event.preventDefault(); // the fragment belongs to the views
+  document.getElementById("main")?.focus();
+}
+
+function viewFromHash(): View {
+  const wanted = location.hash.slice(1).toLowerCase();
+  return VIEWS.find((name) => name.toLowerCase() === wanted) ?? "Overview";
+}
+
+function useView(): View {
+  const [view, setView] = useState(viewFromHash);
+  const first = useRef(true);
+  useEffect(() => {
+    const changed = () => setView(viewFromHash());
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  useEffect(() => {
+    document.title = view === "Overview" ? "NeuroShard" : `${view} · NeuroShard`;
+    if (!first.current) scrollTo({ top: 0 });
+    first.current = false;
+  }, [view]);
+  return view;
+}
+
+/** A sentence about the last command; it leaves by itself. */
+function useMessage(): [Message | null, (message: Message) => void] {
+  const [message, setMessage] = useState<Message | null>(null);
+  useEffect(() => {
+    if (message === null) return;
+    const timer = setTimeout(() => setMessage(null), 10_000);
+    return () => clearTimeout(timer);
+  }, [message]);
+  return [message, setMessage];
+}

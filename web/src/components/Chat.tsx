@@ -1,0 +1,119 @@
+// Talk to the model in training: streamed, cancellable, honest about how little it has seen.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { NodeActions } from "../api/actions";
+import { count } from "../format";
+import { Card } from "./parts";
+
+interface Props {
+  steps: number;
+  ready: boolean;
+  actions: NodeActions;
+}
+
+interface Reply {
+  prompt: string;
+  text: string;
+  steps: number; // of the model when it was asked
+  state: "running" | "done" | "cancelled" | "failed";
+  note: string;
+}
+
+const MAX_REPLY_CHARACTERS = 20_000;
+
+export function Chat({ steps, ready, actions }: Props) {
+  const [prompt, setPrompt] = useState("The function returns");
+  const [temperature, setTemperature] = useState(0.8);
+  const [maxTokens, setMaxTokens] = useState(60);
+  const [reply, setReply] = useState<Reply | null>(null);
+  const abort = useRef<AbortController | null>(null);
+  useEffect(() => () => abort.current?.abort(), []);
+  const running = reply?.state === "running";
+
+  const ask = async () => {
+    const controller = new AbortController();
+    abort.current = controller;
+    const asked: Reply = { prompt, text: "", steps, state: "running", note: "" };
+    setReply(asked);
+    let text = "";
+    try {
+      const finish = await actions.complete({ prompt, temperature, maxTokens }, controller.signal, (piece) => {
+        text = (text + piece).slice(0, MAX_REPLY_CHARACTERS);
+        setReply({ ...asked, text });
+      });
+      setReply({ ...asked, text, state: "done", note: finish });
+    } catch (error) {
+      const cancelled = controller.signal.aborted;
+      const note = cancelled ? "Stopped by you." : error instanceof Error ? error.message : String(error);
+      setReply({ ...asked, text, state: cancelled ? "cancelled" : "failed", note });
+    }
+  };
+
+  return (
+    <Card title="Talk to the model" hint="It continues whatever you write. It learned from scratch, so early on expect nonsense." wide>
+      <form
+        class="chat"
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (running) abort.current?.abort();
+          else void ask();
+        }}
+      >
+        <label class="chat-prompt">
+          <span>Your text</span>
+          <textarea rows={2} maxLength={4000} required value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
+        </label>
+        <div class="chat-options">
+          <label>
+            <span>
+              Temperature <output class="muted">{temperature.toFixed(1)}</output>
+            </span>
+            <input
+              type="range"
+              min={0}
+              max={1.5}
+              step={0.1}
+              value={temperature}
+              onInput={(event) => setTemperature(Number(event.currentTarget.value))}
+            />
+          </label>
+          <label>
+            <span>Max tokens</span>
+            <input
+              type="number"
+              min={1}
+              max={512}
+              required
+              value={maxTokens}
+              onInput={(event) => setMaxTokens(Number(event.currentTarget.value))}
+            />
+          </label>
+          <button type="submit" class={`button ${running ? "" : "button-primary"}`} disabled={!ready && !running}>
+            {running ? "Cancel" : "Continue the text"}
+          </button>
+        </div>
+      </form>
+      <ReplyText reply={reply} steps={steps} ready={ready} />
+    </Card>
+  );
+}
+
+function ReplyText({ reply, steps, ready }: { reply: Reply | null; steps: number; ready: boolean }) {
+  if (!reply) {
+    const note = ready ? `The model has taken ${count(steps)} learning steps so far.` : "The model is not ready yet.";
+    return <p class="muted small chat-note">{note}</p>;
+  }
+  const model = `Written by the model after ${count(reply.steps)} learning steps.`;
+  return (
+    <div class="reply">
+      <pre class="reply-text" data-testid="reply" tabIndex={0} aria-label="The model's text" aria-busy={reply.state === "running"}>
+        <span class="muted">{reply.prompt}</span>
+        {reply.text}
+        {reply.state === "running" && <span class="caret" aria-hidden="true" />}
+      </pre>
+      <p class={`small chat-note ${reply.state === "failed" ? "text-bad" : "muted"}`} role="status">
+        {reply.state === "running" ? "Writing…" : `${reply.note} ${reply.state === "failed" ? "" : model}`}
+      </p>
+    </div>
+  );
+}

@@ -1,0 +1,57 @@
+// Pause, resume and stop, with what came of it said in words.
+
+import { useState } from "preact/hooks";
+import type { NodeActions } from "../api/actions";
+import type { NodeStatus } from "../state/node";
+import { Icon } from "./parts";
+import { StopDialog } from "./StopDialog";
+
+interface Props {
+  status: NodeStatus;
+  reachable: boolean;
+  actions: NodeActions;
+  onMessage: (text: string, failed: boolean) => void;
+}
+
+export function Controls({ status, reachable, actions, onMessage }: Props) {
+  const [busy, setBusy] = useState(false);
+  const [asking, setAsking] = useState(false);
+  const run = async (action: () => Promise<string>) => {
+    setBusy(true);
+    try {
+      onMessage(await action(), false);
+    } catch (error) {
+      onMessage(error instanceof Error ? error.message : String(error), true);
+    } finally {
+      setBusy(false);
+    }
+  };
+  const paused = status.state === "paused";
+  const ending = status.state === "stopping";
+  return (
+    <div class="controls">
+      <button
+        type="button"
+        class={`button ${paused ? "button-primary" : ""}`}
+        disabled={busy || !reachable || ending || status.state === "starting"}
+        onClick={() => void run(paused ? actions.resume : actions.pause)}
+      >
+        <Icon name={paused ? "play" : "pause"} />
+        {paused ? "Resume" : "Pause"}
+      </button>
+      <button type="button" class="button" disabled={busy || !reachable || ending} onClick={() => setAsking(true)}>
+        <Icon name="stop" />
+        Stop
+      </button>
+      <StopDialog
+        open={asking}
+        couldLose={status.checkpoints.could_lose}
+        onCancel={() => setAsking(false)}
+        onConfirm={() => {
+          setAsking(false);
+          void run(actions.stop);
+        }}
+      />
+    </div>
+  );
+}

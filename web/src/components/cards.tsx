@@ -1,0 +1,132 @@
+// Cards about this computer, its text, its rounds and its safety, shared by several views.
+
+import { ago, bigCount, bytes, count, duration, layerRange } from "../format";
+import type { DataStatus, NodeStatus } from "../state/node";
+import { Bar, Card, Facts } from "./parts";
+
+const ROLE_WORDS: Record<string, string> = {
+  driver: "Driver (feeds text in)",
+  worker: "Worker (middle layers)",
+  validator: "Validator (measures the loss)",
+};
+
+export function roleWords(roles: readonly string[]): string {
+  if (roles.includes("driver") && roles.includes("validator")) return "Driver and Validator: does everything itself";
+  return roles.map((role) => ROLE_WORDS[role] ?? role).join(", ");
+}
+
+export function ComputerCard({ status }: { status: NodeStatus }) {
+  const { model, memory, resources } = status;
+  const total = model?.architecture.layer_count;
+  return (
+    <Card title="This computer" hint="Its part of the model and what that costs it.">
+      <Facts
+        rows={[
+          ["Role", model ? roleWords(model.roles) : "–"],
+          ["Holds", model ? `${layerRange(model.layers)} of ${count(total)}, ${bigCount(model.parameter_count)} parameters` : "–"],
+          ["Memory tier", memory ? `${count(memory.tier_mb)} MB (limit: ${memory.limit_source})` : "–"],
+          ["Computes on", resources.device_name || resources.device],
+        ]}
+      />
+      {memory && (
+        <Bar
+          label="Memory"
+          fraction={memory.resident_mb / Math.max(memory.limit_mb, 1)}
+          text={`${count(memory.resident_mb)} of ${count(memory.limit_mb)} MB`}
+        />
+      )}
+      <Bar
+        label="Processor"
+        fraction={resources.cpu_cores / Math.max(resources.cpu_threads_limit, 1)}
+        text={`${resources.cpu_cores.toFixed(1)} of ${count(resources.cpu_threads_limit)} cores`}
+      />
+      {resources.gpu_memory_bytes !== null && resources.gpu_memory_total_bytes !== null && (
+        <Bar
+          label="Graphics memory"
+          fraction={resources.gpu_memory_bytes / Math.max(resources.gpu_memory_total_bytes, 1)}
+          text={`${bytes(resources.gpu_memory_bytes)} of ${bytes(resources.gpu_memory_total_bytes)}`}
+        />
+      )}
+      {resources.gpu_utilisation !== null && <Bar label="Graphics processor" fraction={resources.gpu_utilisation} />}
+      <p class="muted small">
+        {bytes(resources.disk_used_bytes)} on disk, {bytes(resources.disk_free_bytes)} free
+      </p>
+    </Card>
+  );
+}
+
+export function verifiedWords(data: DataStatus): string {
+  if (data.is_demo) return "made on this computer";
+  return data.verified ? "yes, signed and checked" : "no: nobody vouches for it";
+}
+
+export function ShardCard({ data }: { data: DataStatus | null }) {
+  if (!data) {
+    return (
+      <Card title="Training text" hint="Which part of the text it reads now.">
+        <p class="muted">The text is still being prepared.</p>
+      </Card>
+    );
+  }
+  const fraction = data.shard_windows_total > 0 ? data.shard_windows_done / data.shard_windows_total : 0;
+  return (
+    <Card title="Training text" hint="The text is cut into shards; this computer reads its own ones in turn.">
+      <Bar
+        label={data.shard === null ? "No shard yet" : `Shard ${count(data.shard)}`}
+        fraction={fraction}
+        text={`${count(data.shard_windows_done)} of ${count(data.shard_windows_total)} passages`}
+      />
+      <Facts
+        rows={[
+          ["Shards read", `${count(data.shards_seen)} of ${count(data.total_shards - data.held_out_shards)}`],
+          ["Kept for testing", `${count(data.held_out_shards)} ${data.held_out_shards === 1 ? "shard" : "shards"}, never trained on`],
+          ["Next shard", data.next_shard_ready ? "ready" : "not fetched yet"],
+          ["Verified", verifiedWords(data)],
+        ]}
+      />
+    </Card>
+  );
+}
+
+export function RoundCard({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
+  const { diloco } = status;
+  const total = diloco.inner_steps_total;
+  return (
+    <Card title="Teamwork" hint="Computers learn alone for many steps, then combine what they learned (DiLoCo).">
+      <Bar
+        label="Steps until the next combination"
+        fraction={total > 0 ? diloco.inner_step / total : 0}
+        text={`${count(diloco.inner_step)} of ${count(total)}`}
+      />
+      <Facts
+        rows={[
+          ["Combinations so far", count(diloco.outer_steps)],
+          ["Last one", ago(diloco.last_sync, nodeNow)],
+          ["Computers in it", count(diloco.members)],
+        ]}
+      />
+      <p class="muted small">{diloco.explanation}</p>
+    </Card>
+  );
+}
+
+export function CheckpointCard({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
+  const { checkpoints } = status;
+  return (
+    <Card title="Saved work" hint="Checkpoints let it go on after a restart or a power cut.">
+      <p class="safety">
+        A kill now could lose <strong>{checkpoints.could_lose}</strong>.
+      </p>
+      <Facts
+        rows={[
+          ["Last saved", checkpoints.last_saved_time === null ? "not yet" : ago(checkpoints.last_saved_time, nodeNow)],
+          ["At step", count(checkpoints.last_saved_step)],
+          ["Kept on disk", `${count(checkpoints.generations.length)} checkpoints`],
+          ["Saving takes", duration(checkpoints.last_write_seconds)],
+        ]}
+      />
+      {checkpoints.restored && <p class="muted small">{checkpoints.restored}</p>}
+    </Card>
+  );
+}
+

@@ -1,0 +1,137 @@
+// The loss curve: training loss raw and smoothed, held-out loss, and the loss of merely knowing word frequencies.
+
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { count, loss } from "../format";
+import { plotOptions } from "./options";
+import type { Curve } from "./series";
+import { columns, tableRows } from "./series";
+
+interface Props {
+  curve: Curve;
+  unigramEntropy: number | null;
+  height?: "tall" | "normal";
+}
+
+export function LossCurve({ curve, unigramEntropy, height = "tall" }: Props) {
+  const frame = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const reading = useRef<HTMLParagraphElement>(null);
+  const data = useMemo(() => withReference(columns(curve), unigramEntropy), [curve, unigramEntropy]);
+  const isEmpty = data[0].length === 0;
+
+  useEffect(() => {
+    const element = frame.current;
+    if (!element || isEmpty) return;
+    const built = new uPlot(plotOptions(element, (text) => setReading(reading.current, text)), data, element);
+    plot.current = built;
+    const resized = new ResizeObserver(() => built.setSize({ width: element.clientWidth, height: element.clientHeight }));
+    resized.observe(element);
+    const recoloured = watchColours(() => built.redraw());
+    return () => {
+      resized.disconnect();
+      recoloured();
+      built.destroy();
+      plot.current = null;
+    };
+  }, [isEmpty]);
+
+  useEffect(() => plot.current?.setData(data), [data]);
+
+  return (
+    <figure class="curve">
+      <Legend hasHeldOut={curve.heldOut.length > 0} hasReference={unigramEntropy !== null} />
+      <div class={`curve-frame curve-frame-${height}`} ref={frame} role="img" aria-label={curveInWords(curve)}>
+        {isEmpty && <p class="curve-empty muted">The curve appears with the first learning step.</p>}
+      </div>
+      <p class="curve-reading small muted" ref={reading} aria-hidden="true">
+        {isEmpty ? "" : RESTING}
+      </p>
+      {!isEmpty && <CurveTable curve={curve} />}
+    </figure>
+  );
+}
+
+const RESTING = "Lower is better. Drag to zoom in, double-click to see everything again.";
+
+function setReading(element: HTMLElement | null, text: string | null): void {
+  if (element) element.textContent = text ?? RESTING;
+}
+
+function withReference(data: ReturnType<typeof columns>, unigramEntropy: number | null): uPlot.AlignedData {
+  return [...data, data[0].map(() => unigramEntropy)] as uPlot.AlignedData;
+}
+
+function watchColours(redraw: () => void): () => void {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const chosen = new MutationObserver(redraw);
+  chosen.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+  system.addEventListener("change", redraw);
+  return () => {
+    chosen.disconnect();
+    system.removeEventListener("change", redraw);
+  };
+}
+
+function Legend({ hasHeldOut, hasReference }: { hasHeldOut: boolean; hasReference: boolean }) {
+  return (
+    <ul class="legend small">
+      <li>
+        <i class="key key-train" aria-hidden="true" /> Training loss (line: smoothed)
+      </li>
+      <li class={hasHeldOut ? "" : "muted"}>
+        <i class="key key-held-out" aria-hidden="true" /> Held-out loss (text it never trains on)
+      </li>
+      {hasReference && (
+        <li>
+          <i class="key key-reference" aria-hidden="true" /> Knowing only how frequent each token is
+        </li>
+      )}
+    </ul>
+  );
+}
+
+export function curveInWords(curve: Curve): string {
+  const first = curve.train[0];
+  const rows = tableRows(curve, 2);
+  const last = rows[rows.length - 1];
+  if (!first || !last) return "Loss curve: no points yet.";
+  const held = curve.heldOut;
+  const heldText =
+    held.length > 1
+      ? ` Held-out loss went from ${loss(held[0]!.loss)} to ${loss(held[held.length - 1]!.loss)}.`
+      : held.length === 1
+        ? ` Held-out loss was ${loss(held[0]!.loss)} at step ${count(held[0]!.step)}.`
+        : "";
+  return (
+    `Loss curve. Training loss went from ${loss(first.loss)} at step ${count(first.step)} ` +
+    `to about ${loss(last.train)} at step ${count(last.step)}.${heldText}`
+  );
+}
+
+function CurveTable({ curve }: { curve: Curve }) {
+  return (
+    <details class="small">
+      <summary>The curve as a table</summary>
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Step</th>
+            <th scope="col">Training loss, smoothed</th>
+            <th scope="col">Held-out loss</th>
+          </tr>
+        </thead>
+        <tbody>
+          {tableRows(curve).map((row) => (
+            <tr key={row.step}>
+              <td>{count(row.step)}</td>
+              <td>{loss(row.train)}</td>
+              <td>{loss(row.heldOut)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </details>
+  );
+}

@@ -1,0 +1,97 @@
+// The loss curve as data: bounded however long the page stays open. Pure.
+
+import type { HeldOutPoint, LossPoint } from "../state/node";
+
+export const MAX_POINTS = 12_000;
+
+export interface Curve {
+  train: LossPoint[];
+  heldOut: HeldOutPoint[];
+}
+
+/** Columns for the plot, one x axis: steps, raw loss, smoothed loss, held-out loss. */
+export type Columns = [number[], (number | null)[], (number | null)[], (number | null)[]];
+
+export function emptyCurve(): Curve {
+  return { train: [], heldOut: [] };
+}
+
+/** Adds points with larger steps; a smaller step means the node went back to a checkpoint, and the curve with it. */
+export function withPoints(curve: Curve, points: readonly LossPoint[]): Curve {
+  if (points.length === 0) return curve;
+  const train = curve.train.slice();
+  for (const point of points) {
+    while (train.length > 0 && train[train.length - 1]!.step >= point.step) train.pop();
+    train.push(point);
+  }
+  return { ...curve, train: train.length > MAX_POINTS ? thinned(train) : train };
+}
+
+/** Halves the resolution of the older three quarters. */
+function thinned(points: LossPoint[]): LossPoint[] {
+  const keep = Math.floor(points.length / 4);
+  const older = points.slice(0, -keep).filter((_, index) => index % 2 === 0);
+  return [...older, ...points.slice(-keep)];
+}
+
+export function withHeldOut(curve: Curve, heldOut: readonly HeldOutPoint[]): Curve {
+  const last = heldOut[heldOut.length - 1];
+  const known = curve.heldOut[curve.heldOut.length - 1];
+  if (heldOut.length === curve.heldOut.length && last?.step === known?.step) return curve;
+  return { ...curve, heldOut: [...heldOut] };
+}
+
+/** Mean over about 2 % of the points around each one: no lag, unlike an exponential mean. It starts at the first value. */
+export function smoothed(values: readonly number[]): number[] {
+  const reach = Math.max(4, Math.round(values.length * 0.01));
+  const sums = [0];
+  for (const value of values) sums.push(sums[sums.length - 1]! + value);
+  return values.map((_, index) => {
+    const from = Math.max(0, index - reach);
+    const to = Math.min(values.length, index + Math.min(reach, index) + 1);
+    return (sums[to]! - sums[from]!) / (to - from);
+  });
+}
+
+export function columns(curve: Curve): Columns {
+  const smooth = smoothed(curve.train.map((point) => point.loss));
+  const steps: number[] = [];
+  const raw: (number | null)[] = [];
+  const mean: (number | null)[] = [];
+  const held: (number | null)[] = [];
+  let h = 0;
+  const pushHeldOutBelow = (limit: number) => {
+    for (; h < curve.heldOut.length && curve.heldOut[h]!.step < limit; h++) {
+      steps.push(curve.heldOut[h]!.step);
+      raw.push(null);
+      mean.push(null);
+      held.push(curve.heldOut[h]!.loss);
+    }
+  };
+  curve.train.forEach((point, index) => {
+    pushHeldOutBelow(point.step);
+    const meets = curve.heldOut[h]?.step === point.step;
+    steps.push(point.step);
+    raw.push(point.loss);
+    mean.push(smooth[index] ?? null);
+    held.push(meets ? curve.heldOut[h++]!.loss : null);
+  });
+  pushHeldOutBelow(Infinity);
+  return [steps, raw, mean, held];
+}
+
+/** At most `rows` rows spread over the curve, for the table that stands in for the picture. */
+export function tableRows(curve: Curve, rows = 10): { step: number; train: number | null; heldOut: number | null }[] {
+  const [steps, , mean, held] = columns(curve);
+  const wanted = new Set<number>();
+  for (let i = 0; i < rows && steps.length > 0; i++) wanted.add(Math.round((i / (rows - 1)) * (steps.length - 1)));
+  let lastMean: number | null = null;
+  let lastHeld: number | null = null;
+  const result: { step: number; train: number | null; heldOut: number | null }[] = [];
+  steps.forEach((step, index) => {
+    lastMean = mean[index] ?? lastMean;
+    lastHeld = held[index] ?? lastHeld;
+    if (wanted.has(index)) result.push({ step, train: lastMean, heldOut: lastHeld });
+  });
+  return result;
+}

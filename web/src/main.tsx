@@ -1,0 +1,23 @@
+// Composition: one client, one store, one connection, one page.
+
+import { render } from "preact";
+import { nodeActions } from "./api/actions";
+import { Client } from "./api/client";
+import { App } from "./app";
+import { Connection } from "./state/connection";
+import { Store } from "./state/store";
+
+const root = document.getElementById("app");
+if (root) {
+  const client = new Client();
+  const store = new Store();
+  const connection = new Connection(client, store);
+  const actions = nodeActions(
+    client,
+    (stopRequested) => store.update({ stopRequested }),
+    () => void connection.connect(),
+  );
+  root.replaceChildren();
+  render(<App store={store} actions={actions} />, root);
+  connection.start();
+}

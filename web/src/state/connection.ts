@@ -1,0 +1,188 @@
+// Keeps the store in step with the node: first answers, then events; notices when it is gone and comes back alone.
+
+import type { Client } from "../api/client";
+import { NodeError } from "../api/client";
+import { emptyCurve, withHeldOut, withPoints } from "../curve/series";
+import type { GlobalView, LogRecord, LossPoint, NodeStatus } from "./node";
+import type { Store } from "./store";
+
+const SILENCE_MS = 12_000; // without a message for this long, /health decides
+const HIDDEN_MS = 60_000; // a tab nobody looks at gives its connection back after this
+const GLOBAL_MS = 5_000;
+const MAX_LOGS = 1_000;
+const LONGEST_WAIT_SECONDS = 10;
+
+interface History {
+  points: LossPoint[];
+}
+
+export class Connection {
+  private source: EventSource | null = null;
+  private retryTimer = 0;
+  private hiddenTimer = 0;
+  private lastMessage = 0;
+  private failures = 0;
+  private busy = false;
+
+  constructor(
+    private readonly client: Client,
+    private readonly store: Store,
+  ) {}
+
+  start(): void {
+    void this.connect();
+    setInterval(() => void this.watch(), 3_000);
+    setInterval(() => void this.refreshGlobal(), GLOBAL_MS);
+    document.addEventListener("visibilitychange", () => this.onVisibility());
+  }
+
+  /** First answers over plain calls, then the event stream. Also after the node was gone. */
+  async connect(): Promise<void> {
+    if (this.busy) return;
+    this.busy = true;
+    clearTimeout(this.retryTimer);
+    this.close();
+    try {
+      const session = await this.client.openSession();
+      if (session.secret_required && !session.authenticated) {
+        this.store.update({ link: { kind: "locked", message: "" } });
+        return;
+      }
+      await this.readEverything();
+      this.failures = 0;
+      this.store.update({ link: { kind: "live" }, stopRequested: false });
+      this.listen();
+    } catch (error) {
+      this.onFailure(error);
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  private async readEverything(): Promise<void> {
+    this.onStatus(await this.client.get<NodeStatus>("/api/status"));
+    const [history, global, logs] = await Promise.all([
+      this.client.get<History>("/api/training/history"),
+      this.client.get<GlobalView>("/api/training/global"),
+      this.client.get<{ records: LogRecord[] }>("/api/logs?after=0"),
+    ]);
+    const heldOut = this.store.current.status?.training.held_out ?? [];
+    const curve = withHeldOut(withPoints(emptyCurve(), finite(history.points)), heldOut);
+    this.store.update({ curve, global, logs: logs.records.slice(-MAX_LOGS) });
+  }
+
+  private async reread(): Promise<void> {
+    try {
+      await this.readEverything();
+    } catch (error) {
+      this.onFailure(error);
+    }
+  }
+
+  private listen(): void {
+    const source = new EventSource("/api/events");
+    this.source = source;
+    this.lastMessage = Date.now();
+    const on = <T>(name: string, handle: (value: T) => void) =>
+      source.addEventListener(name, (event) => {
+        this.lastMessage = Date.now();
+        handle(JSON.parse((event as MessageEvent<string>).data) as T);
+      });
+    on<NodeStatus>("status", (status) => this.onStatus(status));
+    on<History>("loss", (value) => this.onLoss(value.points));
+    on<LogRecord>("log", (value) => this.onLogs([value]));
+    on<unknown>("sync", () => void this.refreshGlobal());
+    on<unknown>("reset", () => void this.reread()); // what we hold has gaps
+    source.onerror = () => {
+      if (this.source !== source) return;
+      this.close();
+      void this.checkHealth();
+    };
+  }
+
+  private onStatus(status: NodeStatus): void {
+    const now = Date.now() / 1000;
+    this.lastMessage = Date.now();
+    this.store.update((current) => ({
+      status,
+      receivedAt: now,
+      clockOffset: clockOffset(current.status, current.clockOffset, status, now),
+      curve: withHeldOut(current.curve, status.training.held_out),
+    }));
+  }
+
+  private onLoss(points: LossPoint[]): void {
+    this.store.update((current) => ({ curve: withPoints(current.curve, finite(points)) }));
+  }
+
+  private onLogs(records: LogRecord[]): void {
+    this.store.update((current) => {
+      const last = current.logs[current.logs.length - 1]?.sequence ?? 0;
+      const fresh = records.filter((record) => record.sequence > last);
+      return fresh.length === 0 ? {} : { logs: [...current.logs, ...fresh].slice(-MAX_LOGS) };
+    });
+  }
+
+  private async refreshGlobal(): Promise<void> {
+    if (this.source === null || this.store.current.link.kind !== "live" || document.hidden) return;
+    try {
+      this.store.update({ global: await this.client.get<GlobalView>("/api/training/global") });
+    } catch (error) {
+      if (error instanceof NodeError && error.status === 0) await this.checkHealth();
+    }
+  }
+
+  private async watch(): Promise<void> {
+    if (this.source !== null && Date.now() - this.lastMessage > SILENCE_MS) await this.checkHealth();
+  }
+
+  private async checkHealth(): Promise<void> {
+    if (await this.client.isAlive()) {
+      this.lastMessage = Date.now();
+      if (this.source === null) this.retryIn(1);
+    } else {
+      this.onFailure(new NodeError("The node does not answer.", 0));
+    }
+  }
+
+  private onFailure(error: unknown): void {
+    if (error instanceof NodeError && error.status === 401) {
+      this.store.update({ link: { kind: "locked", message: error.message } });
+      return;
+    }
+    this.close();
+    this.failures += 1;
+    const wait = Math.min(2 ** (this.failures - 1), LONGEST_WAIT_SECONDS);
+    const now = Date.now() / 1000;
+    this.store.update((current) => ({
+      link: { kind: "gone", since: current.link.kind === "gone" ? current.link.since : now, nextTry: now + wait },
+    }));
+    this.retryIn(wait);
+  }
+
+  private retryIn(seconds: number): void {
+    clearTimeout(this.retryTimer);
+    this.retryTimer = setTimeout(() => void this.connect(), seconds * 1000);
+  }
+
+  private onVisibility(): void {
+    clearTimeout(this.hiddenTimer);
+    if (document.hidden) this.hiddenTimer = setTimeout(() => this.close(), HIDDEN_MS);
+    else if (this.source === null && this.store.current.link.kind === "live") void this.connect();
+  }
+
+  private close(): void {
+    this.source?.close();
+    this.source = null;
+  }
+}
+
+function finite(points: readonly LossPoint[]): LossPoint[] {
+  return points.filter((point) => typeof point.loss === "number");
+}
+
+/** Node clock minus browser clock; the freshest snapshot of those seen is the least delayed. */
+function clockOffset(before: NodeStatus | null, known: number, status: NodeStatus, now: number): number {
+  const seen = status.time - now;
+  return before === null || before.started_at !== status.started_at ? seen : Math.max(known, seen);
+}

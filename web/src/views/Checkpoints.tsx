@@ -1,0 +1,81 @@
+// What is safe on disk, what a kill could lose now, and a button that saves at once.
+
+import { useState } from "preact/hooks";
+import type { NodeActions } from "../api/actions";
+import { CheckpointCard } from "../components/cards";
+import { Card } from "../components/parts";
+import { bytes, count, dateAndTime, duration, loss } from "../format";
+import type { NodeStatus } from "../state/node";
+
+interface Props {
+  status: NodeStatus;
+  nodeNow: number;
+  reachable: boolean;
+  actions: NodeActions;
+  onMessage: (text: string, failed: boolean) => void;
+}
+
+export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: Props) {
+  const [busy, setBusy] = useState(false);
+  const { checkpoints } = status;
+  const save = async () => {
+    setBusy(true);
+    try {
+      onMessage(await actions.saveCheckpoint(), false);
+    } catch (error) {
+      onMessage(error instanceof Error ? error.message : String(error), true);
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <div class="view">
+      <h1 class="view-title">Checkpoints</h1>
+      <div class="grid grid-two">
+        <CheckpointCard status={status} nodeNow={nodeNow} />
+        <Card title="Save now" hint={`It saves by itself about every ${duration(checkpoints.interval_seconds)}.`}>
+          <p>
+            <button type="button" class="button button-primary" disabled={busy || !reachable || !status.model} onClick={() => void save()}>
+              Save a checkpoint now
+            </button>
+          </p>
+          <p class="muted small">
+            Saving interrupts training for {(checkpoints.last_stall_seconds * 1000).toFixed(0)} ms; the writing happens beside it.
+          </p>
+        </Card>
+      </div>
+      <Card title="On disk" hint={checkpoints.folder} wide>
+        {checkpoints.generations.length === 0 ? <p class="muted">No checkpoint yet.</p> : <Generations status={status} />}
+      </Card>
+    </div>
+  );
+}
+
+function Generations({ status }: { status: NodeStatus }) {
+  return (
+    <div class="scroll">
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Step</th>
+            <th scope="col">Saved</th>
+            <th scope="col">Loss</th>
+            <th scope="col">Combinations</th>
+            <th scope="col">Size</th>
+          </tr>
+        </thead>
+        <tbody>
+          {status.checkpoints.generations.map((item) => (
+            <tr key={item.path}>
+              <th scope="row">{count(item.step)}</th>
+              <td>{dateAndTime(item.time)}</td>
+              <td>{loss(item.loss)}</td>
+              <td>{count(item.outer_step)}</td>
+              <td>{bytes(item.bytes)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

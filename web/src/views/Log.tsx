@@ -1,0 +1,67 @@
+// The node's log, newest at the bottom, filtered by level and text.
+
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { Card } from "../components/parts";
+import { clock, count } from "../format";
+import type { LogRecord } from "../state/node";
+
+const LEVELS = ["debug", "info", "warning", "error", "critical"];
+const SHOWN = 400;
+
+export function Log({ logs }: { logs: LogRecord[] }) {
+  const [level, setLevel] = useState("info");
+  const [search, setSearch] = useState("");
+  const [follow, setFollow] = useState(true);
+  const box = useRef<HTMLDivElement>(null);
+  const shown = useMemo(() => filtered(logs, level, search), [logs, level, search]);
+  useEffect(() => {
+    if (follow && box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [shown, follow]);
+  return (
+    <div class="view">
+      <h1 class="view-title">Log</h1>
+      <Card title="What the node said" wide>
+        <div class="log-options">
+          <label>
+            <span>Least level</span>
+            <select value={level} onChange={(event) => setLevel(event.currentTarget.value)}>
+              {LEVELS.map((name) => (
+                <option key={name}>{name}</option>
+              ))}
+            </select>
+          </label>
+          <label>
+            <span>Contains</span>
+            <input type="search" value={search} onInput={(event) => setSearch(event.currentTarget.value)} />
+          </label>
+          <label class="check">
+            <input type="checkbox" checked={follow} onChange={(event) => setFollow(event.currentTarget.checked)} />
+            <span>Follow new lines</span>
+          </label>
+        </div>
+        <div class="log" ref={box} tabIndex={0} role="log" aria-live="off" aria-label="Log lines">
+          {shown.map((record) => (
+            <div key={record.sequence} class={`log-line log-${record.level.toLowerCase()}`}>
+              <time>{clock(record.time)}</time>
+              <span class="log-level">{record.level.toLowerCase()}</span>
+              <span class="log-message">{record.message}</span>
+            </div>
+          ))}
+          {shown.length === 0 && <p class="muted">No lines.</p>}
+        </div>
+        <p class="muted small">
+          {count(shown.length)} of {count(logs.length)} lines. The complete log is in the data folder.
+        </p>
+      </Card>
+    </div>
+  );
+}
+
+function filtered(logs: LogRecord[], level: string, search: string): LogRecord[] {
+  const least = LEVELS.indexOf(level);
+  const wanted = search.trim().toLowerCase();
+  return logs
+    .filter((record) => LEVELS.indexOf(record.level.toLowerCase()) >= least)
+    .filter((record) => wanted === "" || record.message.toLowerCase().includes(wanted))
+    .slice(-SHOWN);
+}

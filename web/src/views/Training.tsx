@@ -1,0 +1,147 @@
+// The network's training: the five headline values, the curve, the proof that it learns, and who takes part.
+
+import { RoundCard } from "../components/cards";
+import { Card, Facts, Stat } from "../components/parts";
+import { LossCurve } from "../curve/LossCurve";
+import { ago, bigCount, count, layerRange, loss, shortId } from "../format";
+import type { GlobalView, NodeStatus } from "../state/node";
+import type { Dashboard } from "../state/store";
+import type { Tone } from "../words/verdict";
+
+interface Props {
+  dashboard: Dashboard;
+  status: NodeStatus;
+  nodeNow: number;
+}
+
+const CONVERGENCE: Record<NodeStatus["verification"]["status"], readonly [string, Tone]> = {
+  verified: ["Verified", "good"],
+  improving: ["Improving", "good"],
+  insufficient_data: ["Too early to tell", "busy"],
+  stalled: ["Stalled", "warn"],
+  diverged: ["Diverged", "bad"],
+  not_training: ["Not training", "warn"],
+};
+
+export function Training({ dashboard, status, nodeNow }: Props) {
+  const global = dashboard.global ?? alone(status);
+  const [convergence, tone] = CONVERGENCE[status.verification.status];
+  return (
+    <div class="view">
+      <h1 class="view-title">Training</h1>
+      <dl class="stats stats-five">
+        <Stat label="Training Nodes" value={count(global.training_nodes)} note="computers at work" />
+        <Stat label="Global Loss" value={loss(global.global_loss)} note="over all of them" />
+        <Stat label="Total Steps" value={count(global.total_steps)} note={`${bigCount(global.total_tokens)} tokens`} />
+        <Stat label="Data Shards" value={count(global.data_shards)} note={`${count(global.data_shards_covered)} read so far`} />
+        <Stat label="Model Convergence" value={convergence} tone={tone} note="on text never trained on" />
+      </dl>
+      <Card title="Loss" wide>
+        <LossCurve curve={dashboard.curve} unigramEntropy={status.training.unigram_entropy} />
+      </Card>
+      <div class="grid">
+        <Proof status={status} />
+        <RoundCard status={status} nodeNow={nodeNow} />
+        <ModelCard status={status} />
+      </div>
+      <Nodes status={status} nodeNow={nodeNow} />
+    </div>
+  );
+}
+
+function alone(status: NodeStatus): GlobalView {
+  return {
+    training_nodes: status.state === "training" ? 1 : 0,
+    global_loss: status.training.loss_ema,
+    total_steps: status.training.steps,
+    total_tokens: status.training.tokens,
+    data_shards: status.data?.total_shards ?? 0,
+    data_shards_covered: status.data?.shards_seen ?? 0,
+    is_converging: false,
+  };
+}
+
+function Proof({ status }: { status: NodeStatus }) {
+  const { held_out: held, held_out_sequences: sequences } = status.training;
+  const last = held[held.length - 1];
+  return (
+    <Card title="Does it really learn?" hint="Tested on the same held-out passages again and again.">
+      <p>{status.verification.reason}</p>
+      <p class="muted">{status.verification.action}</p>
+      <Facts
+        rows={[
+          ["Held-out passages", count(sequences)],
+          ["Tests so far", count(held.length)],
+          last ? ["Improvement", `${last.improvement.toFixed(3)} ± ${last.standard_error.toFixed(3)} nats a token`] : null,
+          ["Loss trend", status.verification.loss_trend.replaceAll("_", " ")],
+        ]}
+      />
+    </Card>
+  );
+}
+
+function ModelCard({ status }: { status: NodeStatus }) {
+  const { model, training, run } = status;
+  if (!model) return null;
+  const shape = model.architecture;
+  return (
+    <Card title="Model">
+      <Facts
+        rows={[
+          ["Parameters", bigCount(model.parameter_count)],
+          ["Shape", `${shape.layer_count} layers, width ${count(shape.hidden_size)}, ${shape.head_count} heads`],
+          ["Vocabulary", `${count(shape.vocabulary_size)} tokens`],
+          ["Context", `${count(shape.sequence_length)} tokens`],
+          ["Batch", `${count(training.sequences_per_step)} passages a step`],
+          ["Learning rate", training.lr.toExponential(2)],
+          run ? ["Run", <span class="mono">{shortId(run.run_id)}</span>] : null,
+        ]}
+      />
+      {run && <p class="muted small">{run.explanation}</p>}
+    </Card>
+  );
+}
+
+function Nodes({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
+  const { model, training } = status;
+  return (
+    <Card title="Nodes" wide>
+      <div class="scroll">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Node</th>
+              <th scope="col">Role</th>
+              <th scope="col">Layers</th>
+              <th scope="col">Loss</th>
+              <th scope="col">Tokens/s</th>
+              <th scope="col">Seen</th>
+            </tr>
+          </thead>
+          <tbody>
+            <tr>
+              <th scope="row">This computer</th>
+              <td>{model?.roles.join(", ") ?? "–"}</td>
+              <td>{model ? layerRange(model.layers) : "–"}</td>
+              <td>{loss(training.loss_ema)}</td>
+              <td>{count(training.tokens_per_second)}</td>
+              <td>now</td>
+            </tr>
+            {status.peers.map((peer) => (
+              <tr key={peer.node_id}>
+                <th scope="row" class="mono">
+                  {shortId(peer.node_id)}
+                </th>
+                <td>{peer.roles.join(", ")}</td>
+                <td>{layerRange(peer.layers)}</td>
+                <td>{loss(peer.loss_ema)}</td>
+                <td>{count(peer.tokens_per_second)}</td>
+                <td>{ago(peer.last_seen, nodeNow)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Card>
+  );
+}

@@ -1,0 +1,171 @@
+// The one-glance answers, in plain sentences. Pure: status in, words out.
+
+import { bigCount, choices, count, duration } from "../format";
+import type { NodeStatus } from "../state/node";
+
+export type Tone = "good" | "busy" | "warn" | "bad";
+
+export interface Answer {
+  question: string;
+  tone: Tone;
+  short: string;
+  sentence: string;
+}
+
+export interface VerdictWords {
+  headline: string;
+  tone: Tone;
+  answers: Answer[];
+}
+
+const WORDS_PER_TOKEN = 0.7; // English text, byte-level BPE of a few thousand to 32,000 entries: about 3/4
+
+/** `gone`: the node does not answer and the status is what it said last. */
+export function verdictWords(status: NodeStatus, now: number, gone: boolean): VerdictWords {
+  if (gone) return lastWords(status);
+  const working = isItWorking(status, now);
+  const helped = didItHelp(status);
+  const better = isItBetter(status);
+  return { headline: headline(status), tone: worst([working.tone, better.tone]), answers: [working, helped, better] };
+}
+
+function lastWords(status: NodeStatus): VerdictWords {
+  const sentence = "The node does not answer. Everything below is what it said last.";
+  const working: Answer = { question: "Is it working?", tone: "bad", short: "No answer", sentence };
+  return { headline: "The node does not answer.", tone: "bad", answers: [working, didItHelp(status), isItBetter(status)] };
+}
+
+function headline(status: NodeStatus): string {
+  switch (status.state) {
+    case "starting":
+      return "Your computer is getting ready to train.";
+    case "waiting_for_data":
+      return "Your computer is ready, but the training text has not arrived yet.";
+    case "paused":
+      return "Training is paused. Nothing is lost.";
+    case "not_training":
+      return "The node runs, but it does not train.";
+    case "failed":
+      return "Training stopped because of a problem.";
+    case "stopping":
+      return "The node is saving its work and stopping.";
+    case "training":
+      return trainingHeadline(status);
+  }
+}
+
+function trainingHeadline(status: NodeStatus): string {
+  switch (status.verification.status) {
+    case "verified":
+      return "Your computer is teaching a language model, and the model is really learning.";
+    case "improving":
+      return "Your computer is teaching a language model, and it is getting better.";
+    case "stalled":
+      return "Your computer is training, but the model has stopped getting better.";
+    case "diverged":
+      return "Your computer is training, but the model is getting worse.";
+    default:
+      return "Your computer is training. It is too early to tell how well.";
+  }
+}
+
+function isItWorking(status: NodeStatus, now: number): Answer {
+  const question = "Is it working?";
+  switch (status.state) {
+    case "training": {
+      const speed = status.training.tokens_per_second;
+      const sentence =
+        speed > 0
+          ? `It is training right now and reads about ${count(speed)} tokens (word pieces) a second.`
+          : "It is training; the first steps are being measured.";
+      return { question, tone: "good", short: "Yes", sentence };
+    }
+    case "starting": {
+      const stage = status.startup.find((item) => item.state === "running");
+      const sentence = stage ? `${stage.name}${stage.detail ? `: ${stage.detail}` : ""}.` : status.state_reason;
+      return { question, tone: "busy", short: "Starting", sentence };
+    }
+    case "paused": {
+      const left = status.paused_until == null ? "" : ` It goes on by itself in ${duration(status.paused_until - now)}.`;
+      return { question, tone: "warn", short: "Paused", sentence: `${status.state_reason}${left}` };
+    }
+    case "waiting_for_data":
+      return { question, tone: "warn", short: "Waiting", sentence: status.state_reason };
+    case "stopping":
+      return { question, tone: "busy", short: "Stopping", sentence: status.state_reason };
+    case "not_training":
+      return { question, tone: "warn", short: "Not training", sentence: status.state_reason };
+    case "failed":
+      return { question, tone: "bad", short: "No", sentence: status.state_reason };
+  }
+}
+
+function didItHelp(status: NodeStatus): Answer {
+  const question = "Did my computer help?";
+  const { steps, tokens } = status.training;
+  if (steps === 0) {
+    return { question, tone: "busy", short: "Not yet", sentence: "It has not finished its first learning step yet." };
+  }
+  const others = status.peers.length;
+  const company =
+    others === 0
+      ? "It trains on its own, so all of this progress is yours."
+      : `It works together with ${count(others)} other ${others === 1 ? "computer" : "computers"}.`;
+  const words = bigCount(tokens * WORDS_PER_TOKEN);
+  const sentence = `It read ${bigCount(tokens)} tokens (about ${words} words) in ${count(steps)} learning steps. ${company}`;
+  return { question, tone: "good", short: "Yes", sentence };
+}
+
+function isItBetter(status: NodeStatus): Answer {
+  const question = "Is the model getting better?";
+  const { status: verdict, reason } = status.verification;
+  const measured = improvementSentence(status);
+  switch (verdict) {
+    case "verified":
+      return { question, tone: "good", short: "Yes, verified", sentence: measured ?? reason };
+    case "improving":
+      return { question, tone: "good", short: "It looks like it", sentence: measured ?? reason };
+    case "insufficient_data":
+      return { question, tone: "busy", short: "Too early to tell", sentence: reason };
+    case "stalled":
+      return { question, tone: "warn", short: "Not at the moment", sentence: reason };
+    case "diverged":
+      return { question, tone: "bad", short: "No", sentence: reason };
+    case "not_training":
+      return { question, tone: "warn", short: "It is not training", sentence: measured ?? reason };
+  }
+}
+
+/** Loss falls from a to b: exp(loss) is the number of equally likely choices that would be as hard to guess. */
+function improvementSentence(status: NodeStatus): string | null {
+  const held = status.training.held_out;
+  const first = held[0];
+  const last = held[held.length - 1];
+  if (!first || !last || first === last || last.loss >= first.loss) return null;
+  return (
+    `On text it never trained on, guessing the next token was at first like choosing among ` +
+    `${choices(first.loss)} equally likely ones; now among ${choices(last.loss)}.`
+  );
+}
+
+const ORDER: Tone[] = ["good", "busy", "warn", "bad"];
+
+function worst(tones: Tone[]): Tone {
+  return tones.reduce((a, b) => (ORDER.indexOf(b) > ORDER.indexOf(a) ? b : a), "good" as Tone);
+}
+
+export const STATE_NAMES: Record<NodeStatus["state"], string> = {
+  starting: "Starting",
+  waiting_for_data: "Waiting for data",
+  training: "Training",
+  paused: "Paused",
+  not_training: "Not training",
+  failed: "Stopped by a problem",
+  stopping: "Stopping",
+};
+
+export function stateTone(state: NodeStatus["state"]): Tone {
+  if (state === "training") return "good";
+  if (state === "failed") return "bad";
+  return state === "starting" || state === "stopping" ? "busy" : "warn";
+}
