@@ -1,0 +1,97 @@
+"""Bodies of the OpenAI-compatible routes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from neuroshard.api.bodies.base import Answer, Question, Text
+
+MOST_COMPLETION_TOKENS = 2_048
+Prompt = Annotated[str, Field(max_length=200_000)]
+StopSequence = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class StreamOptions(Question):
+    """Options of a streamed completion."""
+
+    include_usage: bool = False
+
+
+class CompletionRequest(Question):
+    """POST /v1/completions; members of OpenAI's call that would change the answer are refused, not ignored."""
+
+    model: str = Field(default="neuroshard", max_length=200)
+    prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=1)]
+    max_tokens: int = Field(default=16, ge=1, le=MOST_COMPLETION_TOKENS)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    stop: StopSequence | Annotated[list[StopSequence], Field(max_length=4)] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    echo: bool = False
+    n: Literal[1] = 1
+    best_of: Literal[1] = 1
+    logprobs: None = None
+    suffix: None = None
+    presence_penalty: float = Field(default=0, ge=0, le=0)
+    frequency_penalty: float = Field(default=0, ge=0, le=0)
+    user: str | None = Field(default=None, max_length=200)
+
+    @property
+    def prompt_text(self) -> str:
+        """The one prompt."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+
+    @property
+    def stop_sequences(self) -> tuple[str, ...]:
+        """The stop sequences, none to four."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class Choice(Answer):
+    """One continuation, or a piece of it."""
+
+    text: Text
+    index: int = 0
+    logprobs: None = None
+    finish_reason: str | None = Field(default=None, description='"stop" or "length"; null in all but the last piece')
+
+
+class Usage(Answer):
+    """Real tokens of the model's own tokenizer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionBody(Answer):
+    """Answer of POST /v1/completions, and the shape of each streamed piece."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class ModelCard(Answer):
+    """One name under which the model in training answers."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+class ModelsBody(Answer):
+    """GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

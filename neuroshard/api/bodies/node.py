@@ -1,0 +1,311 @@
+"""Answers about this node: status, pipeline, peers, data, checkpoints, configuration and logs."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from neuroshard.api.bodies.base import Answer, Number, Text
+from neuroshard.status.snapshot import LossTrend, NodeState, StageState, Verdict
+from neuroshard.types import Role
+
+
+class Layers(Answer):
+    """Layers start, start + 1, ... stop - 1."""
+
+    start: int
+    stop: int
+
+
+class ArchitectureBody(Answer):
+    """Shape of the Llama-like model."""
+
+    hidden_size: int
+    layer_count: int
+    head_count: int
+    key_value_head_count: int
+    feed_forward_size: int
+    vocabulary_size: int
+    sequence_length: int
+    rope_theta: Number
+    norm_epsilon: Number
+
+
+class StartupStageBody(Answer):
+    """One line of the start-up progress."""
+
+    name: Text
+    state: StageState
+    detail: Text
+    fraction: Number = Field(description="0..1 when it can be told")
+
+
+class ModelBody(Answer):
+    """The model this node holds, or its part of it."""
+
+    architecture: ArchitectureBody
+    parameter_count: int
+    layers: Layers
+    roles: list[Role]
+
+
+class MemoryBody(Answer):
+    """Memory tier and limits in MB of 10**6 bytes."""
+
+    tier_mb: int
+    limit_mb: int
+    limit_source: Text
+    need_mb: int
+    resident_mb: int
+    peak_mb: int
+
+
+class RunBody(Answer):
+    """The run this node serves."""
+
+    run_id: str
+    is_own: bool
+    is_demo: bool
+    explanation: Text
+
+
+class HeldOutBody(Answer):
+    """One evaluation on the pinned held-out sequences, nats a token."""
+
+    step: int
+    time: Number
+    loss: Number
+    improvement: Number
+    standard_error: Number
+
+
+class TrainingBody(Answer):
+    """Progress of the inner steps on this node."""
+
+    steps: int
+    tokens: int
+    loss: Number
+    loss_ema: Number
+    lr: Number
+    tokens_per_second: Number
+    step_seconds: Number
+    batch_size: int
+    sequences_per_step: int
+    skipped_steps: int
+    precision: str
+    held_out: list[HeldOutBody]
+    held_out_sequences: int
+    unigram_entropy: Number
+
+
+class VerificationBody(Answer):
+    """Whether the model is really learning, in words."""
+
+    training_verified: bool
+    status: Verdict
+    reason: Text
+    action: Text
+    loss_trend: LossTrend
+
+
+class DilocoBody(Answer):
+    """Outer steps of this node."""
+
+    inner_step: int
+    inner_steps_total: int
+    outer_steps: int
+    last_sync: Number
+    members: int
+    lone_outer: str
+    explanation: Text
+    state_root: str
+    certified_root: str
+    successful_syncs: int
+    failed_syncs: int
+
+
+class DownloadBody(Answer):
+    """What the data client is fetching."""
+
+    name: Text
+    bytes_done: int
+    bytes_total: int | None
+    bytes_per_second: Number
+    attempt: int
+    error: Text | None
+    retry_at: Number
+
+
+class DataBody(Answer):
+    """Genesis data on this node."""
+
+    source: Text
+    verified: bool
+    explanation: Text
+    is_demo: bool
+    total_shards: int
+    total_tokens: int
+    held_out_shards: int
+    shard: int | None
+    shard_windows_done: int
+    shard_windows_total: int
+    passes: int
+    shards_seen: int
+    rotations: int
+    last_rotation_reason: Text
+    cached_shards: int
+    cached_bytes: int
+    cache_limit_bytes: int
+    next_shard_ready: bool
+    downloads: list[DownloadBody]
+
+
+class CheckpointGenerationBody(Answer):
+    """One restorable state on disk."""
+
+    step: int
+    outer_step: int
+    time: Number
+    loss: Number
+    bytes: int
+    path: Text
+
+
+class CheckpointsBody(Answer):
+    """What is safe on disk and what a kill at this moment could lose."""
+
+    folder: Text
+    generations: list[CheckpointGenerationBody]
+    last_saved_step: int | None
+    last_saved_time: Number
+    interval_seconds: Number
+    could_lose: Text
+    could_lose_steps: int
+    could_lose_seconds: Number
+    last_write_seconds: Number
+    last_stall_seconds: Number
+    alarm: Text | None
+    restored: Text | None
+
+
+class ThreadBody(Answer):
+    """CPU use of one thread, in cores."""
+
+    name: Text
+    cores: Number
+
+
+class ResourcesBody(Answer):
+    """What the node uses of this computer."""
+
+    device: str
+    device_name: Text
+    cpu_cores: Number
+    cpu_threads_limit: int
+    disk_free_bytes: int
+    disk_used_bytes: int
+    gpu_memory_bytes: int | None
+    gpu_memory_total_bytes: int | None
+    gpu_utilisation: Number
+    threads: list[ThreadBody]
+
+
+class PeerBody(Answer):
+    """Another node, as its last verified report describes it."""
+
+    node_id: str
+    wallet_id: str
+    roles: list[Role]
+    layers: Layers
+    loss_ema: Number
+    tokens_per_second: Number
+    last_seen: Number
+
+
+class StatusBody(Answer):
+    """GET /api/status: the whole snapshot but for the training curve."""
+
+    version: str
+    started_at: Number
+    time: Number = Field(description="of this snapshot, seconds since the epoch")
+    uptime_seconds: Number
+    state: NodeState
+    state_reason: Text
+    startup: list[StartupStageBody]
+    node_id: str | None
+    wallet_id: str | None
+    data_dir: Text
+    is_demo: bool
+    paused_until: Number
+    warnings: list[Text]
+    roles: list[Role]
+    layers: Layers | None
+    device: str
+    architecture: ArchitectureBody | None
+    model: ModelBody | None
+    memory: MemoryBody | None
+    run: RunBody | None
+    training: TrainingBody
+    verification: VerificationBody
+    diloco: DilocoBody
+    data: DataBody | None
+    checkpoints: CheckpointsBody
+    resources: ResourcesBody
+    peers: list[PeerBody]
+
+
+class StageBody(Answer):
+    """One stage of the pipeline and who holds it."""
+
+    stage: int
+    layers: Layers
+    roles: list[Role]
+    holders: list[str] = Field(description="node ids; this node first")
+
+
+class PipelineBody(Answer):
+    """GET /api/pipeline: stages, and which layers somebody holds."""
+
+    stages: list[StageBody]
+    layer_count: int
+    layers_covered: int
+    coverage: Number = Field(description="share of the layers that at least one node holds, 0..1")
+    complete: bool
+
+
+class PeersBody(Answer):
+    """GET /api/peers."""
+
+    count: int
+    peers: list[PeerBody]
+
+
+class DataAnswer(Answer):
+    """GET /api/data; `data` is null until the manifest was read."""
+
+    data: DataBody | None
+
+
+class HealthBody(Answer):
+    """GET /health: the process answers."""
+
+    status: str = Field(description='"ok", or "stale" when the node published nothing for 30 s')
+    state: NodeState
+    version: str
+    snapshot_age_seconds: Number
+
+
+class LogRecordBody(Answer):
+    """One line of the log; `sequence` grows by one a line."""
+
+    sequence: int
+    time: Number
+    level: str
+    logger: str
+    message: Text
+
+
+class LogsBody(Answer):
+    """GET /api/logs: lines after a sequence number, oldest first."""
+
+    records: list[LogRecordBody]
+    last_sequence: int = Field(description="give it as `after` in the next call")

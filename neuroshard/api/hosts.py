@@ -1,0 +1,63 @@
+"""Which Host and Origin headers belong to this node: the defence against DNS rebinding and foreign pages."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound
+HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::(?P<port>[0-9]{1,5}))?")
+
+
+@dataclass(frozen=True)
+class HostPolicy:
+    """The names under which this node answers, and its port."""
+
+    names: frozenset[str]  # lower case, IPv6 in brackets
+    port: int
+    any_address: bool  # bound to every address of this computer: then any literal address names it
+
+    @classmethod
+    def for_host(cls, host: str, port: int) -> HostPolicy:
+        """Policy of a server bound to `host` (a name or an address) and `port`."""
+        names = set(LOOPBACK_NAMES)
+        if host in WILDCARDS:
+            own = socket.gethostname().lower()
+            names |= {own, f"{own}.local"}
+        else:
+            names.add(f"[{host.lower()}]" if ":" in host else host.lower())
+        return cls(frozenset(names), port, host in WILDCARDS)
+
+    def allows(self, host_header: str) -> bool:
+        """Whether a request with this Host header means this node."""
+        match = HOST_HEADER.fullmatch(host_header.lower())
+        if match is None:
+            return False
+        if match["port"] is not None and int(match["port"]) != self.port:
+            return False
+        # A literal address cannot be rebound: a page that names it was served by it.
+        return match["name"] in self.names or (self.any_address and is_address(match["name"]))
+
+
+def is_address(name: str) -> bool:
+    """Whether the name part of a Host header is a literal address."""
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server bound to `host` can be reached from this computer only."""
+    if host == "localhost":
+        return True
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def origin_of(host_header: str) -> str:
+    """The Origin of a page that was served under this Host header."""
+    return f"http://{host_header.lower()}"

@@ -1,0 +1,104 @@
+"""The snapshot and the counters as Prometheus text; a registry of its own each time, nothing global."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from neuroshard.status.snapshot import NodeState, NodeStatus
+from neuroshard.telemetry.counters import CounterValue
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+PREFIX: Final = "neuroshard_"
+
+
+def metrics_text(status: NodeStatus, counters: Sequence[CounterValue], now: float) -> bytes:
+    """Everything a scrape sees at the time `now`, seconds since the epoch."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Values([*snapshot_metrics(status, now), *_counted(counters)]))
+    return generate_latest(registry)
+
+
+class _Values(Collector):
+    """Hands ready values to a registry."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = tuple(metrics)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing to check for duplicates: the registry holds this collector only."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The values."""
+        return self._metrics
+
+
+def snapshot_metrics(status: NodeStatus, now: float) -> Iterator[Metric]:
+    """Gauges and counters of one snapshot; what is not known is left out."""
+    yield InfoMetricFamily(PREFIX + "node", "This node", {"version": status.version, "node_id": status.node_id or ""})
+    states = GaugeMetricFamily(PREFIX + "state", "1 for the state the node is in", labels=["state"])
+    for state in NodeState:
+        states.add_metric([state.value], 1.0 if status.state is state else 0.0)
+    yield states
+    yield from _gauges(status, now)
+    yield from _totals(status)
+
+
+def _gauges(status: NodeStatus, now: float) -> Iterator[Metric]:
+    training, held_out, memory = status.training, status.training.held_out, status.memory
+    values: list[tuple[str, str, float | None]] = [
+        ("uptime_seconds", "Seconds since the start", now - status.started_at),
+        ("snapshot_age_seconds", "Age of the newest snapshot", now - status.time),
+        (
+            "training_verified",
+            "1 when held-out data shows that the model learns",
+            status.verification.training_verified,
+        ),
+        ("loss", "Loss of the last step, nats a token", training.loss),
+        ("loss_ema", "Smoothed training loss, nats a token", training.loss_ema),
+        ("held_out_loss", "Loss on the pinned held-out sequences", held_out[-1].loss if held_out else None),
+        ("learning_rate", "Inner learning rate", training.lr),
+        ("tokens_per_second", "Tokens trained on a second", training.tokens_per_second),
+        ("step_seconds", "Duration of an inner step", training.step_seconds),
+        ("inner_step", "Inner steps since the last outer step", status.diloco.inner_step),
+        ("peers", "Other nodes", len(status.peers)),
+        ("memory_limit_bytes", "Memory limit", memory.limit_mb * 1e6 if memory else None),
+        ("resident_memory_bytes", "Resident memory", memory.resident_mb * 1e6 if memory else None),
+        ("cpu_cores", "CPU use of this process, in cores", status.resources.cpu_cores),
+        ("disk_free_bytes", "Free space of the data folder's disk", status.resources.disk_free_bytes),
+        ("checkpoint_could_lose_steps", "Steps that a kill now would lose", status.checkpoints.could_lose_steps),
+    ]
+    for name, help_text, value in values:
+        if value is not None and isfinite(value):
+            yield GaugeMetricFamily(PREFIX + name, help_text, value)
+    threads = GaugeMetricFamily(PREFIX + "thread_cpu_cores", "CPU use of a thread, in cores", labels=["thread"])
+    for thread in status.resources.threads:
+        if isfinite(thread.cores):
+            threads.add_metric([thread.name], thread.cores)
+    yield threads
+
+
+def _totals(status: NodeStatus) -> Iterator[Metric]:
+    values = [
+        ("steps", "Inner steps", status.training.steps),
+        ("tokens", "Tokens trained on", status.training.tokens),
+        ("skipped_steps", "Steps skipped for a non-finite loss or gradient", status.training.skipped_steps),
+        ("outer_steps", "Outer steps", status.diloco.outer_steps),
+        ("successful_syncs", "Rounds that completed", status.diloco.successful_syncs),
+        ("failed_syncs", "Rounds that were aborted", status.diloco.failed_syncs),
+        ("shard_rotations", "Changes of the data shard", status.data.rotations if status.data else 0),
+    ]
+    for name, help_text, value in values:
+        yield CounterMetricFamily(PREFIX + name, help_text, value)
+
+
+def _counted(counters: Sequence[CounterValue]) -> Iterator[Metric]:
+    for counter in counters:
+        yield CounterMetricFamily(f"{PREFIX}events_{counter.name}", counter.help, counter.value)

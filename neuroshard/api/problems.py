@@ -1,0 +1,186 @@
+"""Errors as RFC 9457 problem documents: one table from error class to status, one shape for all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from neuroshard.errors import (
+    CheckpointError,
+    DataError,
+    DataUnavailableError,
+    DiskFullError,
+    NetworkRefusedError,
+    NeuroShardError,
+    NotReadyError,
+    StorageError,
+    TokenError,
+    UsageError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+MOST_DETAIL_CHARACTERS = 1_000
+
+
+class AccessDeniedError(NeuroShardError):
+    """A request that comes from somewhere it must not come from."""
+
+
+class MissingSecretError(NeuroShardError):
+    """A request without the API secret, or with a wrong one."""
+
+
+class BodyTooLargeError(NeuroShardError):
+    """A request body above the limit."""
+
+
+class RequestTooSlowError(NeuroShardError):
+    """A request whose body did not arrive in time."""
+
+
+class UnknownModelError(NeuroShardError):
+    """A completion asked from a model that is not here."""
+
+
+class TooManyRequestsError(NeuroShardError):
+    """More completions at once than the node carries."""
+
+
+class CommandTimeoutError(NeuroShardError):
+    """A command that was not answered within its deadline; it may still be carried out."""
+
+
+# From special to general: the first class an error is an instance of decides.
+STATUS_OF_ERROR: tuple[tuple[type[NeuroShardError], int], ...] = (
+    (AccessDeniedError, 403),
+    (MissingSecretError, 401),
+    (BodyTooLargeError, 413),
+    (RequestTooSlowError, 408),
+    (UnknownModelError, 404),
+    (TooManyRequestsError, 429),
+    (CommandTimeoutError, 504),
+    (NotReadyError, 503),
+    (DataUnavailableError, 503),
+    (DiskFullError, 507),
+    (UsageError, 422),
+    (TokenError, 422),
+    (CheckpointError, 500),
+    (StorageError, 500),
+    (DataError, 500),
+    (NetworkRefusedError, 502),
+    (NeuroShardError, 500),
+)
+HEADERS_OF_STATUS: Mapping[int, Mapping[str, str]] = {
+    401: {"WWW-Authenticate": 'Bearer realm="NeuroShard"'},
+    408: {"Connection": "close"},
+    413: {"Connection": "close"},
+    429: {"Retry-After": "2"},
+    503: {"Retry-After": "5"},
+}
+
+
+class ProblemError(BaseModel):
+    """One member of a request that was refused."""
+
+    location: str
+    message: str
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457 problem document; `action` says what to do, `error` is OpenAI's shape (only below /v1)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    action: str | None = None
+    errors: list[ProblemError] | None = None
+    error: dict[str, str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error on its way to the client."""
+
+    status: int
+    detail: str
+    action: str = ""
+    kind: str = "about:blank"
+    errors: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def problem_of(error: Exception) -> Problem:
+    """What a client is told about an error; nothing of an unexpected one."""
+    match error:
+        case NeuroShardError():
+            status = next(status for kind, status in STATUS_OF_ERROR if isinstance(error, kind))
+            return Problem(status, error.message, error.action, kind=_kind(error))
+        case HTTPException():
+            return Problem(error.status_code, str(error.detail), headers=error.headers or {})
+        case RequestValidationError():
+            errors = tuple((_location(entry["loc"]), str(entry["msg"])) for entry in error.errors())
+            return Problem(422, "; ".join(f"{where}: {what}" for where, what in errors), errors=errors)
+        case _:
+            return Problem(500, "The node met an unexpected error; its log says more.", "Look at the node's log.")
+
+
+def render(problem: Problem, path: str) -> Response:
+    """The problem document as a response to a request for `path`."""
+    title = HTTPStatus(problem.status).phrase
+    detail = problem.detail[:MOST_DETAIL_CHARACTERS]
+    body: dict[str, object] = {
+        "type": problem.kind,
+        "title": title,
+        "status": problem.status,
+        "detail": detail,
+        "instance": path,
+    }
+    if problem.action:
+        body["action"] = problem.action
+    if problem.errors:
+        body["errors"] = [{"location": where, "message": what} for where, what in problem.errors[:32]]
+    if path.startswith("/v1/"):  # clients of OpenAI's API read this member
+        body["error"] = openai_error(problem)
+    headers = {**HEADERS_OF_STATUS.get(problem.status, {}), **problem.headers}
+    # ASCII escapes: whatever a client sent, even half a surrogate pair, can be told back to it
+    return Response(json.dumps(body, ensure_ascii=True), problem.status, headers, MEDIA_TYPE)
+
+
+def openai_error(problem: Problem) -> dict[str, str | None]:
+    """The error object of OpenAI's API."""
+    kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+    fallback = "invalid_request_error" if problem.status < 500 else "server_error"
+    code = "model_not_found" if problem.kind == "urn:neuroshard:problem:unknown-model" else None
+    message = f"{problem.detail} {problem.action}".strip()[:MOST_DETAIL_CHARACTERS]
+    return {"message": message, "type": kind.get(problem.status, fallback), "param": None, "code": code}
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Make an application answer the errors that a route or its validation raises with problem documents."""
+
+    async def respond(request: Request, error: Exception) -> Response:
+        return render(problem_of(error), request.url.path)
+
+    for kind in (NeuroShardError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, respond)
+
+
+def _kind(error: NeuroShardError) -> str:
+    """A stable name of the error's class: UnknownModelError is urn:neuroshard:problem:unknown-model."""
+    name = type(error).__name__.removesuffix("Error")
+    words = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)
+    return f"urn:neuroshard:problem:{words.lstrip('-')}"
+
+
+def _location(parts: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in parts)

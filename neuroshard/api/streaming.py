@@ -1,0 +1,68 @@
+"""Responses that last: they notice at once when their client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+EVENT_STREAM = "text/event-stream"
+Result = TypeVar("Result")
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before the answer was ready."""
+
+
+class WatchedStream(StreamingResponse):
+    """Writes chunks until they end; `stop` is called when the client goes away, `finished` always and once."""
+
+    def __init__(self, chunks: AsyncGenerator[bytes], stop: Callable[[], None], finished: Callable[[], None]) -> None:
+        super().__init__(chunks, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+        self._chunks = chunks
+        self._stop = stop
+        self._finished = finished
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream the response."""
+        del scope
+        watcher = asyncio.get_running_loop().create_task(self._watch(receive))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async with aclosing(self._chunks) as chunks:
+                async for chunk in chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watcher.cancel()
+            self._finished()
+
+    async def _watch(self, receive: Receive) -> None:
+        await disconnected(receive)
+        self._stop()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`. Raises ClientGoneError, after cancelling the work, when the client goes away first."""
+    loop = asyncio.get_running_loop()
+    result = loop.create_task(work)
+    gone = loop.create_task(disconnected(request.receive))
+    try:
+        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientGoneError
+        return result.result()
+    finally:
+        result.cancel()
+        gone.cancel()

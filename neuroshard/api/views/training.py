@@ -1,0 +1,190 @@
+"""Snapshot to answers about training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from typing import TypeVar
+
+from neuroshard.api.bodies.node import Layers
+from neuroshard.api.bodies.training import (
+    DilocoProgress,
+    GlobalBody,
+    HistoryBody,
+    HistoryHeldOut,
+    HistoryPoint,
+    LocalNode,
+    NetworkNode,
+    VerifyBody,
+)
+from neuroshard.status.snapshot import DilocoStatus, LossTrend, NodeState, NodeStatus, Verdict
+from neuroshard.types import Role
+
+MOST_POINTS = 1_000
+Item = TypeVar("Item")
+
+
+def verify_view(status: NodeStatus) -> VerifyBody:
+    """GET /api/training/verify."""
+    verification, training = status.verification, status.training
+    held_out = training.held_out
+    return VerifyBody(
+        training_verified=verification.training_verified,
+        status=verification.status,
+        reason=verification.reason,
+        action=verification.action,
+        loss_trend=verification.loss_trend,
+        hash_agreement_rate=hash_agreement_rate(status.diloco),
+        sync_success_rate=sync_success_rate(status.diloco),
+        global_loss=global_loss(status),
+        local_loss=training.loss_ema,
+        initial_loss=status.history[0].loss if status.history else None,
+        steps=training.steps,
+        held_out_loss=held_out[-1].loss if held_out else None,
+        held_out_initial_loss=held_out[0].loss if held_out else None,
+        unigram_entropy=training.unigram_entropy,
+    )
+
+
+def global_view(status: NodeStatus) -> GlobalBody:
+    """GET /api/training/global."""
+    data, diloco, verification = status.data, status.diloco, status.verification
+    return GlobalBody(
+        training_nodes=len(status.peers) + (status.state is NodeState.TRAINING),
+        global_loss=global_loss(status),
+        global_min_loss=min(_finite(point.loss for point in status.history), default=None),
+        total_steps=status.training.steps,
+        total_tokens=status.training.tokens,
+        data_shards=data.total_shards if data else 0,
+        data_shards_covered=data.shards_seen if data else 0,
+        hash_agreement_rate=hash_agreement_rate(diloco),
+        model_hashes={status.node_id: diloco.state_root} if status.node_id and diloco.state_root else {},
+        loss_trend=verification.loss_trend,
+        training_verified=verification.training_verified,
+        is_converging=is_converging(status),
+        successful_syncs=diloco.successful_syncs,
+        failed_syncs=diloco.failed_syncs,
+        sync_success_rate=sync_success_rate(diloco),
+        diloco=diloco_progress(diloco),
+        nodes=network_nodes(status),
+        local=local_node(status),
+    )
+
+
+def history_view(status: NodeStatus) -> HistoryBody:
+    """GET /api/training/history."""
+    return HistoryBody(
+        points=[HistoryPoint.model_validate(point) for point in thin_out(status.history, MOST_POINTS)],
+        held_out=[HistoryHeldOut.model_validate(point) for point in thin_out(status.training.held_out, MOST_POINTS)],
+    )
+
+
+def thin_out(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` (>= 2) items evenly over the sequence, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    last = len(items) - 1
+    return [items[index * last // (most - 1)] for index in range(most)]
+
+
+def hash_agreement_rate(diloco: DilocoStatus) -> float:
+    """Share of the last round's members whose root is the certified one, as far as this node can tell; alone 1."""
+    return 1.0 if diloco.members <= 1 or diloco.state_root == diloco.certified_root else 0.0
+
+
+def sync_success_rate(diloco: DilocoStatus) -> float | None:
+    """Successful rounds of all rounds with somebody else; None when there was none."""
+    rounds = diloco.successful_syncs + diloco.failed_syncs
+    return None if diloco.members <= 1 or rounds == 0 else diloco.successful_syncs / rounds
+
+
+def global_loss(status: NodeStatus) -> float | None:
+    """Mean of the nodes' loss EMAs, weighted by their tokens a second; None before the first loss."""
+    pairs = [(status.training.loss_ema, status.training.tokens_per_second)]
+    pairs += [(peer.loss_ema, peer.tokens_per_second) for peer in status.peers]
+    known = [(loss, max(weight, 0.0)) for loss, weight in pairs if loss is not None and isfinite(loss + weight)]
+    total = sum(weight for _, weight in known)
+    if total > 0:
+        return sum(loss * (weight / total) for loss, weight in known)
+    return sum(loss for loss, _ in known) / len(known) if known else None
+
+
+def is_converging(status: NodeStatus) -> bool:
+    """Whether the model gets better now."""
+    verification = status.verification
+    return verification.status is not Verdict.DIVERGED and (
+        verification.training_verified or verification.loss_trend is LossTrend.IMPROVING
+    )
+
+
+def diloco_progress(diloco: DilocoStatus) -> DilocoProgress:
+    """Progress of the inner steps towards the next outer step."""
+    total = diloco.inner_steps_total
+    return DilocoProgress(
+        inner_step=diloco.inner_step,
+        inner_steps_total=total,
+        progress=min(1.0, max(0.0, diloco.inner_step / total)) if total > 0 else 0.0,
+        outer_steps=diloco.outer_steps,
+        last_sync=diloco.last_sync,
+        members=diloco.members,
+        lone_outer=diloco.lone_outer,
+        explanation=diloco.explanation,
+    )
+
+
+def network_nodes(status: NodeStatus) -> list[NetworkNode]:
+    """This node, once it knows its id, and its peers."""
+    local = local_node(status)
+    nodes = [
+        NetworkNode(
+            node_id=peer.node_id,
+            wallet_id=peer.wallet_id,
+            roles=list(peer.roles),
+            role=_role_words(peer.roles),
+            layers=Layers.model_validate(peer.layers),
+            loss=peer.loss_ema,
+            tokens_per_second=peer.tokens_per_second,
+            last_seen=peer.last_seen,
+            is_local=False,
+        )
+        for peer in status.peers
+    ]
+    if status.node_id is None:
+        return nodes
+    me = NetworkNode(
+        node_id=status.node_id,
+        wallet_id=status.wallet_id,
+        roles=local.roles,
+        role=_role_words(local.roles),
+        layers=local.layers,
+        loss=local.loss_ema,
+        tokens_per_second=local.tokens_per_second,
+        last_seen=status.time,
+        is_local=True,
+    )
+    return [me, *nodes]
+
+
+def local_node(status: NodeStatus) -> LocalNode:
+    """This node's own part."""
+    training, model = status.training, status.model
+    return LocalNode(
+        node_id=status.node_id,
+        state=status.state,
+        roles=list(model.roles) if model else [],
+        layers=Layers.model_validate(model.layers) if model else None,
+        loss=training.loss,
+        loss_ema=training.loss_ema,
+        steps=training.steps,
+        tokens=training.tokens,
+        tokens_per_second=training.tokens_per_second,
+        skipped_steps=training.skipped_steps,
+    )
+
+
+def _role_words(roles: Sequence[Role]) -> str:
+    return "+".join(roles)
+
+
+def _finite(values: Iterable[float]) -> Iterable[float]:
+    return (value for value in values if isfinite(value))

@@ -1,0 +1,83 @@
+"""An application around a fake node, called without a socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import anyio
+import httpx
+from fake_node import FakeNode
+from fastapi import FastAPI
+
+from neuroshard.api.app import ApiContext, ApiLimits, create_app
+from neuroshard.telemetry.ring import LogRing
+from neuroshard.types import JsonValue
+
+SECRET = "a-secret-of-the-tests-that-is-long-enough"
+PORT = 8000
+
+
+@dataclass
+class Api:
+    """One application, its node and ways to call it."""
+
+    node: FakeNode
+    context: ApiContext
+    app: FastAPI
+
+    @property
+    def secret(self) -> dict[str, str]:
+        """Headers of the owner."""
+        return {"Authorization": f"Bearer {self.context.secret}"}
+
+    @property
+    def base_url(self) -> str:
+        """Where the application is."""
+        return f"http://127.0.0.1:{self.context.port}"
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: dict[str, str] | None = None,
+        json: object = None,
+        content: bytes | None = None,
+    ) -> httpx.Response:
+        """One request without a socket."""
+
+        async def request() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url=self.base_url) as client:
+                return await client.request(method, path, headers=headers, json=json, content=content)
+
+        return anyio.run(request)
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        """GET."""
+        return self.call("GET", path, headers=headers)
+
+    def command(self, method: str, path: str, json: object = None) -> httpx.Response:
+        """A call of the owner."""
+        return self.call(method, path, headers=self.secret, json=json)
+
+
+def config_view() -> JsonValue:
+    """What the composition root shows."""
+    return {"settings": {"port": PORT, "broken": float("nan")}, "sources": {"port": "default"}}
+
+
+def make_api(node: FakeNode, *, host: str = "127.0.0.1", port: int = PORT, limits: ApiLimits | None = None) -> Api:
+    """An application for a node."""
+    context = ApiContext(
+        board=node.board,
+        commands=node.commands,
+        log_ring=LogRing(capacity=1_000),
+        secret=SECRET,
+        config_view=config_view,
+        host=host,
+        port=port,
+        limits=limits if limits is not None else ApiLimits(),
+        clock=lambda: 1_061.0,
+    )
+    return Api(node, context, create_app(context))
