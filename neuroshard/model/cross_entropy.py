@@ -10,38 +10,41 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 IGNORED_LABEL = -100
-CHUNK_BYTES = 16 << 20  # of fp32 logits: small enough to stay near the cache, large enough for full matmul speed
+CPU_CHUNK_BYTES = 16 << 20  # of fp32 logits: near the cache, and large enough for full matmul speed
+ACCELERATOR_CHUNK_BYTES = 256 << 20  # kernels there need some thousand rows to be busy
 
 
-def chunk_rows(vocabulary_size: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Rows of logits computed at once: as many fp32 rows as fit chunk_bytes, but at least 16."""
-    return max(16, chunk_bytes // (4 * vocabulary_size))
+def chunk_rows(vocabulary_size: int, chunk_bytes: int) -> int:
+    """Rows of logits computed at once: as many fp32 rows as fit chunk_bytes, in sixteens, but at least 16."""
+    return max(16, chunk_bytes // (64 * vocabulary_size) * 16)
 
 
-def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int | None = None) -> Tensor:
     """Sum of -log softmax(hidden W^T)[label] over rows whose label is not -100.
 
     hidden (n, d), weight (vocabulary, d), labels (n,) int64 -> scalar fp32. The gradients are computed chunk by
     chunk in the forward pass, while the logits are at hand; the result can be back-propagated once.
     """
+    if chunk_bytes is None:
+        chunk_bytes = CPU_CHUNK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
     rows = chunk_rows(weight.shape[0], chunk_bytes)
     apply = cast("Callable[..., Tensor]", _ChunkedCrossEntropy.apply)  # pyright: ignore[reportUnknownMemberType]
     return apply(hidden, weight, labels, rows)
 
 
-def _loss_and_logit_gradient(logits: Tensor, labels: Tensor, wants_gradient: bool) -> tuple[Tensor, Tensor]:
-    """Summed loss of a chunk, and softmax(logits) - onehot(labels) with ignored rows zero, (rows, vocabulary) fp32."""
-    kept = labels != IGNORED_LABEL
-    target = labels.where(kept, 0)[:, None]
-    log_probabilities = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-    loss = -(log_probabilities.gather(1, target)[:, 0] * kept).sum()
-    if not wants_gradient:
-        return loss, log_probabilities
-    gradient = log_probabilities.exp_()
-    gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
-    if not bool(kept.all()):
-        gradient.mul_(kept[:, None])
-    return loss, gradient
+def _loss_and_probabilities(logits: Tensor, target: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed loss of a chunk, and softmax(logits) (rows, vocabulary) fp32, in the place of fp32 logits.
+
+    log sum exp = max - log(softmax at the max), which loses nothing: the largest probability is at least 1/vocabulary.
+    """
+    highest, at_highest = logits.max(dim=1, keepdim=True)
+    label_logits = logits.gather(1, target).float()
+    if logits.dtype == torch.float32:
+        probabilities = torch.softmax(logits, dim=1, out=logits)
+    else:
+        probabilities = torch.softmax(logits, dim=1, dtype=torch.float32)
+    losses = highest.float() - probabilities.gather(1, at_highest).log() - label_logits
+    return losses.masked_fill_(~kept, 0.0).sum(), probabilities
 
 
 class _ChunkedCrossEntropy(Function):
@@ -50,18 +53,26 @@ class _ChunkedCrossEntropy(Function):
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
-        wants_hidden, wants_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        hidden_gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        # on an accelerator the question would wait for it, and one more pass costs little there
+        some_ignored = device != "cpu" or bool((labels == IGNORED_LABEL).any())
         with torch.autocast(device, enabled=False):
             low_weight = weight.to(dtype)
+            buffer = hidden.new_empty((min(rows, hidden.shape[0]), weight.shape[0]), dtype=dtype)
             loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-            hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
-            weight_gradient = torch.zeros_like(weight) if wants_weight else None
             for start in range(0, hidden.shape[0], rows):
                 part = hidden[start : start + rows].to(dtype)
-                part_loss, gradient = _loss_and_logit_gradient(
-                    part @ low_weight.t(), labels[start : start + rows], wants_hidden or wants_weight
-                )
+                logits = torch.mm(part, low_weight.t(), out=buffer[: part.shape[0]])
+                kept = (labels[start : start + rows] != IGNORED_LABEL)[:, None]
+                target = labels[start : start + rows, None].where(kept, 0)
+                part_loss, gradient = _loss_and_probabilities(logits, target, kept)
                 loss += part_loss
+                if hidden_gradient is None and weight_gradient is None:
+                    continue
+                gradient.scatter_add_(1, target, gradient.new_full((1, 1), -1.0).expand_as(target))
+                if some_ignored:
+                    gradient.masked_fill_(~kept, 0.0)
                 gradient = gradient.to(dtype)
                 if hidden_gradient is not None:
                     hidden_gradient[start : start + rows] = gradient @ low_weight
