@@ -1,0 +1,28 @@
+"""Making, checking and serving Genesis folders. Training on them lives elsewhere and needs none of this."""
+
+from neuroshard.genesis.build import STAGES, BuildOptions, BuiltGenesis, build_genesis
+from neuroshard.genesis.documents import Document, StageProgress, TextSource
+from neuroshard.genesis.embedded import StandardLibraryText
+from neuroshard.genesis.folder_text import FolderText
+from neuroshard.genesis.packing import unigram_entropy
+from neuroshard.genesis.report import BuildReport, read_report
+from neuroshard.genesis.server import GenesisServer
+from neuroshard.genesis.verification import FolderVerification, verify_folder
+
+__all__ = [
+    "STAGES",
+    "BuildOptions",
+    "BuildReport",
+    "BuiltGenesis",
+    "Document",
+    "FolderText",
+    "FolderVerification",
+    "GenesisServer",
+    "StageProgress",
+    "StandardLibraryText",
+    "TextSource",
+    "build_genesis",
+    "read_report",
+    "unigram_entropy",
+    "verify_folder",
+]

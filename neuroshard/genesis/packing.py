@@ -1,0 +1,61 @@
+"""From token ids to shards of equal size: pure arithmetic on sizes, and the unigram entropy of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.errors import DataError
+
+MIN_SHARDS = 16  # one of them is held out
+MIN_SHARD_TOKENS = 1_024  # seven windows of 128 tokens and more
+MAX_SHARD_TOKENS = 2_500_000
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """How many shards of which size; the remainder, fewer tokens than there are shards, is dropped."""
+
+    shard_count: int
+    tokens_per_shard: int
+
+
+def plan_shards(
+    total_tokens: int, max_shard_tokens: int = MAX_SHARD_TOKENS, min_shard_tokens: int = MIN_SHARD_TOKENS
+) -> ShardPlan:
+    """At least 16 shards, none larger than the maximum. Raises DataError when the text is too short for that."""
+    if total_tokens < MIN_SHARDS * min_shard_tokens:
+        raise DataError(
+            f"The text has only {total_tokens:,} tokens; at least {MIN_SHARDS * min_shard_tokens:,} are needed.",
+            "Add more text: about 100 kB is the least, a few megabytes are good.",
+        )
+    shard_count = max(MIN_SHARDS, -(-total_tokens // max_shard_tokens))
+    return ShardPlan(shard_count, total_tokens // shard_count)
+
+
+def cut_shards(ids: NDArray[np.uint32], plan: ShardPlan) -> Iterable[NDArray[np.uint32]]:
+    """Consecutive pieces of ids (n,), each of shape (tokens_per_shard,)."""
+    used = plan.shard_count * plan.tokens_per_shard
+    return ids[:used].reshape(plan.shard_count, plan.tokens_per_shard)
+
+
+def unigram_entropy(counts: NDArray[np.int64]) -> float:
+    """H = -sum p ln p in nats a token, for counts (vocabulary,): the loss of a model that knows frequencies only."""
+    total = int(counts.sum())
+    if total == 0:
+        raise ValueError("the entropy of no tokens is undefined")
+    p = counts[counts > 0] / total
+    return float(-(p * np.log(p)).sum())
+
+
+def default_merge_count(text_bytes: int) -> int:
+    """How many merges a text can teach: about one for 1,200 bytes, within 256..31,734 (2.3 MB: about 1,900)."""
+    return min(31_734, max(256, text_bytes // 1_200))
+
+
+def section_characters(total_characters: int) -> int:
+    """Longest section for a text: eight or more a shard in a small text, never under 2,000 or above 20,000."""
+    return min(20_000, max(2_000, total_characters // (8 * MIN_SHARDS)))

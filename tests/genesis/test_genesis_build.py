@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
+from neuroshard.data.genesis.torch_file import inspect_shard
+from neuroshard.data.genesis.writer import GenesisWriter
+from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
+from neuroshard.errors import DataError, StorageError, UsageError
+from neuroshard.genesis import (
+    STAGES,
+    BuildOptions,
+    Document,
+    FolderText,
+    build_genesis,
+    read_report,
+    unigram_entropy,
+    verify_folder,
+)
+from neuroshard.genesis.documents import Fraction
+
+NOW = "2025-01-01T00:00:00Z"
+SMALL = BuildOptions(vocabulary=400, min_shard_tokens=64)
+
+
+class Key:
+    """An Ed25519 key that can sign a manifest."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+
+    @property
+    def public_key(self) -> bytes:
+        return self._key.public_key().public_bytes_raw()
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+@dataclass(frozen=True)
+class ListedText:
+    """Documents given in the test; counts how often they were read."""
+
+    listed: tuple[Document, ...]
+    reads: list[int]
+    name: str = "listed"
+
+    def fingerprint(self) -> str:
+        return repr(self.listed)
+
+    def documents(self, progress: Fraction) -> list[Document]:
+        self.reads.append(1)
+        progress(1.0)
+        return list(self.listed)
+
+
+def some_text(documents: int = 30) -> ListedText:
+    chance = random.Random(7)
+    words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 7))) for _ in range(300)]
+
+    def line() -> str:
+        return " ".join(chance.choices(words, k=9)) + "\n"
+
+    return ListedText(
+        tuple(Document(f"doc {i}", "".join(line() for _ in range(20))) for i in range(documents)), reads=[]
+    )
+
+
+def shard_ids(folder: Path) -> list[np.ndarray]:
+    report = read_report(folder)
+    assert report is not None
+    return [np.array(inspect_shard(folder / f"shard_{i}.pt", max_tokens=10**7).map()) for i in range(report.shards)]
+
+
+def test_a_built_folder_is_signed_sound_and_holds_the_text(tmp_path: Path) -> None:
+    source, told = some_text(), list[tuple[str, float]]()
+    built = build_genesis(source, tmp_path / "g", Key(), now=NOW, options=SMALL, progress=lambda *at: told.append(at))
+    manifest = parse_manifest((built.folder / "manifest.json").read_bytes(), ManifestTrust(Key().public_key.hex()))
+    assert manifest.total_shards == built.report.shards >= 16
+    assert manifest.sources["listed"].documents_processed == 30
+    table = TokenizerTable.load((built.folder / "tokenizer.json").read_bytes())
+    assert table.next_merge_id == manifest.tokenizers[-1].next_merge_id == built.report.vocabulary <= 400
+
+    ids = np.concatenate(shard_ids(built.folder))
+    pieces = "".join(Tokenizer(table).decode(ids.tolist()))
+    found = [document for document in source.listed if document.text[:60] in pieces]
+    assert len(found) == 30
+    inner = ids[np.flatnonzero(ids == EOS)[:-1] + 1]
+    assert ids[0] == BOS
+    assert (inner == BOS).all()  # every document begins with BOS right after the last one's EOS
+    assert built.report.unigram_entropy == pytest.approx(unigram_entropy(np.bincount(ids)))
+
+    verification = verify_folder(built.folder)
+    assert verification.is_sound
+    assert verification.signed_by == Key().public_key.hex()
+    assert verification.shards_checked == built.report.shards
+    assert list(dict.fromkeys(stage for stage, _ in told)) == list(STAGES)
+    assert all(0 <= fraction <= 1 for _, fraction in told)
+
+
+def test_the_same_text_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        build_genesis(some_text(), tmp_path / name, Key(), now=NOW, options=SMALL)
+    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert files
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_a_finished_folder_is_reused_and_anything_new_rebuilds_it(tmp_path: Path) -> None:
+    source, folder = some_text(), tmp_path / "g"
+    first = build_genesis(source, folder, Key(), now=NOW, options=SMALL)
+    again = build_genesis(source, folder, Key(), now=NOW, options=SMALL)
+    assert (first.is_reused, again.is_reused, len(source.reads)) == (False, True, 1)
+    assert again.report == first.report
+    assert not build_genesis(source, folder, Key(2), now=NOW, options=SMALL).is_reused
+    assert not build_genesis(some_text(31), folder, Key(2), now=NOW, options=SMALL).is_reused
+    assert not build_genesis(some_text(31), folder, Key(2), now=NOW, options=replace(SMALL, vocabulary=300)).is_reused
+    assert verify_folder(folder).is_sound
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
+
+
+def test_an_interrupted_build_is_redone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "g"
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GenesisWriter, "finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    assert not folder.exists()
+    (tmp_path / "g.unfinished" / "shard_99.pt").write_bytes(b"left over")
+    built = build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    assert not (built.folder / "shard_99.pt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
+
+
+def test_a_failed_rebuild_keeps_the_old_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "g"
+    build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    with pytest.raises(DataError, match="Add more text"):
+        build_genesis(some_text(1), folder, Key(), now=NOW, options=SMALL)
+    assert verify_folder(folder).is_sound
+
+
+def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    (tmp_path / "file").write_text("x")
+    for name in ("photos", "file"):
+        with pytest.raises(StorageError, match="not built here"):
+            build_genesis(some_text(), tmp_path / name, Key(), now=NOW, options=SMALL)
+    assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b"cat"
+
+
+@pytest.mark.parametrize("vocabulary", [0, 265, 32_001])
+def test_a_vocabulary_out_of_range_is_refused(vocabulary: int) -> None:
+    with pytest.raises(UsageError, match="32000"):
+        BuildOptions(vocabulary=vocabulary)
+
+
+def test_near_duplicates_do_not_reach_any_shard(tmp_path: Path) -> None:
+    source = some_text()
+    copies = tuple(
+        Document(f"copy of {document.name}", document.text + "and one more line\n") for document in source.listed
+    )
+    doubled = ListedText(source.listed + copies, reads=[])
+    report = build_genesis(doubled, tmp_path / "g", Key(), now=NOW, options=SMALL).report
+    assert (report.documents, report.near_duplicates) == (60, 30)
+
+
+def test_every_shard_represents_the_text(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    for name, letters in (("a.txt", "abcd"), ("b.txt", "wxyz")):
+        words = ["".join(chance.choices(letters, k=4)) for _ in range(30_000)]
+        (tmp_path / name).write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, len(words), 10)))
+    built = build_genesis(FolderText(tmp_path), tmp_path / "g", Key(), now=NOW, options=BuildOptions(vocabulary=266))
+    shares = [float(np.isin(ids, [10 + ord(letter) for letter in "abcd"]).mean()) for ids in shard_ids(built.folder)]
+    assert min(shares) > 0.1
+    assert max(shares) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("shard_3.pt", "shard_3.pt does not match"),
+        ("pages/00000.bin", "does not match its digest in the signed manifest"),
+        ("tokenizer.json", "tokenizer.json does not match"),
+    ],
+)
+def test_damage_is_found_and_named(tmp_path: Path, name: str, problem: str) -> None:
+    folder = build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL).folder
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    verification = verify_folder(folder)
+    assert not verification.is_sound
+    assert any(problem in told for told in verification.problems)
+
+
+def test_missing_files_and_a_forged_manifest_are_found(tmp_path: Path) -> None:
+    folder = build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL).folder
+    (folder / "shard_0.pt").unlink()
+    assert verify_folder(folder).problems == ("shard_0.pt cannot be read: No such file or directory.",)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["total_tokens"] += 1
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError):
+        verify_folder(folder)
+    with pytest.raises(DataError):
+        verify_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"fingerprint": 1}', "{" * 10**5, "\xff"])
+def test_a_report_that_cannot_be_read_means_no_reuse(tmp_path: Path, content: str) -> None:
+    (tmp_path / "build.json").write_text(content)
+    assert read_report(tmp_path) is None
