@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.data.genesis.manifest import Signer, SourceCount
+from neuroshard.data.genesis.manifest import SourceCount
 from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.storage import storage_error, write_atomically
 from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable, count_words, learn_from_counts
-from neuroshard.errors import StorageError, UsageError
+from neuroshard.errors import DataError, StorageError, UsageError
 from neuroshard.genesis.documents import (
     Document,
     StageProgress,
@@ -39,6 +39,8 @@ from neuroshard.genesis.packing import (
     unigram_entropy,
 )
 from neuroshard.genesis.report import REPORT_NAME, BuildReport, read_report
+from neuroshard.genesis.verification import verify_folder
+from neuroshard.identity.signing import Signer
 
 BUILD_VERSION = "1"  # raise it when the same text would give another folder
 MAX_VOCABULARY = 32_000
@@ -78,7 +80,9 @@ def build_genesis(
     options: BuildOptions = BuildOptions(),
     progress: StageProgress = lambda _stage, _fraction: None,
 ) -> BuiltGenesis:
-    """Build `folder`, or reuse it when the same text, options and key made it; `now` is an ISO 8601 date.
+    """Build `folder`, or reuse it when the same text, options and key made it and nothing of it is damaged.
+
+    `now` is an ISO 8601 date for the manifest.
 
     The work happens in a folder beside it that takes its place at the end, so an interrupted build is never seen.
     Raises DataError when there is too little text, StorageError or DiskFullError when the folder cannot be written or
@@ -86,7 +90,7 @@ def build_genesis(
     """
     fingerprint = _fingerprint(source, options, signer)
     existing = read_report(folder)
-    if existing is not None and existing.fingerprint == fingerprint and (folder / "manifest.json").is_file():
+    if existing is not None and existing.fingerprint == fingerprint and _is_sound(folder):
         return BuiltGenesis(folder, existing, is_reused=True)
     _refuse_foreign_folder(folder, existing)
     prepared = _prepare(source, options, progress)
@@ -99,6 +103,8 @@ def build_genesis(
         _replace_folder(unfinished, folder)
     except OSError as error:
         raise storage_error(folder, error) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)  # a full disk is not left fuller
     return BuiltGenesis(folder, report, is_reused=False)
 
 
@@ -118,6 +124,13 @@ class _Prepared:
 def _fingerprint(source: TextSource, options: BuildOptions, signer: Signer) -> str:
     parts = (BUILD_VERSION, source.name, source.fingerprint(), repr(options), signer.public_key.hex())
     return sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_sound(folder: Path) -> bool:
+    try:
+        return verify_folder(folder).is_sound
+    except DataError:
+        return False  # no manifest, or none that can be read: built again
 
 
 def _refuse_foreign_folder(folder: Path, report: BuildReport | None) -> None:

@@ -25,6 +25,7 @@ _SERVED_NAME = re.compile(
 )
 _CHUNK_BYTES = 1 << 18
 _IDLE_SECONDS = 30.0
+_MAX_CONNECTIONS = 128
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 log = logging.getLogger(__name__)
@@ -96,9 +97,13 @@ class _FolderServer(ThreadingHTTPServer):
         super().__init__(address, _FolderHandler)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        if isinstance(request, socket.socket):
-            with self._lock:
+        with self._lock:
+            is_full = len(self._connections) >= _MAX_CONNECTIONS
+            if isinstance(request, socket.socket) and not is_full:
                 self._connections.add(request)
+        if is_full:
+            self.shutdown_request(request)
+            return
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
 from neuroshard.data.genesis.torch_file import inspect_shard
 from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
-from neuroshard.errors import DataError, StorageError, UsageError
+from neuroshard.errors import DataError, DiskFullError, StorageError, UsageError
 from neuroshard.genesis import (
     STAGES,
     BuildOptions,
@@ -127,6 +129,24 @@ def test_a_finished_folder_is_reused_and_anything_new_rebuilds_it(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
 
 
+@pytest.mark.parametrize("name", ["shard_5.pt", "manifest.json", "tokenizer.json"])
+def test_a_damaged_folder_is_built_again(tmp_path: Path, name: str) -> None:
+    folder = build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL).folder
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    assert not build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL).is_reused
+    assert verify_folder(folder).is_sound
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFullError):
+        build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupted_build_is_redone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "g"
 
@@ -138,7 +158,8 @@ def test_an_interrupted_build_is_redone(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
     assert not folder.exists()
-    (tmp_path / "g.unfinished" / "shard_99.pt").write_bytes(b"left over")
+    (tmp_path / "g.unfinished").mkdir()
+    (tmp_path / "g.unfinished" / "shard_99.pt").write_bytes(b"left over by a kill")
     built = build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
     assert not (built.folder / "shard_99.pt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]

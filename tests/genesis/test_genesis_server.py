@@ -137,6 +137,28 @@ def test_stopping_ends_silent_connections_and_frees_the_port(folder: Path) -> No
     again.stop()
 
 
+def test_a_crowd_of_silent_connections_is_turned_away(folder: Path) -> None:
+    with GenesisServer(folder) as server:
+        address = urlsplit(server.url)
+        crowd = [socket.create_connection((str(address.hostname), address.port or 0), timeout=10) for _ in range(140)]
+        assert crowd[-1].recv(1) == b""  # closed at once; the first 128 are kept
+        for connection in crowd:
+            connection.close()
+        with httpx.Client(transport=httpx.HTTPTransport(retries=5), trust_env=False) as client:
+            assert served_soon(client, f"{server.url}/manifest.json")
+
+
+def served_soon(client: httpx.Client, url: str) -> bool:
+    """Whether the server answers again once it noticed that the crowd has gone."""
+    for _ in range(200):
+        try:
+            if client.get(url).status_code == 200:
+                return True
+        except httpx.TransportError:
+            continue  # still full
+    return False
+
+
 def test_starting_twice_is_one_server(folder: Path) -> None:
     server = GenesisServer(folder)
     assert server.start() == server.start()

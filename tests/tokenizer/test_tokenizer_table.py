@@ -108,6 +108,21 @@ def test_random_bytes_only_ever_raise_data_error(data: bytes) -> None:
         TokenizerTable.load(data)
 
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+)
+
+
+@given(st.sampled_from(["vocab_size", "next_merge_id", "pattern", "sources_contributed", "merges"]), json_values)
+def test_a_field_of_any_shape_gives_a_table_or_a_data_error(name: str, value: Any) -> None:
+    try:
+        table = load(document(**{name: value}))
+    except DataError:
+        return
+    assert TokenizerTable.load(table.to_json()) == table
+
+
 def test_a_run_can_pin_an_earlier_size() -> None:
     table = load(document())
     early = table.restricted_to(267)
