@@ -80,7 +80,8 @@ export class Connection {
   }
 
   private listen(): void {
-    const source = new EventSource("/api/events");
+    const logs = this.store.current.logs;
+    const source = new EventSource(`/api/events?after=${logs[logs.length - 1]?.sequence ?? 0}`);
     this.source = source;
     this.lastMessage = Date.now();
     const on = <T>(name: string, handle: (value: T) => void) =>

