@@ -1,0 +1,221 @@
+"""Shards on this computer as uint16 or uint32, within a storage limit; the least recently used ones go first."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from neuroshard.data.genesis.torch_file import TokenRecord
+from neuroshard.data.storage import storage_error
+from neuroshard.data.windows import TokenArray
+from neuroshard.errors import DataError, StorageError
+from neuroshard.types import ShardId
+
+_MAGIC = b"NSTOKEN1"
+_HEADER = struct.Struct("<8sBxxxIQ32s32s")  # magic, item bytes, largest id, count, key, BLAKE2b of the tokens
+_HEADER_BYTES = 128
+_CHUNK_TOKENS = 1 << 20
+_FILE_NAME = re.compile(r"shard_(\d+)-([0-9a-f]{16})\.tokens")
+
+
+@dataclass(frozen=True)
+class CachedShard:
+    """A verified shard, mapped from the cache."""
+
+    shard: ShardId
+    tokens: TokenArray  # (n,) read-only
+
+
+class ShardCache:
+    """Keeps shards under `folder`, together never above `limit_bytes`, a download in progress included.
+
+    A shard is found by its id and a 32-byte key that names its exact contents (its digest). All methods block on the
+    disk: call them from a worker thread. They may be called from several.
+    """
+
+    def __init__(self, folder: Path, *, limit_bytes: int, vocabulary_size: int) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self.vocabulary_size = vocabulary_size
+        self.damaged_files = 0  # cache files found damaged and removed
+        self._lock = Lock()
+        self._sizes: dict[Path, int] = {}  # least recently used first
+        self._reserved: dict[ShardId, int] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in (*folder.glob("*.part"), *folder.glob(".writing-*")):
+                leftover.unlink()
+            found = sorted((path.stat().st_mtime_ns, path) for path in folder.glob("*.tokens"))
+            self._sizes = {path: path.stat().st_size for _, path in found}
+        except OSError as error:
+            raise storage_error(folder, error) from error
+
+    @property
+    def item_bytes(self) -> int:
+        """2 when every id of the vocabulary fits, else 4."""
+        return 2 if self.vocabulary_size <= 1 << 16 else 4
+
+    def usage(self) -> tuple[int, int]:
+        """Cached shards and the bytes they take."""
+        with self._lock:
+            return len(self._sizes), sum(self._sizes.values())
+
+    def file_size(self, token_count: int) -> int:
+        """Bytes of a cached shard."""
+        return _HEADER_BYTES + token_count * self.item_bytes
+
+    def contains(self, shard: ShardId, key: bytes) -> bool:
+        """Whether the shard is there; its contents are checked by `get` only."""
+        with self._lock:
+            return self._path(shard, key) in self._sizes
+
+    def get(self, shard: ShardId, key: bytes) -> CachedShard | None:
+        """The shard, its digest checked, or None. A damaged file is removed, one with foreign ids is not returned."""
+        path = self._path(shard, key)
+        with self._lock:
+            if path not in self._sizes:
+                return None
+            try:
+                tokens, largest = _open_checked(path, key)
+                os.utime(path)
+            except (DataError, OSError):  # truncated, flipped bits, deleted: fetch it again
+                self.damaged_files += 1
+                self._remove(path)
+                return None
+            self._sizes[path] = self._sizes.pop(path)  # now the most recently used
+        self._check_largest(shard, largest)
+        return CachedShard(shard, tokens)
+
+    def reserve(self, shard: ShardId, needed_bytes: int, keep: Collection[ShardId]) -> bool:
+        """Set bytes aside for a download, removing the least recently used shards, but none of `keep`.
+
+        False when they fit only after another reservation was released. Raises StorageError when they never fit.
+        """
+        with self._lock:
+            kept = sum(size for path, size in self._sizes.items() if _shard_of(path) in keep)
+            if kept + needed_bytes > self.limit_bytes:
+                raise StorageError(
+                    f"The storage limit of {_mb(self.limit_bytes)} is too small: shard {shard} needs "
+                    f"{_mb(needed_bytes)} while it is fetched, and the shards in use take {_mb(kept)}.",
+                    f"Set --max-storage to at least {_mb(kept + needed_bytes)}.",
+                )
+            room = self.limit_bytes - needed_bytes - sum(self._reserved.values())
+            if kept > room:
+                return False
+            for path in [path for path in self._sizes if _shard_of(path) not in keep]:
+                if sum(self._sizes.values()) <= room:
+                    break
+                self._remove(path)
+            self._reserved[shard] = needed_bytes
+            return True
+
+    def release(self, shard: ShardId) -> None:
+        """End a reservation."""
+        with self._lock:
+            self._reserved.pop(shard, None)
+
+    def release_all(self, keep: Collection[ShardId]) -> None:
+        """Remove every shard but those of `keep`: the disk is full."""
+        with self._lock:
+            for path in [path for path in self._sizes if _shard_of(path) not in keep]:
+                self._remove(path)
+
+    def store(self, shard: ShardId, key: bytes, record: TokenRecord) -> CachedShard:
+        """Convert a checked shard file into the cache.
+
+        Raises DataError for ids outside the vocabulary, DiskFullError or StorageError when it cannot be written.
+        """
+        path = self._path(shard, key)
+        temporary = path.with_suffix(".writing.part")
+        try:
+            self._write(temporary, key, record)
+            temporary.replace(path)
+            tokens, _ = _open_checked(path, key)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        with self._lock:
+            self._sizes[path] = path.stat().st_size
+        return CachedShard(shard, tokens)
+
+    def _write(self, path: Path, key: bytes, record: TokenRecord) -> None:
+        digest = hashlib.blake2b(digest_size=32)
+        largest = 0
+        with path.open("wb") as file:
+            file.write(bytes(_HEADER_BYTES))
+            for chunk in self._converted(record):
+                digest.update(chunk.data.cast("B"))
+                largest = max(largest, int(chunk.max()))
+                file.write(chunk.data.cast("B"))
+            header = _HEADER.pack(_MAGIC, self.item_bytes, largest, record.token_count, key, digest.digest())
+            file.seek(0)
+            file.write(header)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _converted(self, record: TokenRecord) -> Iterator[TokenArray]:
+        wide = record.map()
+        dtype = np.dtype("<u2") if self.item_bytes == 2 else np.dtype("<u4")
+        for start in range(0, record.token_count, _CHUNK_TOKENS):
+            chunk = wide[start : start + _CHUNK_TOKENS]
+            lowest, largest = int(chunk.min()), int(chunk.max())
+            if lowest < 0 or largest >= self.vocabulary_size:
+                wrong = lowest if lowest < 0 else largest
+                raise DataError(
+                    f"{record.path.name} has the token id {wrong}, "
+                    f"outside the run's vocabulary of {self.vocabulary_size}."
+                )
+            yield chunk.astype(dtype)
+
+    def _check_largest(self, shard: ShardId, largest: int) -> None:
+        if largest >= self.vocabulary_size:
+            raise DataError(
+                f"Shard {shard} has the token id {largest}, outside the run's vocabulary of {self.vocabulary_size}."
+            )
+
+    def _path(self, shard: ShardId, key: bytes) -> Path:
+        return self.folder / f"shard_{shard}-{key.hex()[:16]}.tokens"
+
+    def _remove(self, path: Path) -> None:
+        """A file that the system does not let go (mapped, on Windows) stays counted."""
+        try:
+            path.unlink(missing_ok=True)
+        except PermissionError:
+            return
+        self._sizes.pop(path, None)
+
+
+def _open_checked(path: Path, key: bytes) -> tuple[TokenArray, int]:
+    """Map a cache file and compare all of it with its header. Raises DataError when it is not what was written."""
+    with path.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+    if len(header) != _HEADER_BYTES:
+        raise DataError(f"{path.name} is truncated.")
+    magic, item_bytes, largest, count, stored_key, digest = _HEADER.unpack_from(header)
+    if magic != _MAGIC or item_bytes not in (2, 4) or stored_key != key or not count:
+        raise DataError(f"{path.name} has a damaged header.")
+    if path.stat().st_size != _HEADER_BYTES + count * item_bytes:
+        raise DataError(f"{path.name} has the wrong length.")
+    dtype = np.dtype("<u2") if item_bytes == 2 else np.dtype("<u4")
+    tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=(count,))
+    if hashlib.blake2b(tokens.data, digest_size=32).digest() != digest:
+        raise DataError(f"{path.name} is damaged.")
+    return tokens, largest
+
+
+def _shard_of(path: Path) -> int:
+    match = _FILE_NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,320 @@
+"""The stream of batches of one node: exact to the window, ahead of training, and patient with its source."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+
+import anyio
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from neuroshard.data.assignment import Assignment, held_out_count, held_out_shards
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.loading import ShardLoader, UnusableShardError
+from neuroshard.data.opening import Genesis
+from neuroshard.data.rotation import DEFAULT_ROTATION_RULE, Rotation, RotationReason, RotationRule, plateau_reason
+from neuroshard.data.windows import (
+    Batch,
+    TokenArray,
+    gather_windows,
+    held_out_window_key,
+    make_batch,
+    unigram_entropy,
+    window_count,
+    window_key,
+    window_order,
+)
+from neuroshard.errors import DataError, StorageError
+from neuroshard.status.snapshot import DataStatus
+from neuroshard.types import DataPosition, NodeId, RunId, ShardId
+
+_LOG = logging.getLogger(__name__)
+_ROTATIONS_KEPT = 1000
+_MOST_UNUSABLE = 3  # shards in a row that may be skipped because they are missing or damaged
+_SEARCH_NAME = "a usable shard"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A shard ready to be cut into windows."""
+
+    shard: ShardId
+    tokens: TokenArray
+    order: NDArray[np.int64]  # (windows,)
+
+    @property
+    def windows(self) -> int:
+        return len(self.order)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The pinned sequences that nobody trains on."""
+
+    sequences: Tensor  # (count, sequence_length + 1) int64
+    unigram_entropy: float  # nats a token, over the whole shards they come from
+
+
+class DataFeed:
+    """Batches for one node of one run.
+
+    `start` is where to resume (`Batch.position` of the last batch trained on) and `start_node` the node that position
+    belongs to: under another node the assignment starts anew, and `status().explanation` says so. All methods belong to
+    the event loop's thread; `run` fetches the next shard ahead, yet everything works without it.
+    """
+
+    def __init__(
+        self,
+        genesis: Genesis,
+        cache: ShardCache,
+        *,
+        run_id: RunId,
+        node_id: NodeId,
+        sequence_length: int,
+        start: DataPosition | None = None,
+        start_node: NodeId | None = None,
+        rule: RotationRule = DEFAULT_ROTATION_RULE,
+        is_demo: bool = False,
+    ) -> None:
+        self._genesis = genesis
+        self._cache = cache
+        self._loader = ShardLoader(genesis, cache)
+        self._assignment = Assignment(run_id, node_id, genesis.manifest.total_shards)
+        self._sequence_length = sequence_length
+        self._rule = rule
+        self._is_demo = is_demo
+        self._restart_reason = _restart_reason(self._assignment, start, start_node)
+        is_resumed = start is not None and not self._restart_reason
+        self._position = start if start is not None and is_resumed else self._place(0)
+        self._readers: deque[_Reader] = deque(maxlen=2)
+        self._losses: list[float] = []
+        self._early_reason: RotationReason | None = None
+        self._rotations: deque[Rotation] = deque(maxlen=_ROTATIONS_KEPT)
+        self._rotation_count = 0
+        self._step = 0
+        self._held_out: HeldOut | None = None
+        self._next_ready = False
+        self._moved = anyio.Event()
+
+    @property
+    def position(self) -> DataPosition:
+        """The next unread window."""
+        return self._position
+
+    @property
+    def restart_reason(self) -> str | None:
+        """Why a given start position could not be used, in words."""
+        return self._restart_reason
+
+    @property
+    def rotations(self) -> tuple[Rotation, ...]:
+        """Changes of shard since this feed was made, oldest first; the newest 1,000."""
+        return tuple(self._rotations)
+
+    async def run(self) -> None:
+        """Fetch the current shard and then always the next one, until cancelled."""
+        while True:
+            moved = self._moved
+            current, following = self._position, self._place(self._position.order + 1)
+            self._next_ready = False
+            is_loaded = await self._prefetch(current.shard, keep=set())
+            self._next_ready = is_loaded and await self._prefetch(following.shard, keep={current.shard})
+            await moved.wait()
+
+    async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
+        """The next (sequences, sequence_length) batch; may span shards. Waits while data are unavailable.
+
+        `step` is the training step that will use it, for the record of rotations. When cancelled, nothing is consumed.
+        Raises DataError when no shard of the assignment can be used, StorageError when the storage limit is too small.
+        """
+        if sequences < 1:
+            raise ValueError(f"a batch needs at least one sequence, got {sequences}")
+        self._step = self._step if step is None else step
+        position = self._position
+        passed: list[Rotation] = []
+        if self._early_reason is not None:
+            position = self._rotate(position, self._early_reason, passed)
+        parts: list[TokenArray] = []
+        while sequences:
+            reader, position = await self._usable_reader(position, passed)
+            count = min(sequences, reader.windows - position.window)
+            parts.append(gather_windows(reader.tokens, reader.order, position.window, count, self._sequence_length))
+            sequences -= count
+            position = replace(position, window=position.window + count)
+            if position.window == reader.windows:
+                position = self._rotate(position, RotationReason.EXHAUSTED, passed)
+        batch = make_batch(parts, position)
+        self._commit(position, passed)
+        return batch
+
+    async def held_out(self, count: int = 32) -> HeldOut:
+        """The pinned held-out sequences, the same for every node of the run; waits while data are unavailable.
+
+        Fewer than `count` when the held-out shards have no more windows. Raises DataError when they have none.
+        """
+        if self._held_out is None or len(self._held_out.sequences) < count:
+            self._held_out = await self._load_held_out(count)
+        return HeldOut(self._held_out.sequences[:count], self._held_out.unigram_entropy)
+
+    async def held_out_sequences(self, count: int = 32) -> Tensor:
+        """(count, sequence_length + 1) int64, see `held_out`."""
+        return (await self.held_out(count)).sequences
+
+    def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
+        """Note the loss of a training step (nats a token), with the held-out loss when one was measured.
+
+        On a plateau the next batch comes from the next shard.
+        """
+        self._step = step
+        self._losses.append(train_loss)
+        del self._losses[: -self._rule.losses]
+        self._early_reason = self._early_reason or plateau_reason(self._losses, held_out_loss, self._rule)
+
+    def status(self) -> DataStatus:
+        """A snapshot for the dashboard; looks at memory only."""
+        manifest = self._genesis.manifest
+        length = self._assignment.length
+        downloads = self._genesis.fetcher.active()
+        cached, cached_bytes = self._cache.usage()
+        reader = self._reader_in_memory(self._position.shard)
+        started = self._position.order + (1 if self._position.window else 0)
+        waiting = [f"Waiting for {item.name}: {item.error}" for item in downloads if item.retry_at is not None]
+        last = self._rotations[-1].reason.explanation if self._rotations else ""
+        return DataStatus(
+            source=self._genesis.fetcher.source.description,
+            verified=self._genesis.verified,
+            explanation=" ".join([self._genesis.explanation, *filter(None, [self._restart_reason]), *waiting]),
+            is_demo=self._is_demo,
+            total_shards=manifest.total_shards,
+            total_tokens=manifest.total_tokens,
+            held_out_shards=held_out_count(manifest.total_shards),
+            shard=self._position.shard,
+            shard_windows_done=self._position.window,
+            shard_windows_total=reader.windows if reader else self._expected_windows(),
+            passes=self._position.order // length,
+            shards_seen=min(started, length),
+            rotations=self._rotation_count,
+            last_rotation_reason=last,
+            cached_shards=cached,
+            cached_bytes=cached_bytes,
+            cache_limit_bytes=self._cache.limit_bytes,
+            next_shard_ready=self._next_ready,
+            downloads=downloads,
+        )
+
+    def _place(self, order: int) -> DataPosition:
+        return DataPosition(order, self._assignment.shard_at(order), 0)
+
+    def _rotate(self, position: DataPosition, reason: RotationReason, passed: list[Rotation]) -> DataPosition:
+        following = self._place(position.order + 1)
+        passed.append(Rotation(following.shard, self._step, reason))
+        return following
+
+    def _commit(self, position: DataPosition, passed: list[Rotation]) -> None:
+        """The batch exists: only now does the position move."""
+        self._position = position
+        if not passed:
+            return
+        self._rotations.extend(passed)
+        self._rotation_count += len(passed)
+        self._losses.clear()
+        self._early_reason = None
+        moved, self._moved = self._moved, anyio.Event()
+        moved.set()
+        for rotation in passed:
+            _LOG.info("Shard %d from step %d: %s.", rotation.shard, rotation.first_step, rotation.reason.explanation)
+
+    async def _usable_reader(self, position: DataPosition, passed: list[Rotation]) -> tuple[_Reader, DataPosition]:
+        """The shard at the position, or the first after it that can be read and has an unread window.
+
+        A source on which several shards in a row are missing or damaged is in trouble itself: then nothing is skipped,
+        and the search begins again at the position after a pause.
+        """
+        failures = 0
+        while True:
+            skipped: list[Rotation] = []
+            try:
+                reader, found = await self._search(position, skipped)
+            except UnusableShardError as error:
+                failures += 1
+                await self._genesis.fetcher.wait(_SEARCH_NAME, error, failures)
+            else:
+                passed += skipped
+                return reader, found
+            finally:
+                self._genesis.fetcher.finished(_SEARCH_NAME)
+
+    async def _search(self, position: DataPosition, skipped: list[Rotation]) -> tuple[_Reader, DataPosition]:
+        unusable = 0
+        for _ in range(self._assignment.length + 1):
+            reason = RotationReason.EXHAUSTED
+            try:
+                reader = await self._reader(position.shard)
+                if position.window < reader.windows:
+                    return reader, position
+            except UnusableShardError as error:
+                unusable += 1
+                if unusable >= min(_MOST_UNUSABLE, self._assignment.length):
+                    raise
+                _LOG.warning("%s Going on with the next shard.", error)
+                reason = RotationReason.UNUSABLE
+            position = self._rotate(position, reason, skipped)
+        raise DataError(f"The shards of {self._genesis.fetcher.source.description} are shorter than one sequence.")
+
+    def _reader_in_memory(self, shard: ShardId) -> _Reader | None:
+        return next((reader for reader in self._readers if reader.shard == shard), None)
+
+    async def _reader(self, shard: ShardId) -> _Reader:
+        reader = self._reader_in_memory(shard)
+        if reader is None:
+            cached = await self._loader.load(shard, keep={shard})
+            windows = window_count(len(cached.tokens), self._sequence_length)
+            key = window_key(self._assignment.run_id, self._assignment.node_id, shard)
+            reader = _Reader(shard, cached.tokens, window_order(key, windows))
+            self._readers.append(reader)
+        return reader
+
+    async def _prefetch(self, shard: ShardId, keep: set[ShardId]) -> bool:
+        try:
+            await self._loader.load(shard, keep={*keep, shard})
+        except (UnusableShardError, StorageError) as error:
+            _LOG.info("Shard %d is not fetched ahead: %s", shard, error)  # whoever needs it meets the error again
+            return False
+        return True
+
+    async def _load_held_out(self, count: int) -> HeldOut:
+        parts: list[TokenArray] = []
+        whole: list[TokenArray] = []
+        missing = count
+        for shard in held_out_shards(self._assignment.run_id, self._assignment.total_shards):
+            cached = await self._loader.load(shard, keep={shard, self._position.shard}, patient=True)
+            windows = window_count(len(cached.tokens), self._sequence_length)
+            order = window_order(held_out_window_key(self._assignment.run_id, shard), windows)
+            parts.append(gather_windows(cached.tokens, order, 0, min(missing, windows), self._sequence_length))
+            whole.append(cached.tokens)
+            missing -= len(parts[-1])
+            if not missing:
+                break
+        if missing == count:
+            raise DataError("The held-out shards are shorter than one sequence, so learning cannot be measured.")
+        rows = np.concatenate(parts).astype(np.int64)
+        entropy = unigram_entropy(np.concatenate(whole), self._cache.vocabulary_size)
+        return HeldOut(torch.from_numpy(rows), entropy)  # pyright: ignore[reportUnknownMemberType]
+
+    def _expected_windows(self) -> int:
+        return window_count(self._genesis.manifest.tokens_per_shard or 0, self._sequence_length)
+
+
+def _restart_reason(assignment: Assignment, start: DataPosition | None, start_node: NodeId | None) -> str | None:
+    """Why a stored position does not belong to this assignment, or None."""
+    if start is None:
+        return None
+    if start_node is not None and start_node != assignment.node_id:
+        return "The data position belongs to another node, so the data assignment starts anew."
+    if start.order < 0 or start.window < 0 or assignment.shard_at(start.order) != start.shard:
+        return "The data position does not fit this node and run, so the data assignment starts anew."
+    return None

@@ -1,0 +1,157 @@
+"""A Genesis folder behind HTTP: one attempt at one file. Repeating, resuming and checking is the fetcher's part.
+
+Redirects are followed within the same host only (and from http to https, never back): the data are verified, but a
+redirect could otherwise make this computer call services of its own network.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from neuroshard.data.opened_file import OpenedFile
+from neuroshard.data.retry import FileDamagedError, FileMissingError, SourceBusyError
+from neuroshard.errors import DataUnavailableError, UsageError
+
+_CHUNK_BYTES = 64 * 1024
+_MAX_REDIRECTS = 3
+_OK, _PARTIAL, _BEYOND_THE_END = 200, 206, 416
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MISSING = frozenset({403, 404, 410})  # object stores answer 403 for a key they do not have
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})")
+_DIGITS = re.compile(r"\d{1,18}")
+
+
+class HttpSource:
+    """A Genesis folder at an http or https URL. Environment proxies are used, but never to reach this computer."""
+
+    def __init__(self, url: str, *, timeout_seconds: float = 30.0) -> None:
+        try:
+            self._base = httpx.URL(url.rstrip("/") + "/")
+        except httpx.InvalidURL as error:
+            raise UsageError(f"{url} is not a valid URL: {error}.") from error
+        if not self._base.host or self._base.userinfo or self._base.query or self._base.fragment:
+            raise UsageError(f"The URL of {self._base.host or 'the data'} must be a plain one, without user or query.")
+        timeout = httpx.Timeout(timeout_seconds, connect=min(10.0, timeout_seconds))
+        try:
+            self._client = httpx.AsyncClient(timeout=timeout, trust_env=not _is_loopback(self._base.host))
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"The proxy named in the environment cannot be used: {error}") from error
+
+    @property
+    def description(self) -> str:
+        """The URL."""
+        return str(self._base).rstrip("/")
+
+    @asynccontextmanager
+    async def open(self, name: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
+        """Ask for a file, or for the rest of it by Range with If-Range."""
+        headers = {"Accept-Encoding": "identity"}  # sizes and offsets must mean stored bytes
+        if offset and validator:
+            headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
+        try:
+            response = await self._send(self._base.join(name), headers)
+        except httpx.HTTPError as error:
+            raise _in_words(self._base.host, error) from error
+        try:
+            yield _opened(response, name, offset if "Range" in headers else 0)
+        finally:
+            await response.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def _send(self, url: httpx.URL, headers: dict[str, str]) -> httpx.Response:
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = await self._client.send(self._client.build_request("GET", url, headers=headers), stream=True)
+            if response.status_code not in _REDIRECTS:
+                return response
+            await response.aclose()
+            url = self._redirected(url, response.headers.get("location", ""))
+        raise DataUnavailableError(f"{self._base.host} redirects in circles.")
+
+    def _redirected(self, url: httpx.URL, location: str) -> httpx.URL:
+        try:
+            target = url.join(location)
+        except httpx.InvalidURL as error:
+            raise DataUnavailableError(f"{self._base.host} redirects to something that is no URL.") from error
+        is_upgrade = (url.scheme, target.scheme) == ("http", "https") and target.host == url.host
+        is_same = (target.scheme, target.host, target.port) == (url.scheme, url.host, url.port)
+        if not is_same and not is_upgrade:
+            raise DataUnavailableError(
+                f"{self._base.host} redirects to {target.host or 'nowhere'}, which is refused.",
+                "Give the address it redirects to with --genesis if you trust it.",
+            )
+        return target
+
+
+def _opened(response: httpx.Response, name: str, offset: int) -> OpenedFile:
+    """Judge status and headers of an answer before its body is read."""
+    _refuse_status(response, name, offset)
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise FileDamagedError(f"{name} came compressed, although that was not asked for.")
+    validator = _validator(response)
+    length = response.headers.get("content-length", "")
+    total = int(length) if _DIGITS.fullmatch(length) else None
+    start = 0
+    if response.status_code == _PARTIAL:
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+        if match is None or int(match[1]) != offset:
+            raise FileDamagedError(f"{name}: the server sent another part of the file than asked for.")
+        start, total = offset, int(match[2])
+    return OpenedFile(start, total, validator, _chunks(response))
+
+
+def _refuse_status(response: httpx.Response, name: str, offset: int) -> None:
+    status = response.status_code
+    host = response.url.host
+    if status == _OK or (status == _PARTIAL and offset):
+        return
+    if status in _MISSING:
+        raise FileMissingError(f"{host} has no {name} (HTTP {status}).")
+    if status == _BEYOND_THE_END:
+        raise FileDamagedError(f"{name} is now shorter at {host} than the part that already came.")
+    wait = response.headers.get("retry-after", "")
+    raise SourceBusyError(f"{host} answers HTTP {status} for {name}.", float(wait) if _DIGITS.fullmatch(wait) else None)
+
+
+def _validator(response: httpx.Response) -> str | None:
+    """A strong ETag, else the date: only those may stand in If-Range (RFC 9110, 13.1.5)."""
+    etag = response.headers.get("etag", "")
+    if etag.startswith('"') and len(etag) <= 256:
+        return etag
+    return response.headers.get("last-modified") if not etag else None
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in response.aiter_raw(_CHUNK_BYTES):
+            yield chunk
+    except httpx.HTTPError as error:
+        raise _in_words(response.url.host, error) from error
+
+
+def _in_words(host: str, error: httpx.HTTPError) -> DataUnavailableError:
+    match error:
+        case httpx.ConnectTimeout() | httpx.ConnectError():
+            what = f"{host} cannot be reached"
+        case httpx.TimeoutException():
+            what = f"{host} sends nothing any more"
+        case httpx.ProxyError():
+            what = f"the proxy on the way to {host} refuses"
+        case _:
+            what = f"the connection to {host} broke"
+    detail = str(error)
+    return DataUnavailableError(f"{what} ({detail})." if detail else f"{what}.")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -1,0 +1,130 @@
+"""Gets one shard into the cache and out of it: the only place where download, verification and conversion meet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.data.cache import CachedShard, ShardCache
+from neuroshard.data.fetcher import FileRequest
+from neuroshard.data.genesis.layout import shard_name, shard_size_limits
+from neuroshard.data.genesis.manifest import DEFAULT_SHARD_TOKENS, MAX_SHARD_TOKENS
+from neuroshard.data.genesis.torch_file import inspect_shard
+from neuroshard.data.opening import Genesis
+from neuroshard.errors import DataError, DiskFullError
+from neuroshard.identity.hashing import hash_parts
+from neuroshard.types import ShardId
+
+_LOG = logging.getLogger(__name__)
+_UNVERIFIED_KEY_DOMAIN = "neuroshard/unverified-shard"
+
+
+class UnusableShardError(DataError):
+    """The source answers, but what it gives for this shard cannot be trained on."""
+
+
+@dataclass
+class _Gate:
+    """Lets one task at a time load a shard; removed when nobody waits."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    users: int = 0
+
+
+class ShardLoader:
+    """Loads shards; several tasks may ask for the same one and it comes once."""
+
+    def __init__(self, genesis: Genesis, cache: ShardCache, *, give_up_after: int = 4) -> None:
+        self._genesis = genesis
+        self._cache = cache
+        self._give_up_after = give_up_after
+        self._gates: dict[ShardId, _Gate] = {}
+        self._released = anyio.Event()
+
+    async def load(self, shard: ShardId, *, keep: Collection[ShardId], patient: bool = False) -> CachedShard:
+        """The shard, verified; waits while its source cannot be reached or the disk is full.
+
+        `keep` are shards in use, which the cache must not remove. Raises UnusableShardError after several answers that
+        were missing or wrong (never when `patient`), and StorageError when the storage limit is too small.
+        """
+        gate = self._gates.setdefault(shard, _Gate())
+        gate.users += 1
+        try:
+            async with gate.lock:
+                key = await self._key(shard)
+                return await self._cached(shard, key) or await self._fetch(shard, key, keep, patient)
+        finally:
+            gate.users -= 1
+            if not gate.users:
+                self._gates.pop(shard, None)
+
+    async def _key(self, shard: ShardId) -> bytes:
+        digest = await self._genesis.shard_digest(shard)
+        return digest or hash_parts(_UNVERIFIED_KEY_DOMAIN, self._genesis.fetcher.source.description, shard)
+
+    async def _cached(self, shard: ShardId, key: bytes) -> CachedShard | None:
+        try:
+            return await anyio.to_thread.run_sync(self._cache.get, shard, key)
+        except DataError as error:
+            raise UnusableShardError(str(error)) from error
+
+    async def _fetch(self, shard: ShardId, key: bytes, keep: Collection[ShardId], patient: bool) -> CachedShard:
+        """Fetch, check and convert, again and again while the disk is full."""
+        failures = 0
+        name = shard_name(shard)
+        while True:
+            try:
+                return await self._fetch_once(shard, key, keep, patient)
+            except DiskFullError as error:
+                failures += 1
+                await anyio.to_thread.run_sync(self._cache.release_all, {*keep, shard})
+                await self._genesis.fetcher.wait(name, error, failures)
+            finally:
+                self._genesis.fetcher.finished(name)
+
+    async def _fetch_once(self, shard: ShardId, key: bytes, keep: Collection[ShardId], patient: bool) -> CachedShard:
+        exact = self._genesis.manifest.tokens_per_shard
+        expected = exact or self._expected_tokens()
+        most = exact or MAX_SHARD_TOKENS
+        request = FileRequest(
+            shard_name(shard),
+            least_bytes=shard_size_limits(exact or 1)[0],
+            most_bytes=min(shard_size_limits(most)[1], self._cache.limit_bytes),
+            digest=key.hex() if self._genesis.manifest.pages else None,
+            give_up_after=None if patient else self._give_up_after,
+        )
+
+        def accept(path: Path) -> CachedShard:
+            record = inspect_shard(path, max_tokens=most, exact_tokens=exact)
+            if request.digest is None:
+                record.verify_checksum()
+            return self._cache.store(shard, key, record)
+
+        await self._reserve(shard, shard_size_limits(expected)[1] + self._cache.file_size(expected), keep)
+        try:
+            return await self._genesis.fetcher.fetch_file(request, self._cache.folder / f"{request.name}.part", accept)
+        except DataError as error:
+            raise UnusableShardError(f"Shard {shard} cannot be used: {error}") from error
+        finally:
+            self._cache.release(shard)
+            released, self._released = self._released, anyio.Event()
+            released.set()
+
+    async def _reserve(self, shard: ShardId, needed_bytes: int, keep: Collection[ShardId]) -> None:
+        """Wait until other downloads leave room under the storage limit."""
+        while True:
+            released = self._released
+            if await anyio.to_thread.run_sync(self._cache.reserve, shard, needed_bytes, keep):
+                return
+            await released.wait()
+
+    def _expected_tokens(self) -> int:
+        """What a shard of a minimal manifest probably holds."""
+        manifest = self._genesis.manifest
+        average = -(-manifest.total_tokens // manifest.total_shards)
+        return min(average, MAX_SHARD_TOKENS) or DEFAULT_SHARD_TOKENS

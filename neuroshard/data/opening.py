@@ -1,0 +1,246 @@
+"""Opens a Genesis source: manifest and tokenizer checked against signature and pins, digest pages on demand."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import anyio
+
+from neuroshard.config.run_parameters import GenesisPins
+from neuroshard.data.fetcher import Fetcher, FileRequest
+from neuroshard.data.genesis.layout import (
+    DIGEST_BYTES,
+    MANIFEST_NAME,
+    MAX_PAGE_BYTES,
+    TOKENIZER_NAME,
+    archived_tokenizer_name,
+    checked_page,
+    page_digest,
+    page_name,
+)
+from neuroshard.data.genesis.manifest import (
+    MAX_MANIFEST_BYTES,
+    PAGE_DIGESTS,
+    UNKNOWN_SOURCE,
+    Manifest,
+    ManifestTrust,
+    parse_manifest,
+    serialise_manifest,
+)
+from neuroshard.data.storage import write_atomically
+from neuroshard.errors import DataError, StorageError
+from neuroshard.types import ShardId
+
+_LOG = logging.getLogger(__name__)
+_PAGES_IN_MEMORY = 2
+
+
+class Genesis:
+    """An opened data set, restricted to the shards its run pins. Holds at most two digest pages in memory."""
+
+    def __init__(
+        self, fetcher: Fetcher, store: Path, manifest: Manifest, raw_manifest: bytes, tokenizer: bytes
+    ) -> None:
+        self.fetcher = fetcher
+        self.manifest = manifest
+        self.tokenizer = tokenizer  # bytes of tokenizer.json, digest checked when the manifest names one
+        self._raw_manifest = raw_manifest
+        self._store = store
+        self._pages: OrderedDict[int, bytes] = OrderedDict()
+        self._lock = anyio.Lock()
+
+    @property
+    def verified(self) -> bool:
+        """Whether every shard is checked against a signed digest."""
+        return self.manifest.is_verifiable
+
+    @property
+    def explanation(self) -> str:
+        """The state of verification, in words."""
+        if self.manifest.signing_key is not None:
+            return f"Verified: the manifest is signed by {self.manifest.signing_key[:16]}, every shard has a digest."
+        if self.manifest.pages:
+            return "Unverified data: the manifest is not signed; shards are only checked for damage on the way."
+        return "Unverified data: the manifest has neither a signature nor digests."
+
+    def pins(self, next_merge_id: int) -> GenesisPins:
+        """What a new run on this data set fixes; `next_merge_id` is that of the loaded tokenizer table."""
+        return GenesisPins(
+            root=self.manifest.root(),
+            total_shards=self.manifest.total_shards,
+            signing_key=self.manifest.signing_key,
+            tokenizer_sha256=sha256(self.tokenizer).hexdigest(),
+            next_merge_id=next_merge_id,
+        )
+
+    async def shard_digest(self, shard: ShardId) -> bytes | None:
+        """SHA-256 of a shard file, None when the data set names no digests; fetches the shard's page when needed."""
+        if not self.manifest.pages:
+            return None
+        page, entry = divmod(shard, PAGE_DIGESTS)
+        async with self._lock:
+            if page not in self._pages:
+                self._pages[page] = await load_page(self.fetcher, self._store, self.manifest, page)
+            self._pages.move_to_end(page)
+            while len(self._pages) > _PAGES_IN_MEMORY:
+                self._pages.popitem(last=False)
+            return self._pages[page][entry * DIGEST_BYTES : (entry + 1) * DIGEST_BYTES]
+
+    async def remember(self) -> None:
+        """Store manifest and tokenizer, so that the run pinned to this data set opens again without its source."""
+        manifest = self.manifest
+        data = serialise_manifest(manifest, None) if manifest.pages else self._raw_manifest
+        _keep(self._store / _manifest_copy(manifest.root()), data)
+        _keep(self._store / _tokenizer_copy(sha256(self.tokenizer).hexdigest()), self.tokenizer)
+
+
+async def open_genesis(
+    fetcher: Fetcher,
+    store: Path,
+    *,
+    trust: ManifestTrust = UNKNOWN_SOURCE,
+    pins: GenesisPins | None = None,
+    give_up_after: int = 5,
+    max_tokenizer_bytes: int = 64 * 1024 * 1024,
+) -> Genesis:
+    """Open the data set of a source; with `pins`, exactly the part of it that the run was created with.
+
+    `store` keeps manifest, pages and tokenizer by their digests, so that a pinned run starts without its source. Waits
+    as long as the source cannot be reached (see `fetcher.active()`). Raises DataError after `give_up_after` answers
+    that were missing or wrong, or when the data set is not the pinned one.
+    """
+    if pins is not None and pins.signing_key is not None:
+        trust = ManifestTrust(signing_key=pins.signing_key, was_signed=True)
+    manifest, raw = _stored_manifest(store, pins) or (None, b"")
+    if manifest is None:
+        request = FileRequest(MANIFEST_NAME, 2, MAX_MANIFEST_BYTES, give_up_after=give_up_after)
+        manifest, raw = await fetcher.fetch_bytes(request, lambda data: (parse_manifest(data, trust), data))
+        if pins is not None:
+            manifest = await _pinned_part(fetcher, store, manifest, pins)
+    named = manifest.tokenizers[-1].sha256 if manifest.tokenizers else None
+    digest = pins.tokenizer_sha256 if pins else named
+    tokenizer = await _load_tokenizer(fetcher, store, digest, give_up_after, max_tokenizer_bytes)
+    genesis = Genesis(fetcher, store, manifest, raw, tokenizer)
+    await genesis.remember()
+    return genesis
+
+
+async def load_page(fetcher: Fetcher, store: Path, manifest: Manifest, page: int) -> bytes:
+    """The digests of a page, from the store or the source; what the data set grew by since is cut off."""
+    digest, entries = manifest.pages[page], manifest.page_entries(page)
+    copy = store / f"page-{digest}.bin"
+    stored = _read_copy(copy, digest)
+    if stored is not None:
+        return stored
+    name = page_name(page)
+    request = FileRequest(name, entries * DIGEST_BYTES, MAX_PAGE_BYTES)
+    data = await fetcher.fetch_bytes(request, lambda data: checked_page(data, entries, digest, name))
+    _keep(copy, data)
+    return data
+
+
+async def _pinned_part(fetcher: Fetcher, store: Path, manifest: Manifest, pins: GenesisPins) -> Manifest:
+    """The manifest as it was for the pinned number of shards. Raises DataError when it cannot be that."""
+    if manifest.total_shards < pins.total_shards:
+        raise DataError(
+            f"The data set has {manifest.total_shards} shards, but this run was created with {pins.total_shards}.",
+            "Use the source that the run was created with.",
+        )
+    if not manifest.pages:
+        if manifest.root() != pins.root:
+            _LOG.warning("The unverified manifest changed since the run was created.")
+        return replace(manifest, total_shards=pins.total_shards)
+    part = manifest
+    if manifest.total_shards > pins.total_shards:
+        part = await _cut(fetcher, store, manifest, pins.total_shards)
+    if part.root() != pins.root:
+        raise DataError(
+            "The data set is not the one that this run was created with: its manifest root differs.",
+            "Use the source that the run was created with.",
+        )
+    return part
+
+
+async def _cut(fetcher: Fetcher, store: Path, manifest: Manifest, total_shards: int) -> Manifest:
+    """The first `total_shards` shards: the last page they touch is a prefix of the present one."""
+    last = (total_shards - 1) // PAGE_DIGESTS
+    prefix = (await load_page(fetcher, store, manifest, last))[
+        : manifest.page_entries(last, total_shards) * DIGEST_BYTES
+    ]
+    digest = page_digest(prefix)
+    _keep(store / f"page-{digest}.bin", prefix)
+    return replace(
+        manifest,
+        total_shards=total_shards,
+        total_tokens=total_shards * (manifest.tokens_per_shard or 0),
+        pages=(*manifest.pages[:last], digest),
+        tokenizers=manifest.tokenizers_before(total_shards),
+    )
+
+
+async def _load_tokenizer(
+    fetcher: Fetcher, store: Path, digest: str | None, give_up_after: int, most_bytes: int
+) -> bytes:
+    """A tokenizer table: from the store, from tokenizer.json, or from the archive when the data set's table grew."""
+    if digest is None:
+        request = FileRequest(TOKENIZER_NAME, 2, most_bytes, give_up_after=give_up_after)
+        return await fetcher.fetch_bytes(request, bytes)
+    stored = _read_copy(store / _tokenizer_copy(digest), digest)
+    if stored is not None:
+        return stored
+    current = FileRequest(TOKENIZER_NAME, 2, most_bytes, digest, give_up_after=give_up_after)
+    try:
+        return await fetcher.fetch_bytes(replace(current, give_up_after=min(2, give_up_after)), bytes)
+    except DataError:
+        _LOG.warning("tokenizer.json is not the table of this run; looking for it in the archive.")
+    try:
+        return await fetcher.fetch_bytes(replace(current, name=archived_tokenizer_name(digest)), bytes)
+    except DataError as error:
+        raise DataError(
+            f"The tokenizer of this run ({digest[:16]}) is not at {fetcher.source.description}: {error}",
+            "Use the source that the run was created with.",
+        ) from error
+
+
+def _stored_manifest(store: Path, pins: GenesisPins | None) -> tuple[Manifest, bytes] | None:
+    """The copy made when the run was first opened; the pinned root proves it, without a signature."""
+    if pins is None:
+        return None
+    try:
+        data = (store / _manifest_copy(pins.root)).read_bytes()
+        manifest = parse_manifest(data)
+    except (OSError, DataError):
+        return None  # not there or damaged: the source has it
+    if manifest.root() != pins.root:
+        return None
+    return replace(manifest, signing_key=pins.signing_key), data
+
+
+def _manifest_copy(root: str) -> str:
+    return f"manifest-{root}.json"
+
+
+def _tokenizer_copy(digest: str) -> str:
+    return f"tokenizer-{digest}.json"
+
+
+def _read_copy(path: Path, digest: str) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None  # not there: the source has it
+    return data if sha256(data).hexdigest() == digest else None
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Copies are a convenience: a full disk costs them, not the run."""
+    if _read_copy(path, sha256(data).hexdigest()) is not None:
+        return
+    try:
+        write_atomically(path, data)
+    except StorageError as error:
+        _LOG.warning("A copy of the data set's description was not kept: %s", error)

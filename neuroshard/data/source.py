@@ -1,0 +1,98 @@
+"""Where Genesis files come from: a protocol of two methods, and its implementation for folders."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import anyio
+
+from neuroshard.data.http_source import HttpSource
+from neuroshard.data.opened_file import OpenedFile
+from neuroshard.data.retry import FileMissingError
+from neuroshard.errors import DataError, DataUnavailableError, UsageError
+
+_CHUNK_BYTES = 256 * 1024
+
+
+class ShardSource(Protocol):
+    """A place that holds a Genesis folder. Names are relative, with forward slashes, and never come from outside."""
+
+    @property
+    def description(self) -> str:
+        """The URL or folder, for people."""
+        ...
+
+    def open(self, name: str, offset: int = 0, validator: str | None = None) -> AbstractAsyncContextManager[OpenedFile]:
+        """Begin to read a file, continuing at `offset` when it still is the one that `validator` names.
+
+        Raises FileMissingError, SourceBusyError, FileDamagedError or DataUnavailableError, also while reading.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release connections."""
+        ...
+
+
+class FolderSource:
+    """A Genesis folder on this computer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def description(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    @asynccontextmanager
+    async def open(self, name: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
+        """Begin to read a file of the folder; a file that changed starts over."""
+        path = anyio.Path(self._folder / name)
+        try:
+            if not await path.is_file():  # a pipe would block, a folder cannot be read
+                raise FileMissingError(f"There is no file {path}.")
+            state = await path.stat()
+            current = f"{state.st_ino}-{state.st_mtime_ns}-{state.st_size}"
+            start = offset if validator == current and offset <= state.st_size else 0
+            async with await anyio.open_file(path, "rb") as file:
+                await file.seek(start)
+                yield OpenedFile(start, state.st_size, current, _chunks(file))
+        except OSError as error:
+            raise DataUnavailableError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def open_source(location: str) -> ShardSource:
+    """The source for `https://`, `http://`, `file://` or a folder.
+
+    Raises UsageError for a location that cannot be one, DataError for a folder that is not there.
+    """
+    parts = urlsplit(location)
+    if parts.scheme in ("http", "https"):
+        return HttpSource(location)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise UsageError(f"{location} names another computer.", "Use file:///path/to/the/folder.")
+        return _folder_source(Path(url2pathname(parts.path)))
+    if "://" in location:
+        raise UsageError(f"{location} is not a source of data.", "Use https://, http://, file:// or a folder.")
+    return _folder_source(Path(location).expanduser())
+
+
+def _folder_source(folder: Path) -> FolderSource:
+    if not folder.is_dir():
+        raise DataError(f"There is no Genesis folder {folder}.", "Check the path given with --genesis.")
+    return FolderSource(folder.absolute())
+
+
+async def _chunks(file: anyio.AsyncFile[bytes]) -> AsyncIterator[bytes]:
+    while chunk := await file.read(_CHUNK_BYTES):
+        yield chunk

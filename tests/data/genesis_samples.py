@@ -1,0 +1,69 @@
+"""Small Genesis folders and the pieces around them, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.genesis.manifest import Manifest
+from neuroshard.data.genesis.writer import GenesisWriter
+from neuroshard.data.retry import RetryPolicy
+from neuroshard.data.source import ShardSource, open_source
+
+VOCABULARY = 1000
+TOKENIZER = b'{"next_merge_id": 1000, "merges": []}'
+FAST = RetryPolicy(first_seconds=0.005, longest_seconds=0.02, stall_seconds=0.4, progress_bytes=512)
+
+
+class TestSigner:
+    """An Ed25519 key that always is the same."""
+
+    __test__ = False
+
+    def __init__(self, seed: int = 1) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+
+    @property
+    def public_key(self) -> bytes:
+        return self._key.public_key().public_bytes_raw()
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+def shard_tokens(index: int, count: int) -> np.ndarray:
+    """Tokens that differ from shard to shard and within one."""
+    return (np.arange(count, dtype=np.int64) * 7 + index * 131) % VOCABULARY
+
+
+def write_genesis(
+    folder: Path,
+    *,
+    shards: int = 16,
+    tokens: int = 400,
+    signer: TestSigner | None = None,
+    tokenizer: bytes = TOKENIZER,
+    next_merge_id: int = VOCABULARY,
+) -> Manifest:
+    """Write or continue a folder so that it has `shards` shards."""
+    writer = GenesisWriter(folder, tokens_per_shard=tokens)
+    for index in range(writer.shard_count, shards):
+        writer.add_shard(shard_tokens(index, tokens))
+    return writer.finish(
+        signer, tokenizer=tokenizer, next_merge_id=next_merge_id, now="2026-01-01T00:00:00Z", tokenizer_version="1"
+    )
+
+
+def folder_files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder by relative name, for a server."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def make_fetcher(source: ShardSource | str | Path, policy: RetryPolicy = FAST) -> Fetcher:
+    """A fetcher that does not wait long."""
+    opened = open_source(str(source)) if isinstance(source, (str, Path)) else source
+    return Fetcher(opened, rng=Random(1), policy=policy)
