@@ -1,0 +1,152 @@
+"""Claims: what a node says under its name, so that every reader can check who said it, for what purpose and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neuroshard.errors import DataError
+from neuroshard.identity.canonical import canonical_json, parse_json
+from neuroshard.identity.delegation import Delegation
+from neuroshard.identity.fields import exact_object, hex_field, number_field, text_field
+from neuroshard.identity.node_key import NodeKey
+from neuroshard.identity.signing import SIGNATURE_BYTES, purpose_message, verify_signature
+from neuroshard.types import JsonValue, NodeId, WalletId
+
+MAX_CLAIM_BYTES = 64 * 1024
+MAX_CLOCK_SKEW_SECONDS = 300.0
+_MAX_DOMAIN_CHARACTERS = 64
+_FIELDS = {"domain", "payload", "issued_at", "signature", "delegation"}
+
+
+class MalformedClaimError(DataError):
+    """Bytes that are no claim."""
+
+
+class ClaimTooLargeError(DataError):
+    """A claim above the size limit; it was not read."""
+
+
+class ForeignClaimError(DataError):
+    """A claim made by another node or for another purpose than the reader expects."""
+
+
+class ClaimExpiredError(DataError):
+    """A claim that is too old, or dated in the future."""
+
+
+@dataclass(frozen=True)
+class SignedClaim:
+    """One statement of a node; a decoded one is not yet verified."""
+
+    domain: str  # purpose of the claim, e.g. "announcement"
+    payload: JsonValue
+    issued_at: float  # seconds since 1970
+    signature: bytes  # of the node key
+    delegation: Delegation
+
+    def encode(self) -> bytes:
+        """Canonical JSON. Raises ClaimTooLargeError above MAX_CLAIM_BYTES."""
+        data = canonical_json(
+            {
+                "domain": self.domain,
+                "payload": self.payload,
+                "issued_at": self.issued_at,
+                "signature": self.signature.hex(),
+                "delegation": self.delegation.to_json(),
+            }
+        )
+        return _checked_size(data, MAX_CLAIM_BYTES)
+
+    @classmethod
+    def decode(cls, data: bytes, max_bytes: int = MAX_CLAIM_BYTES) -> SignedClaim:
+        """Read what `encode` wrote, without verifying. Raises ClaimTooLargeError or MalformedClaimError."""
+        _checked_size(data, max_bytes)
+        try:
+            fields = exact_object(parse_json(data, max_bytes), _FIELDS, "claim")
+            return cls(
+                domain=text_field(fields["domain"], _MAX_DOMAIN_CHARACTERS, "domain"),
+                payload=fields["payload"],
+                issued_at=number_field(fields["issued_at"], "issued_at"),
+                signature=hex_field(fields["signature"], SIGNATURE_BYTES, "signature"),
+                delegation=Delegation.from_json(fields["delegation"]),
+            )
+        except (ValueError, OverflowError) as error:
+            raise MalformedClaimError(f"A claim cannot be read: {error}.") from None
+
+
+@dataclass(frozen=True)
+class VerifiedClaim:
+    """A claim whose signature, delegation, purpose and age were checked."""
+
+    node_id: NodeId
+    wallet_id: WalletId
+    payload: JsonValue
+    issued_at: float
+
+
+@dataclass(frozen=True)
+class NodeIdentity:
+    """This node as others see it: its key, and the wallet that vouches for it."""
+
+    wallet_id: WalletId
+    node_id: NodeId
+    key: NodeKey
+    delegation: Delegation
+
+    def __post_init__(self) -> None:
+        if self.node_id != self.key.node_id or self.delegation.node_public_key != self.key.public_key:
+            raise ValueError("the delegation is not for this node key")
+        if self.wallet_id != self.delegation.wallet_id:
+            raise ValueError("the delegation is not from this wallet")
+
+
+def sign_claim(identity: NodeIdentity, domain: str, payload: JsonValue, now: float) -> SignedClaim:
+    """A claim of this node, issued at `now`. Raises ValueError when the payload holds a number that is not finite."""
+    signature = identity.key.sign(_message(domain, payload, now, identity.delegation))
+    return SignedClaim(domain, payload, now, signature, identity.delegation)
+
+
+def verify_claim(
+    claim: SignedClaim,
+    domain: str,
+    now: float,
+    sender: NodeId | None = None,
+    max_age_seconds: float | None = None,
+) -> VerifiedClaim:
+    """Check purpose, sender (when given), signature, delegation and age, in this order.
+
+    Raises ForeignClaimError, SignatureError, DelegationExpiredError or ClaimExpiredError.
+    """
+    if claim.domain != domain:
+        raise ForeignClaimError(f"A claim is about {claim.domain!r}, expected {domain!r}.")
+    node_id = claim.delegation.node_id
+    if sender is not None and node_id != sender:
+        raise ForeignClaimError(f"A claim of node {node_id} came in the name of {sender}.")
+    message = _message(claim.domain, claim.payload, claim.issued_at, claim.delegation)
+    verify_signature(claim.delegation.node_public_key, message, claim.signature)
+    claim.delegation.verify(now)
+    if claim.issued_at > now + MAX_CLOCK_SKEW_SECONDS:
+        raise ClaimExpiredError(f"A claim of node {node_id} is dated in the future.", "Check the clocks.")
+    if max_age_seconds is not None and claim.issued_at < now - max_age_seconds:
+        raise ClaimExpiredError(f"A claim of node {node_id} is older than {max_age_seconds:g} s.")
+    return VerifiedClaim(node_id, claim.delegation.wallet_id, claim.payload, claim.issued_at)
+
+
+def _message(domain: str, payload: JsonValue, issued_at: float, delegation: Delegation) -> bytes:
+    # the wallet is part of it: a claim must not be moved to another wallet that delegated to the same node
+    return purpose_message(
+        "claim",
+        {
+            "domain": domain,
+            "payload": payload,
+            "issued_at": issued_at,
+            "node": delegation.node_public_key.hex(),
+            "wallet": delegation.wallet_public_key.hex(),
+        },
+    )
+
+
+def _checked_size(data: bytes, max_bytes: int) -> bytes:
+    if len(data) > max_bytes:
+        raise ClaimTooLargeError(f"A claim has {len(data)} bytes; at most {max_bytes} are allowed.")
+    return data

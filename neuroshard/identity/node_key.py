@@ -1,0 +1,103 @@
+"""The node's own key: made on first start, kept in one private file, never overwritten."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neuroshard.config.atomic_write import write_atomically
+from neuroshard.errors import StorageError
+from neuroshard.identity.canonical import parse_json
+from neuroshard.identity.fields import exact_object, hex_field
+from neuroshard.identity.peer_id import node_id_of
+from neuroshard.identity.signing import SEED_BYTES, SigningKey
+from neuroshard.types import NodeId
+
+MAX_KEY_FILE_BYTES = 4096
+_FORMAT = 1
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NodeKey:
+    """Signs what this node claims; the peer id of its public key is the node id."""
+
+    _key: SigningKey = field(repr=False)
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> NodeKey:
+        """The key of a 32-byte seed, for a node that lives only in memory. Raises ValueError for another length."""
+        return cls(SigningKey.from_seed(seed))
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> NodeKey:
+        """The key in `path`; when there is no such file, a new one that is stored there with mode 0600.
+
+        A file that others may read is made private, with a warning in the log.
+        Raises StorageError when the file is damaged or cannot be read or written; it is left as it is.
+        """
+        try:
+            if not path.exists():
+                key = cls(SigningKey.generate())
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_atomically(path, key._file_content(), mode=0o600)
+                return key
+            _make_private(path)
+            with path.open("rb") as file:
+                data = file.read(MAX_KEY_FILE_BYTES + 1)
+        except OSError as error:
+            raise StorageError(
+                f"The node key {path} cannot be read or written: {error.strerror or error}.",
+                "Make the file and its folder readable and writable for this user only.",
+            ) from error
+        return cls(_parse(path, data))
+
+    @property
+    def public_key(self) -> bytes:
+        """Raw Ed25519 public key, 32 bytes."""
+        return self._key.public_key
+
+    @property
+    def node_id(self) -> NodeId:
+        """libp2p peer id of the public key."""
+        return node_id_of(self.public_key)
+
+    def sign(self, message: bytes) -> bytes:
+        """Ed25519 signature of the message, 64 bytes."""
+        return self._key.sign(message)
+
+    def _file_content(self) -> bytes:
+        value = {"format": _FORMAT, "node_id": self.node_id, "private_key": self._key.seed.hex()}
+        return json.dumps(value, indent=1).encode() + b"\n"
+
+
+def _make_private(path: Path) -> None:
+    if os.name == "nt":  # access lists, not modes, protect the user's folder there
+        return
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        path.chmod(0o600)
+        _LOG.warning("the node key could be read by others; it is private now", extra={"path": str(path)})
+
+
+def _parse(path: Path, data: bytes) -> SigningKey:
+    try:
+        return _read_key(data)
+    except ValueError as error:
+        raise StorageError(
+            f"The node key {path} is damaged: {error}.",
+            "Restore it from a backup, or move it away to make a new node identity.",
+        ) from None
+
+
+def _read_key(data: bytes) -> SigningKey:
+    fields = exact_object(parse_json(data, MAX_KEY_FILE_BYTES), {"format", "node_id", "private_key"}, "the file")
+    if fields["format"] != _FORMAT:
+        raise ValueError(f"its format is not {_FORMAT}")
+    key = SigningKey.from_seed(hex_field(fields["private_key"], SEED_BYTES, "private_key"))
+    if node_id_of(key.public_key) != fields["node_id"]:
+        raise ValueError("the key is not that of its node id")
+    return key

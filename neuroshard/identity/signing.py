@@ -1,0 +1,97 @@
+"""Ed25519 signatures (RFC 8032) over canonical JSON and over messages that name their purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from neuroshard.errors import DataError
+from neuroshard.identity.canonical import canonical_json
+from neuroshard.types import JsonValue
+
+SEED_BYTES = 32
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+
+
+class SignatureError(DataError):
+    """A signature that is not that of the named key over the named value."""
+
+
+class Signer(Protocol):
+    """What can sign: a wallet or a node key."""
+
+    @property
+    def public_key(self) -> bytes:
+        """Raw Ed25519 public key, 32 bytes."""
+        ...
+
+    def sign(self, message: bytes) -> bytes:
+        """Ed25519 signature of the message, 64 bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """An Ed25519 private key that never shows itself in a repr."""
+
+    _private: Ed25519PrivateKey = field(repr=False)
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> SigningKey:
+        """The key of a 32-byte seed. Raises ValueError for another length."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def generate(cls) -> SigningKey:
+        """A new random key."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @property
+    def seed(self) -> bytes:
+        """The 32 secret bytes."""
+        return self._private.private_bytes_raw()
+
+    @property
+    def public_key(self) -> bytes:
+        """Raw Ed25519 public key, 32 bytes."""
+        return self._private.public_key().public_bytes_raw()
+
+    def sign(self, message: bytes) -> bytes:
+        """Ed25519 signature of the message, 64 bytes."""
+        return self._private.sign(message)
+
+
+def verify_signature(public_key: bytes, message: bytes, signature: bytes) -> None:
+    """Raises SignatureError unless `signature` is that of the raw public key over the message."""
+    if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
+        raise SignatureError("A signature or its public key has the wrong length.")
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        raise SignatureError(f"A signature is not that of the key {public_key.hex()[:16]}.") from None
+
+
+def purpose_message(purpose: str, value: JsonValue) -> bytes:
+    """What is signed for one purpose: `neuroshard/<purpose>/1`, a zero byte, canonical JSON.
+
+    It is no JSON itself, so a signature made for one purpose is never one for another or for plain JSON.
+    """
+    return f"neuroshard/{purpose}/1\0".encode() + canonical_json(value)
+
+
+def sign_json(signer: Signer, value: JsonValue) -> str:
+    """Ed25519 signature over the canonical JSON of the value, 128 hex digits. Raises ValueError as canonical_json."""
+    return signer.sign(canonical_json(value)).hex()
+
+
+def verify_json(public_key: bytes, value: JsonValue, signature: str) -> None:
+    """Raises SignatureError unless `signature` (hex) is that of the key over the value's canonical JSON."""
+    try:
+        raw = bytes.fromhex(signature)
+    except ValueError:
+        raise SignatureError("A signature is not written in hex digits.") from None
+    verify_signature(public_key, canonical_json(value), raw)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.identity import (
+    RunParametersError,
+    SignatureError,
+    SignedRunParameters,
+    TokenSecret,
+    Wallet,
+    parse_token,
+    run_id,
+    run_parameters_from_json,
+    run_parameters_to_json,
+)
+from neuroshard.types import Architecture
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "identity.json").read_text("utf-8"))
+OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
+PARAMETERS = RunParameters(
+    name="demo",
+    version=1,
+    architecture=Architecture(64, 2, 2, 1, 128, 512, 32),
+    stage_count=1,
+    batch_size=4,
+    sequences_per_step=8,
+    initial_weights_seed=7,
+    genesis=GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512),
+)
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The parameters as JSON with one field set, or removed when the value is Ellipsis."""
+    whole = json.loads(json.dumps(run_parameters_to_json(PARAMETERS)))
+    *outer, name = path.split(".")
+    target = whole
+    for key in outer:
+        target = target[key]
+    if value is ...:
+        del target[name]
+    else:
+        target[name] = value
+    return whole
+
+
+def test_parameters_survive_json() -> None:
+    assert run_parameters_from_json(run_parameters_to_json(PARAMETERS)) == PARAMETERS
+    unsigned = replace(PARAMETERS, genesis=replace(PARAMETERS.genesis, signing_key=None))
+    assert run_parameters_from_json(run_parameters_to_json(unsigned)) == unsigned
+
+
+def test_signed_parameters_and_run_id_are_stable() -> None:
+    vector = VECTORS["run"]
+    assert parse_token(vector["owner_token"]).seed == bytes(32)
+    signed = SignedRunParameters.from_json(vector["signed"].encode())
+    assert signed.parameters == PARAMETERS
+    assert signed == SignedRunParameters.sign(OWNER, PARAMETERS)
+    assert run_id(OWNER.public_key, PARAMETERS) == vector["run_id"]
+
+
+def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_written() -> None:
+    other_owner = Wallet.from_secret(TokenSecret("hex", bytes([1] * 32)))
+    other = replace(PARAMETERS, sequences_per_step=16)
+    ids = {run_id(OWNER.public_key, PARAMETERS), run_id(other_owner.public_key, PARAMETERS)}
+    assert len(ids | {run_id(OWNER.public_key, other)}) == 3
+    whole = replace(PARAMETERS, architecture=replace(PARAMETERS.architecture, rope_theta=10_000))
+    assert run_id(OWNER.public_key, whole) == run_id(OWNER.public_key, PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("architecture.hidden_size", ..., "lacks the field 'hidden_size'"),
+        ("outer.momentum", ..., "lacks the field 'momentum'"),
+        ("outer.nesterov", True, "unknown field 'nesterov'"),
+        ("batch_size", "4", "batch_size must be a whole number"),
+        ("batch_size", True, "batch_size must be a whole number"),
+        ("batch_size", 4.0, "batch_size must be a whole number"),
+        ("batch_size", -1, "batch_size must be a whole number"),
+        ("batch_size", 0, "batch_size must be at least 1"),
+        ("architecture.layer_count", 10**30, "layer_count must be a whole number"),
+        ("architecture.head_count", 3, "head_count must divide"),
+        ("stage_count", 3, "stage_count must not exceed"),
+        ("inner.schedule", "step", "schedule must be one of cosine, linear, constant"),
+        ("inner.schedule", ["cosine"], "schedule must be one of"),
+        ("inner.learning_rate", None, "learning_rate must be a number"),
+        ("inner.learning_rate", 10**400, "learning_rate is too large"),
+        ("outer.trim_fraction", 0.5, "trim_fraction"),
+        ("genesis.signing_key", 5, "signing_key must be text"),
+        ("genesis.root", "0" * 257, "root must be text of at most 256"),
+        ("name", None, "name must be text"),
+        ("inner", [], "inner must be a JSON object"),
+    ],
+)
+def test_a_wrong_field_is_named(path: str, value: Any, named: str) -> None:
+    with pytest.raises(RunParametersError, match=named):
+        run_parameters_from_json(changed(path, value))
+
+
+def test_parameters_that_the_owner_did_not_sign_are_refused() -> None:
+    value = json.loads(SignedRunParameters.sign(OWNER, PARAMETERS).to_json())
+    value["parameters"]["outer"]["momentum"] = 0.99
+    with pytest.raises(SignatureError):
+        SignedRunParameters.from_json(json.dumps(value).encode())
+    with pytest.raises(RunParametersError, match="'signature'"):
+        SignedRunParameters.from_json(json.dumps({k: v for k, v in value.items() if k != "signature"}).encode())
+    with pytest.raises(RunParametersError, match="at most"):
+        SignedRunParameters.from_json(b" " * 100_000)
