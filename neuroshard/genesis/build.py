@@ -38,7 +38,7 @@ from neuroshard.genesis.packing import (
     section_characters,
     unigram_entropy,
 )
-from neuroshard.genesis.report import REPORT_NAME, BuildReport, read_report
+from neuroshard.genesis.report import REPORT_NAME, UNFINISHED_SUFFIX, BuildReport, read_report
 from neuroshard.genesis.verification import verify_folder
 from neuroshard.identity.signing import Signer
 
@@ -94,7 +94,7 @@ def build_genesis(
         return BuiltGenesis(folder, existing, is_reused=True)
     _refuse_foreign_folder(folder, existing)
     prepared = _prepare(source, options, progress)
-    unfinished = folder.with_name(folder.name + ".unfinished")
+    unfinished = folder.with_name(folder.name + UNFINISHED_SUFFIX)
     try:
         if unfinished.exists():
             shutil.rmtree(unfinished)  # an earlier build was interrupted

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from neuroshard.errors import DataError
 from neuroshard.genesis.documents import Document, Fraction
+from neuroshard.genesis.report import REPORT_NAME, UNFINISHED_SUFFIX
 
 _TEXT_SUFFIXES = (
-    ".txt .md .markdown .rst .tex .org .adoc .csv .tsv .json .xml .html .htm .log .srt"
+    ".txt .md .markdown .rst .tex .org .adoc .xml .html .htm .srt"
     " .py .pyi .js .ts .tsx .jsx .c .h .cc .cpp .hpp .cs .java .kt .go .rs .rb .php .swift .scala .sh .sql .lua .pl .r"
     " .css .toml .yaml .yml .ini .cfg"
 )
@@ -63,6 +64,9 @@ class FolderText:
         found: list[Path] = []
         total = 0
         for folder, subfolders, names in os.walk(self._folder):
+            if REPORT_NAME in names or folder.endswith(UNFINISHED_SUFFIX):
+                subfolders.clear()  # a Genesis folder built in here is not text
+                continue
             subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
             for name in names:
                 path = Path(folder) / name

@@ -13,6 +13,7 @@ from neuroshard.types import JsonValue
 _Value = TypeVar("_Value", str, int, float)
 
 REPORT_NAME = "build.json"
+UNFINISHED_SUFFIX = ".unfinished"  # of the folder that a build works in
 _MAX_REPORT_BYTES = 65_536
 
 

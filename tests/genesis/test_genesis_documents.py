@@ -92,6 +92,15 @@ def test_a_folder_gives_its_text_files_in_order(tmp_path: Path) -> None:
     assert source.name == tmp_path.name
 
 
+def test_a_genesis_folder_inside_is_not_text(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "text")
+    before = FolderText(tmp_path).fingerprint()
+    write(tmp_path / "genesis" / "build.json", "{}")
+    write(tmp_path / "genesis" / "pages" / "x.txt", "made")
+    write(tmp_path / "genesis.unfinished" / "x.txt", "made")
+    assert FolderText(tmp_path).fingerprint() == before
+
+
 def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
     write(tmp_path / "outside" / "secret.txt", "secret")
     write(tmp_path / "inside" / "open.txt", "open")
