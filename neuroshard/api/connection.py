@@ -15,7 +15,7 @@ from neuroshard.api.problems import Problem, render
 MOST_CONNECTIONS: Final = 256
 SILENCE_SECONDS: Final = 10.0  # for a whole request head to arrive
 STALL_SECONDS: Final = 30.0  # for a client to read what was sent
-MOST_HEADER_BYTES: Final = 16_384
+MOST_HEADER_BYTES: Final = 32_768  # of a head that has not come to its end
 
 
 class GuardedConnection(H11Protocol):
@@ -43,7 +43,7 @@ class GuardedConnection(H11Protocol):
         super().connection_made(transport)
         self._listen_for_silence()
         if len(self.connections) > MOST_CONNECTIONS:
-            self._longest_idle().abort()
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         """Read what came, and start or stop waiting for the rest of a request's head."""
@@ -98,15 +98,15 @@ class GuardedConnection(H11Protocol):
         """Close at once, without waiting for unsent bytes."""
         self.transport.abort()
 
-    def _longest_idle(self) -> GuardedConnection:
-        """The connection to give up; this new one when all others are at work."""
+    def _make_room(self) -> None:
+        """Give up the connection that is idle for longest; this new one when all others are at work."""
         connections = cast("set[object]", self.connections)
-        idle = [
-            (other._idle_since, id(other), other)
-            for other in connections
-            if isinstance(other, GuardedConnection) and other._idle_since is not None
+        open_ones = [
+            other for other in connections if isinstance(other, GuardedConnection) and not other.transport.is_closing()
         ]
-        return min(idle)[2] if idle else self
+        if len(open_ones) > MOST_CONNECTIONS:
+            idle = [(other._idle_since, id(other), other) for other in open_ones if other._idle_since is not None]
+            min(idle)[2].abort()  # this one is idle as well: there is always one
 
     def _in_progress(self) -> bool:
         """Whether a request was read and its response is not complete."""

@@ -17,6 +17,7 @@ from neuroshard.types import JsonValue
 class ApiLimits:
     """What the API is willing to carry at once."""
 
+    header_bytes: int = 16_384
     body_bytes: int = 1 << 20
     body_seconds: float = 10.0  # for a whole request body
     event_streams: int = 100

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from neuroshard.api.access import AccessPolicy, RequestFacts
 from neuroshard.api.context import ApiLimits
-from neuroshard.api.problems import BodyTooLargeError, RequestTooSlowError, problem_of, render
+from neuroshard.api.problems import BodyTooLargeError, HeadersTooLargeError, RequestTooSlowError, problem_of, render
 from neuroshard.errors import NeuroShardError
 
 CONTENT_SECURITY_POLICY = (
@@ -50,6 +50,7 @@ class Guard:
         response = GuardedResponse(send)
         facts = RequestFacts.of(scope["method"], scope["path"], scope["headers"])
         try:
+            refuse_long_headers(facts, self.limits)
             self.access.check(facts, self.clock())
             bounded = await bounded_body(facts, receive, self.limits)
             await self.app(scope, bounded, response.send)
@@ -80,6 +81,12 @@ class GuardedResponse:
                 headers.append(NO_STORE)
             message = {**message, "headers": headers}
         await self._send(message)
+
+
+def refuse_long_headers(facts: RequestFacts, limits: ApiLimits) -> None:
+    """Raise HeadersTooLargeError for more than a browser ever sends."""
+    if sum(len(name) + len(value) for name, value in facts.headers) > limits.header_bytes:
+        raise HeadersTooLargeError(f"The headers are longer than {limits.header_bytes:,} bytes.")
 
 
 def has_body(facts: RequestFacts) -> bool:

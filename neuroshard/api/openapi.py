@@ -22,6 +22,7 @@ WORDS: Final[dict[int, str]] = {
     413: "The body is too large",
     422: "The request does not say what is needed",
     429: "Too much at once",
+    431: "The headers are too long",
     500: "The node met an error",
     503: "The node is not ready",
     504: "The node did not answer in time",

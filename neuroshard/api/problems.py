@@ -42,6 +42,10 @@ class BodyTooLargeError(NeuroShardError):
     """A request body above the limit."""
 
 
+class HeadersTooLargeError(NeuroShardError):
+    """Request headers above the limit."""
+
+
 class RequestTooSlowError(NeuroShardError):
     """A request whose body did not arrive in time."""
 
@@ -63,6 +67,7 @@ STATUS_OF_ERROR: tuple[tuple[type[NeuroShardError], int], ...] = (
     (AccessDeniedError, 403),
     (MissingSecretError, 401),
     (BodyTooLargeError, 413),
+    (HeadersTooLargeError, 431),
     (RequestTooSlowError, 408),
     (UnknownModelError, 404),
     (TooManyRequestsError, 429),
@@ -82,6 +87,7 @@ HEADERS_OF_STATUS: Mapping[int, Mapping[str, str]] = {
     401: {"WWW-Authenticate": 'Bearer realm="NeuroShard"'},
     408: {"Connection": "close"},
     413: {"Connection": "close"},
+    431: {"Connection": "close"},
     429: {"Retry-After": "2"},
     503: {"Retry-After": "5"},
 }

@@ -49,7 +49,8 @@ class Api:
         async def request() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
             async with httpx.AsyncClient(transport=transport, base_url=self.base_url) as client:
-                return await client.request(method, path, headers=headers, json=json, content=content)
+                raw = {name: value.encode("latin-1") for name, value in (headers or {}).items()}
+                return await client.request(method, path, headers=raw, json=json, content=content)
 
         return anyio.run(request)
 

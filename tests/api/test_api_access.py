@@ -1,0 +1,216 @@
+"""The security matrix: who is let in, who gets 401 and who 403."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from api_under_test import SECRET, Api
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.api.hosts import HostPolicy, is_loopback
+from neuroshard.api.session import SESSION_SECONDS, SessionKeys
+from neuroshard.status.commands import Resume
+
+HERE = "http://127.0.0.1:8000"
+RESUME = "/api/training/resume"
+
+
+def session(api: Api, base: str = HERE) -> dict[str, str]:
+    """Headers of the dashboard's own page in a session."""
+    host = base.removeprefix("http://")
+    response = api.get("/api/session", {"Host": host})
+    assert response.status_code == 200
+    cookie = response.headers["set-cookie"].partition(";")[0]
+    return {"Host": host, "Cookie": cookie, "Origin": base, "X-NeuroShard-CSRF": response.json()["csrf_token"]}
+
+
+def resume(api: Api, headers: dict[str, str]) -> int:
+    """Status of a command with these headers; a refused one never reaches the node."""
+    before = len(api.node.taken)
+    status = api.call("POST", RESUME, headers=headers).status_code
+    assert (len(api.node.taken) > before) == (status == 202)
+    return status
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST:8000"])
+def test_own_names_are_served(api: Api, host: str) -> None:
+    assert api.get("/api/status", {"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "localhost:8001",
+        "localhost.evil.example:8000",
+        "127.0.0.1.nip.io:8000",
+        "192.168.1.5:8000",
+        "[::2]:8000",
+        "localhost:8000:8000",
+        "user@localhost:8000",
+        "localhost:",
+        "",
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/api/status", "/api/logs", "/api/events", "/health", "/nothing"])
+def test_a_rebound_name_is_refused_everywhere(api: Api, host: str, path: str) -> None:
+    response = api.get(path, {"Host": host})
+    assert response.status_code == 403
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_the_secret_is_enough(api: Api) -> None:
+    assert resume(api, {"Authorization": f"Bearer {SECRET}"}) == 202
+    assert resume(api, {"Authorization": f"bearer {SECRET}", "Origin": HERE}) == 202
+    assert api.node.taken == [Resume(), Resume()]
+
+
+def test_without_or_with_a_wrong_secret_it_is_401(api: Api) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"}, {"Authorization": "Bearer é"}):
+        response = api.call("POST", RESUME, headers=headers)
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"].startswith("Bearer")
+    assert resume(api, {"Authorization": f"Basic {SECRET}"}) == 401
+    assert api.node.taken == []
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "https://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.1:3000"],
+)
+def test_a_foreign_origin_is_refused_even_with_the_secret(api: Api, origin: str) -> None:
+    assert resume(api, {"Authorization": f"Bearer {SECRET}", "Origin": origin}) == 403
+    assert resume(api, {**session(api), "Origin": origin}) == 403
+    assert api.get("/api/status", {"Origin": origin}).status_code == 403
+
+
+def test_the_own_page_may_command(api: Api) -> None:
+    assert resume(api, session(api)) == 202
+    assert resume(api, session(api, "http://localhost:8000")) == 202
+
+
+def test_the_cookie_says_what_browsers_need(api: Api) -> None:
+    cookie = api.get("/api/session").headers["set-cookie"]
+    assert cookie.startswith("neuroshard_session_8000=")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert SECRET not in cookie
+
+
+def test_a_session_is_kept_and_shared_between_tabs(api: Api) -> None:
+    first = session(api)
+    again = api.get("/api/session", {"Cookie": first["Cookie"]})
+    assert "set-cookie" not in again.headers
+    assert again.json()["csrf_token"] == first["X-NeuroShard-CSRF"]
+
+
+@pytest.mark.parametrize("without", ["Origin", "X-NeuroShard-CSRF"])
+def test_every_part_of_a_session_is_needed(api: Api, without: str) -> None:
+    headers = session(api)
+    del headers[without]
+    assert resume(api, headers) == 403
+
+
+def test_a_session_without_its_cookie_is_401(api: Api) -> None:
+    headers = session(api)
+    del headers["Cookie"]
+    assert resume(api, headers) == 401
+
+
+def test_a_wrong_part_of_a_session_is_refused(api: Api) -> None:
+    good = session(api)
+    other_page = session(api, "http://localhost:8000")
+    assert resume(api, {**good, "X-NeuroShard-CSRF": "0" * 64}) == 403
+    assert resume(api, {**good, "X-NeuroShard-CSRF": "é"}) == 403
+    assert resume(api, {**good, "Cookie": good["Cookie"] + "0"}) == 403
+    assert resume(api, {**good, "Cookie": "neuroshard_session_8000=1.2.3"}) == 403
+    assert resume(api, {**good, "Cookie": 'neuroshard_session_8000="'}) in (401, 403)
+    assert resume(api, {**good, "Cookie": other_page["Cookie"]}) == 403  # bound to its origin
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain"])
+def test_a_plain_form_is_refused(api: Api, kind: str) -> None:
+    for headers in ({"Content-Type": kind}, {**session(api), "Content-Type": kind}):
+        assert api.call("POST", RESUME, headers=headers, content=b"a=b").status_code == 403
+        assert api.call("POST", "/api/session", headers=headers, content=b"secret=x").status_code == 403
+    assert api.node.taken == []
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_other_sites_may_only_follow_a_link(api: Api, site: str) -> None:
+    fetched = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "empty"}
+    framed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+    followed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert api.get("/api/status", fetched).status_code == 403
+    assert api.get("/", framed).status_code == 403
+    assert api.get("/", followed).status_code == 200
+    assert resume(api, {**session(api), **followed}) == 403
+
+
+def test_no_cross_origin_resource_sharing(api: Api) -> None:
+    preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    response = api.call("OPTIONS", RESUME, headers=preflight)
+    assert response.status_code == 403
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_security_headers(api: Api) -> None:
+    for path in ("/", "/api/status", "/nothing"):
+        headers = api.get(path).headers
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "default-src 'self'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+def test_reachable_from_elsewhere_everything_needs_the_secret(open_api: Api) -> None:
+    here = {"Host": "192.168.1.5:8000"}
+    for path in ("/api/status", "/api/logs", "/api/events", "/metrics", "/health", "/v1/models", "/openapi.json"):
+        assert open_api.get(path, here).status_code == 401, path
+        if path != "/api/events":
+            assert open_api.get(path, here | open_api.secret).status_code == 200, path
+    assert open_api.get("/", here).status_code == 200
+    assert open_api.get("/api/status", {"Host": "evil.example:8000"} | open_api.secret).status_code == 403
+
+
+def test_reachable_from_elsewhere_the_cookie_needs_the_secret_first(open_api: Api) -> None:
+    here = {"Host": "192.168.1.5:8000", "Origin": "http://192.168.1.5:8000"}
+    closed = open_api.get("/api/session", here)
+    assert closed.json() == {"authenticated": False, "secret_required": True, "csrf_token": None}
+    assert "set-cookie" not in closed.headers
+    assert open_api.call("POST", "/api/session", headers=here, json={"secret": "wrong"}).status_code == 401
+    opened = open_api.call("POST", "/api/session", headers=here, json={"secret": SECRET})
+    assert opened.json()["authenticated"] is True
+    cookie = {"Cookie": opened.headers["set-cookie"].partition(";")[0]}
+    assert open_api.get("/api/status", here | cookie).status_code == 200
+    assert open_api.get("/api/session", here | cookie).json()["csrf_token"] == opened.json()["csrf_token"]
+    command = here | cookie | {"X-NeuroShard-CSRF": opened.json()["csrf_token"]}
+    assert resume(open_api, command) == 202
+
+
+def test_sessions_end() -> None:
+    keys = SessionKeys(SECRET, 8000)
+    cookie = keys.new_cookie(HERE, now=1_000.0)
+    assert keys.accepts(cookie, HERE, now=1_000.0 + SESSION_SECONDS - 1)
+    assert not keys.accepts(cookie, HERE, now=1_000.0 + SESSION_SECONDS)
+    assert not SessionKeys(SECRET + "2", 8000).accepts(cookie, HERE, now=1_001.0)
+    assert not keys.accepts(re.sub(r"^\d+", "99999999999", cookie), HERE, now=1_001.0)
+
+
+@given(st.text(max_size=60))
+def test_no_other_text_is_a_session(text: str) -> None:
+    keys = SessionKeys(SECRET, 8000)
+    assert not keys.accepts(text, HERE, now=0.0)
+    assert not keys.is_secret(text)
+
+
+@given(st.text(max_size=60))
+def test_a_host_header_is_read_without_error(text: str) -> None:
+    named = HostPolicy.for_host("127.0.0.1", 8000).allows(text)
+    assert not named or text.lower().partition(":")[0] in {"localhost", "127.0.0.1", "[::1]"}
+
+
+def test_loopback() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.5", "example.org")] == [False] * 4

@@ -1,0 +1,162 @@
+"""The OpenAI-compatible routes: shapes, streaming, errors, limits and clients that go away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+from api_under_test import Api, make_api
+from fake_node import FakeNode
+
+from neuroshard.api.context import ApiLimits
+from neuroshard.errors import NotReadyError
+from neuroshard.status.commands import Generate
+
+ASK: dict[str, object] = {"model": "neuroshard", "prompt": "one two three four", "max_tokens": 3}
+
+
+def pieces(response: httpx.Response) -> list[dict[str, object]]:
+    """The data of a streamed completion, which must end with [DONE]."""
+    blocks = [block.removeprefix("data: ") for block in response.text.strip().split("\n\n")]
+    assert blocks.pop() == "[DONE]"
+    return [json.loads(block) for block in blocks]
+
+
+def test_the_model_is_listed(api: Api) -> None:
+    body = api.get("/v1/models").json()
+    assert body["object"] == "list"
+    assert [card["id"] for card in body["data"]] == ["neuroshard", "neuroshard-abababababab"]
+    assert body["data"][0]["object"] == "model"
+
+
+def test_a_whole_completion(api: Api) -> None:
+    response = api.command("POST", "/v1/completions", ASK)
+    body = response.json()
+    assert response.status_code == 200
+    assert body["object"] == "text_completion"
+    assert body["id"].startswith("cmpl-")
+    assert body["model"] == "neuroshard"
+    assert body["choices"] == [{"text": " one two three", "index": 0, "logprobs": None, "finish_reason": "stop"}]
+    assert body["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+
+
+def test_all_options_reach_the_node(api: Api) -> None:
+    options = {"temperature": 0.5, "top_p": 0.9, "stop": ["a", "b"], "seed": 7, "n": 1, "echo": True}
+    body = api.command("POST", "/v1/completions", {**ASK, "prompt": ["one two"], **options}).json()
+    assert body["choices"][0]["text"] == "one two one two"
+    command = api.node.taken[-1]
+    assert isinstance(command, Generate)
+    assert (command.prompt, command.max_tokens, command.temperature, command.top_p) == ("one two", 3, 0.5, 0.9)
+    assert (command.stop, command.seed) == (("a", "b"), 7)
+    api.command("POST", "/v1/completions", {"prompt": "x", "stop": "end"})
+    command = api.node.taken[-1]
+    assert isinstance(command, Generate)
+    assert (command.stop, command.max_tokens, command.temperature) == (("end",), 16, 1.0)
+
+
+def test_a_streamed_completion(api: Api) -> None:
+    response = api.command(
+        "POST", "/v1/completions", {**ASK, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *texts, usage = pieces(response)
+    assert [piece["choices"][0]["text"] for piece in texts] == [" one", " two", " three"]  # type: ignore[index]
+    assert [piece["choices"][0]["finish_reason"] for piece in texts] == [None, None, "stop"]  # type: ignore[index]
+    assert len({piece["id"] for piece in texts}) == 1
+    assert usage["choices"] == []
+    assert usage["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 2},
+        {"prompt": ["a", "b"]},
+        {"prompt": []},
+        {"prompt": [1, 2]},
+        {"prompt": None},
+        {"prompt": "x" * 200_001},
+        {"prompt": "\ud800"},
+        {"max_tokens": 0},
+        {"max_tokens": 10**9},
+        {"max_tokens": "3"},
+        {"temperature": -1},
+        {"temperature": 3},
+        {"top_p": 0},
+        {"stop": ["a"] * 5},
+        {"stop": ""},
+        {"seed": 2**64},
+        {"logprobs": 2},
+        {"best_of": 2},
+        {"presence_penalty": 1},
+        {"unheard_of": 1},
+    ],
+)
+def test_what_cannot_be_done_is_refused(api: Api, change: dict[str, object]) -> None:
+    content = json.dumps({**ASK, **change}).encode()
+    headers = {**api.secret, "Content-Type": "application/json"}
+    response = api.call("POST", "/v1/completions", headers=headers, content=content)
+    assert response.status_code == 422, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert api.node.taken == []
+
+
+def test_an_unknown_model_is_404_in_both_shapes(api: Api) -> None:
+    response = api.command("POST", "/v1/completions", {**ASK, "model": "gpt-9"})
+    assert response.status_code == 404
+    body = response.json()
+    assert body["type"] == "urn:neuroshard:problem:unknown-model"
+    assert body["error"]["code"] == "model_not_found"
+    assert "gpt-9" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_before_the_first_piece_has_its_status(api: Api, stream: bool) -> None:
+    api.node.refuse = NotReadyError("The model is paused.")
+    response = api.command("POST", "/v1/completions", {**ASK, "stream": stream})
+    assert response.status_code == 503
+    assert response.json()["error"]["message"].startswith("The model is paused.")
+
+
+def test_an_error_in_the_middle_is_told_in_the_stream(api: Api) -> None:
+    api.node.refuse_in_the_middle = NotReadyError("The node is stopping.")
+    *_, last = pieces(api.command("POST", "/v1/completions", {**ASK, "stream": True}))
+    assert last["error"]["message"] == "The node is stopping."  # type: ignore[index]
+    assert api.command("POST", "/v1/completions", ASK).status_code == 503
+
+
+def test_a_completion_has_a_deadline(node: FakeNode) -> None:
+    api = make_api(node, limits=ApiLimits(completion_seconds=0.05))
+    node.hold.clear()
+    response = api.command("POST", "/v1/completions", ASK)
+    assert response.status_code == 504
+    assert node.cancelled.wait(5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_the_work(serve: Callable[..., Api], node: FakeNode, stream: bool) -> None:
+    api = serve(ApiLimits(completions=1))
+    node.hold.clear()
+    with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=0.3) as client:
+        with pytest.raises(httpx.TimeoutException):
+            client.post("/v1/completions", json={**ASK, "stream": stream})
+        assert node.cancelled.wait(5)
+        node.hold.set()
+        client.timeout = httpx.Timeout(5)
+        assert client.post("/v1/completions", json=ASK).status_code == 200  # its slot is free again
+
+
+def test_only_some_completions_run_at_once(serve: Callable[..., Api], node: FakeNode) -> None:
+    api = serve(ApiLimits(completions=1))
+    node.hold.clear()
+    with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=5) as client:
+        with client.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as running:
+            assert running.status_code == 200
+            refused = client.post("/v1/completions", json=ASK)
+            assert refused.status_code == 429
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            node.hold.set()
+            assert running.read().endswith(b"data: [DONE]\n\n")
+        assert client.post("/v1/completions", json=ASK).status_code == 200

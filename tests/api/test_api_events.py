@@ -1,0 +1,204 @@
+"""Event streams: one serialisation for all, bounded queues, missed lines, limits, and an end at shutdown."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import anyio
+import httpx
+import pytest
+from api_under_test import Api, make_api
+from fake_node import STARTED, FakeNode, training_status
+
+from neuroshard.api.broadcast import MOST_WAITING_EVENTS, Broadcaster, Subscriber
+from neuroshard.api.context import ApiLimits
+from neuroshard.api.events import RESET, events_between
+from neuroshard.api.rendering import RenderedViews
+from neuroshard.api.server import ApiServer, bind
+from neuroshard.errors import NotReadyError
+from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus, DilocoStatus, HeldOutPoint
+
+FAST = ApiLimits(events_per_second=100)
+Event = tuple[str, object]
+
+
+def parse(block: str) -> Event:
+    """Name and data of one event."""
+    fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(":"))
+    return fields.get("event", ""), json.loads(fields.get("data", "null"))
+
+
+def events_of(response: httpx.Response) -> Iterator[Event]:
+    """Events of a live stream."""
+    buffer = ""
+    for text in response.iter_text():
+        buffer += text
+        while "\n\n" in buffer:
+            block, _, buffer = buffer.partition("\n\n")
+            event = parse(block)
+            if event[0]:
+                yield event
+
+
+def names_between(before: object, now: object) -> list[str]:
+    return [parse(event.decode())[0] for event in events_between(before, now)]  # type: ignore[arg-type]
+
+
+def test_what_is_new_between_two_snapshots() -> None:
+    before, now = training_status(20), training_status(23)
+    (loss,) = events_between(before, now)
+    name, data = parse(loss.decode())
+    assert name == "loss"
+    assert [point["step"] for point in data["points"]] == [21, 22, 23]  # type: ignore[index]
+    assert names_between(now, now) == []
+    evaluated = replace(now.training, held_out=(*now.training.held_out, HeldOutPoint(22, STARTED, 6.0, 1.1, 0.1)))
+    assert names_between(now, replace(now, training=evaluated)) == ["evaluation"]
+    saved = CheckpointStatus("/data/c", (CheckpointGeneration(20, 0, STARTED + 20, 6.9, 100, "/data/c/step-20"),))
+    assert names_between(now, replace(now, checkpoints=saved)) == ["checkpoint"]
+    assert names_between(now, replace(now, diloco=DilocoStatus(outer_steps=1))) == ["sync"]
+
+
+def test_going_back_to_an_earlier_step_starts_anew() -> None:
+    assert list(events_between(training_status(23), training_status(20))) == [RESET]
+
+
+def test_a_slow_client_keeps_a_bounded_number_of_events() -> None:
+    async def read_late() -> list[bytes]:
+        subscriber = Subscriber(heartbeat_seconds=10)
+        for number in range(10 * MOST_WAITING_EVENTS):
+            subscriber.offer(b"event: loss\ndata: %d\n\n" % number)
+            subscriber.offer_status(b"event: status\ndata: %d\n\n" % number)
+        chunks = subscriber.chunks()
+        await anext(chunks)
+        waiting = await anext(chunks)
+        await chunks.aclose()
+        return waiting.split(b"\n\n")
+
+    events = anyio.run(read_late)
+    assert len(events) <= MOST_WAITING_EVENTS + 3
+    assert events[0] + b"\n\n" == RESET
+    assert len([event for event in events if b"event: status" in event]) == 1
+    assert events[-2] == b"event: status\ndata: %d" % (10 * MOST_WAITING_EVENTS - 1)
+
+
+def test_a_quiet_stream_has_a_heartbeat() -> None:
+    async def listen() -> bytes:
+        subscriber = Subscriber(heartbeat_seconds=0.01)
+        chunks = subscriber.chunks()
+        await anext(chunks)
+        beat = await anext(chunks)
+        subscriber.close()
+        assert [chunk async for chunk in chunks] == []
+        return beat
+
+    assert anyio.run(listen).startswith(b":")
+
+
+def test_the_number_of_streams_is_limited(node: FakeNode) -> None:
+    async def fill() -> None:
+        api = make_api(node, limits=ApiLimits(event_streams=3))
+        broadcaster = Broadcaster(api.context, RenderedViews(node.board))
+        open_streams = [broadcaster.subscribe(None) for _ in range(3)]
+        with pytest.raises(NotReadyError, match="3 event streams"):
+            broadcaster.subscribe(None)
+        broadcaster.unsubscribe(open_streams[0])
+        broadcaster.subscribe(None)
+        broadcaster.close()
+        assert broadcaster.stream_count == 0
+        with pytest.raises(NotReadyError):
+            broadcaster.subscribe(None)
+
+    anyio.run(fill)
+
+
+def test_streams_over_the_limit_get_503(serve: Callable[..., Api]) -> None:
+    api = serve(ApiLimits(event_streams=1))
+    with httpx.Client(base_url=api.base_url, timeout=5) as client, client.stream("GET", "/api/events") as first:
+        assert first.status_code == 200
+        assert client.get("/api/events").status_code == 503
+
+
+def test_a_stream_tells_what_happens(serve: Callable[..., Api], node: FakeNode) -> None:
+    api = serve(FAST)
+    with httpx.Client(base_url=api.base_url, timeout=5) as client, client.stream("GET", "/api/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = events_of(response)
+        name, data = next(events)
+        assert (name, data["training"]["steps"]) == ("status", 20)  # type: ignore[index]
+        node.train(2)
+        (loss, points), (status, data) = next(events), next(events)
+        assert (loss, [point["step"] for point in points["points"]]) == ("loss", [21, 22])  # type: ignore[index]
+        assert (status, data["training"]["steps"]) == ("status", 22)  # type: ignore[index]
+        api.context.log_ring.append(1.0, "INFO", "test", "hello")
+        assert next(events)[1] == {"sequence": 1, "time": 1.0, "level": "INFO", "logger": "test", "message": "hello"}
+
+
+@pytest.mark.parametrize("by_header", [False, True])
+def test_missed_log_lines_come_again(serve: Callable[..., Api], by_header: bool) -> None:
+    api = serve(FAST)
+    for number in range(1, 6):
+        api.context.log_ring.append(1.0, "INFO", "test", f"line {number}")
+    headers = {"Last-Event-ID": "3"} if by_header else {}
+    path = "/api/events" if by_header else "/api/events?after=3"
+    with httpx.Client(base_url=api.base_url, timeout=5) as client:
+        with client.stream("GET", path, headers=headers) as response:
+            events = events_of(response)
+            seen = [next(events) for _ in range(3)]
+        assert [name for name, _ in seen] == ["log", "log", "status"]
+        assert [data["message"] for name, data in seen if name == "log"] == ["line 4", "line 5"]  # type: ignore[index]
+
+
+def test_twenty_dashboards_cost_one_serialisation(serve: Callable[..., Api], node: FakeNode) -> None:
+    api = serve(FAST)
+    views: RenderedViews = api.app.state.views
+    with ExitStack() as stack:
+        streams = []
+        for _ in range(20):
+            client = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=5))
+            streams.append(events_of(stack.enter_context(client.stream("GET", "/api/events"))))
+            assert next(streams[-1])[0] == "status"
+        assert views.rendered == 1
+        for round_number in range(1, 6):
+            node.train()
+            for stream in streams:
+                assert [next(stream)[0], next(stream)[0]] == ["loss", "status"]
+            asker = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=5))
+            for _ in range(4):
+                assert asker.get("/api/status").json()["training"]["steps"] == 20 + round_number
+            assert views.rendered == 1 + round_number
+
+
+def test_a_closed_stream_is_forgotten(serve: Callable[..., Api], node: FakeNode) -> None:
+    api = serve(FAST)
+    broadcaster: Broadcaster = api.app.state.broadcaster
+    with httpx.Client(base_url=api.base_url, timeout=5) as client:
+        with client.stream("GET", "/api/events") as response:
+            events = events_of(response)  # kept: a generator that is thrown away closes the response
+            assert next(events)[0] == "status"
+            assert broadcaster.stream_count == 1
+        deadline = time.monotonic() + 5
+        while broadcaster.stream_count and time.monotonic() < deadline:
+            client.get("/health")
+    assert broadcaster.stream_count == 0
+
+
+def test_a_stop_ends_open_streams_within_two_seconds(node: FakeNode) -> None:
+    listener = bind("127.0.0.1", 0)
+    api = make_api(node, port=listener.getsockname()[1])
+    server = ApiServer(api.app, listener)
+    server.start()
+    with ExitStack() as stack:
+        streams = []
+        for _ in range(5):
+            client = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=5))
+            streams.append(events_of(stack.enter_context(client.stream("GET", "/api/events"))))
+            next(streams[-1])
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 2
+        assert not server.is_alive()
+        assert [list(stream) for stream in streams] == [[]] * 5

@@ -1,0 +1,167 @@
+"""Views are pure, whole and speak only JSON, whatever numbers the node publishes."""
+
+from __future__ import annotations
+
+import json
+from math import inf, nan
+
+import pytest
+from fake_node import training_status
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from neuroshard.api.bodies.base import Answer, finite_json
+from neuroshard.api.events import events_between
+from neuroshard.api.metrics import metrics_text
+from neuroshard.api.rendering import RenderedViews, View
+from neuroshard.api.views.node import (
+    checkpoints_view,
+    data_view,
+    health_view,
+    peers_view,
+    pipeline_view,
+    status_view,
+)
+from neuroshard.api.views.training import global_view, history_view, thin_out, verify_view
+from neuroshard.status.board import StatusBoard
+from neuroshard.status.snapshot import (
+    CheckpointStatus,
+    DataStatus,
+    DilocoStatus,
+    HeldOutPoint,
+    LossPoint,
+    NodeState,
+    NodeStatus,
+    PeerStatus,
+    ResourceStatus,
+    StartupStage,
+    TrainingStatus,
+    VerificationStatus,
+)
+from neuroshard.types import JsonValue as SharedJson
+from neuroshard.types import LayerRange, Role
+
+VIEWS: tuple[View, ...] = (
+    status_view,
+    pipeline_view,
+    peers_view,
+    data_view,
+    checkpoints_view,
+    verify_view,
+    global_view,
+    history_view,
+)
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([nan, inf, -inf])
+COUNTS = st.integers(0, 10**12)
+TEXTS = st.text(st.characters(), max_size=20)  # half surrogate pairs included
+POINTS = st.builds(LossPoint, step=COUNTS, time=NUMBERS, loss=NUMBERS, lr=NUMBERS, tokens=COUNTS)
+HELD_OUT = st.builds(HeldOutPoint, step=COUNTS, time=NUMBERS, loss=NUMBERS, improvement=NUMBERS, standard_error=NUMBERS)
+TRAINING = st.builds(
+    TrainingStatus,
+    steps=COUNTS,
+    tokens=COUNTS,
+    loss=st.none() | NUMBERS,
+    loss_ema=st.none() | NUMBERS,
+    lr=NUMBERS,
+    tokens_per_second=NUMBERS,
+    step_seconds=NUMBERS,
+    held_out=st.lists(HELD_OUT, max_size=3).map(tuple),
+    unigram_entropy=NUMBERS,
+)
+PEERS = st.builds(
+    PeerStatus,
+    node_id=st.just("peer"),
+    wallet_id=st.just("wallet"),
+    roles=st.just((Role.WORKER,)),
+    layers=st.just(LayerRange(1, 2)),
+    loss_ema=st.none() | NUMBERS,
+    tokens_per_second=NUMBERS,
+    last_seen=NUMBERS,
+)
+STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
+    NodeStatus,
+    version=st.just("1"),
+    started_at=NUMBERS,
+    time=NUMBERS,
+    state=st.sampled_from(NodeState),
+    state_reason=TEXTS,
+    startup=st.lists(st.builds(StartupStage, name=TEXTS, detail=TEXTS, fraction=NUMBERS), max_size=2).map(tuple),
+    node_id=st.none() | st.just("node"),
+    data_dir=TEXTS,
+    paused_until=NUMBERS,
+    warnings=st.lists(TEXTS, max_size=2).map(tuple),
+    model=st.sampled_from([None, training_status().model]),
+    training=TRAINING,
+    verification=st.builds(VerificationStatus, reason=TEXTS, action=TEXTS),
+    diloco=st.builds(DilocoStatus, inner_step=COUNTS, inner_steps_total=COUNTS, last_sync=NUMBERS, members=COUNTS),
+    data=st.none() | st.builds(DataStatus, source=TEXTS, verified=st.booleans(), explanation=TEXTS),
+    checkpoints=st.builds(CheckpointStatus, folder=TEXTS, could_lose_seconds=NUMBERS, last_saved_time=NUMBERS),
+    resources=st.builds(ResourceStatus, cpu_cores=NUMBERS, gpu_utilisation=NUMBERS),
+    peers=st.lists(PEERS, max_size=3).map(tuple),
+    history=st.lists(POINTS, max_size=4).map(tuple),
+)
+
+
+def strict_json(text: str | bytes) -> object:
+    """Parse JSON as a browser does: without NaN and Infinity."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STATUSES, NUMBERS)
+def test_every_view_of_every_snapshot_is_json(status: NodeStatus, now: float) -> None:
+    views = RenderedViews(StatusBoard(status))
+    for view in VIEWS:
+        strict_json(views.get(view))
+    strict_json(health_view(status, now).model_dump_json())
+    values = [line.rpartition(" ")[2] for line in metrics_text(status, (), now).decode().splitlines()]
+    assert not {"NaN", "+Inf", "-Inf"} & set(values)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STATUSES, STATUSES)
+def test_every_event_is_json_on_one_line(before: NodeStatus, now: NodeStatus) -> None:
+    for event in events_between(before, now):
+        name, data, *rest = event.decode().split("\n")
+        assert name.startswith("event: ")
+        assert rest == ["", ""]
+        strict_json(data.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 999, 1_000, 1_001, 2_500])
+def test_thinned_out_keeps_the_ends(count: int) -> None:
+    thin = thin_out(range(count), 1_000)
+    assert len(thin) == min(count, 1_000)
+    assert thin == sorted(set(thin))
+    if count:
+        assert (thin[0], thin[-1]) == (0, count - 1)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | NUMBERS | TEXTS, lambda some: st.lists(some) | st.dictionaries(TEXTS, some)
+    )
+)
+def test_any_value_becomes_json(value: SharedJson) -> None:
+    strict_json(json.dumps(finite_json(value), allow_nan=False))
+
+
+def test_a_view_is_serialised_once_a_version() -> None:
+    board = StatusBoard(training_status())
+    views = RenderedViews(board)
+    first = [views.get(status_view) for _ in range(50)]
+    assert views.rendered == 1
+    assert all(body is first[0] for body in first)
+    board.publish(training_status(21))
+    views.get(status_view)
+    assert views.rendered == 2
+
+
+def test_answers_cannot_be_changed() -> None:
+    body: Answer = verify_view(training_status())
+    with pytest.raises(ValueError, match="frozen"):
+        body.steps = 3  # type: ignore[attr-defined]
