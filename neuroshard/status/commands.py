@@ -87,6 +87,7 @@ class GenerationSummary:
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
+    truncated_prompt_tokens: int = 0  # left out at the beginning of a prompt longer than the context
 
 
 Command: TypeAlias = "Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings | Generate"

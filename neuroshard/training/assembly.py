@@ -1,0 +1,115 @@
+"""Builds one stage: model, optimizer and outer state, from the newest checkpoint or from the run's initial weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.model.initial_weights import initialise
+from neuroshard.model.tensor_schema import TensorSchema, flatten
+from neuroshard.model.transformer import StageModel
+from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.optim.outer import OuterState, fresh_outer_state
+from neuroshard.training.checkpoint.keeper import CheckpointKeeper
+from neuroshard.training.checkpoint.schedule import CheckpointPolicy
+from neuroshard.training.checkpoint.staging import StagingBuffers
+from neuroshard.training.checkpoint.store import CheckpointStore, LoadedCheckpoint
+from neuroshard.training.checkpoint.tensor_file import TensorLayout
+from neuroshard.training.executor import StageExecutor
+from neuroshard.training.outer_sync import OuterProgress
+from neuroshard.training.precision import Precision, PrecisionProbe, probe_precision
+from neuroshard.training.record import StageIdentity, TrainingRecord
+from neuroshard.training.saving import expectation, put_back
+from neuroshard.training.stage_state import OUTER_TENSORS, materialise_moments, stage_tensors
+from neuroshard.types import NodeId
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage ready to train. `record` is new when nothing was restored."""
+
+    executor: StageExecutor
+    outer_state: OuterState
+    staging: StagingBuffers
+    keeper: CheckpointKeeper
+    outer_progress: OuterProgress = field(default_factory=OuterProgress)
+    record: TrainingRecord = field(default_factory=TrainingRecord)
+    restored_node: NodeId | None = None  # whose data position the record holds
+    is_restored: bool = False
+    warnings: tuple[str, ...] = ()
+    probe: PrecisionProbe | None = None  # None: the precision was given or stored
+
+
+def build_stage(
+    parameters: RunParameters,
+    identity: StageIdentity,
+    device: torch.device,
+    store: CheckpointStore,
+    *,
+    policy: CheckpointPolicy | None = None,
+    precision: Precision | None = None,
+) -> Stage:
+    """Build the stage of `identity.layers`; runs on the compute thread, whose thread count identity.threads tells.
+
+    A restored stage keeps the precision of its checkpoint; a new one takes `precision`, or what a probe shows.
+    Raises StorageError, CheckpointError.
+    """
+    model = StageModel(identity.architecture, identity.layers)
+    model.to(device)
+    optimizer = make_inner_optimizer(model, parameters.inner)
+    materialise_moments(model, optimizer)
+    placeholder = torch.empty(TensorSchema.of(model).total_size)  # its memory is never touched
+    tensors = stage_tensors(model, optimizer, OuterState(placeholder, placeholder, 0))
+    staging = StagingBuffers(TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type == "cuda")
+    keeper = CheckpointKeeper(store, staging, policy or CheckpointPolicy())
+    restoration = keeper.restore(expectation(identity))
+    executor = StageExecutor(model, optimizer, device)
+    if restoration.loaded is not None:
+        return _restored_stage(
+            restoration.loaded,
+            warnings=restoration.warnings,
+            executor=executor,
+            identity=identity,
+            staging=staging,
+            keeper=keeper,
+        )
+    initialise(model, parameters.initial_weights_seed)
+    probe = None
+    if precision is None:
+        probe = probe_precision(model, device, sequences=min(2, parameters.batch_size))
+        precision = probe.chosen
+    executor.precision = precision
+    outer_state = fresh_outer_state(flatten(model))
+    return Stage(executor, outer_state, staging, keeper, warnings=restoration.warnings, probe=probe)
+
+
+def _restored_stage(
+    loaded: LoadedCheckpoint,
+    *,
+    warnings: tuple[str, ...],
+    executor: StageExecutor,
+    identity: StageIdentity,
+    staging: StagingBuffers,
+    keeper: CheckpointKeeper,
+) -> Stage:
+    record, outer_state, outer_progress = put_back(loaded, executor)
+    executor.precision = Precision(loaded.meta.precision)
+    if loaded.meta.threads != identity.threads:
+        text = (
+            f"The checkpoint was made with {loaded.meta.threads} CPU threads, now there are {identity.threads}: "
+            "training goes on, but its last digits will differ."
+        )
+        warnings = (*warnings, text)
+    return Stage(
+        executor,
+        outer_state,
+        staging,
+        keeper,
+        outer_progress,
+        record,
+        restored_node=loaded.meta.node_id,
+        is_restored=True,
+        warnings=warnings,
+    )

@@ -1,0 +1,131 @@
+"""Held-out evaluation: the same pinned sequences every time, compared pair by pair, at a bounded share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+from neuroshard.errors import CheckpointError
+from neuroshard.status.snapshot import HeldOutPoint
+from neuroshard.types import JsonValue
+
+PINNED_SEQUENCES = 32
+TIME_SHARE = 0.02
+MIN_INTERVAL_SECONDS = 5.0  # nobody reads more points than that
+MAX_EVALUATIONS = 128
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss of each pinned sequence at one step, nats a token."""
+
+    step: int
+    time: float  # seconds since the epoch
+    losses: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean nats a token."""
+        return sum(self.losses) / len(self.losses)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every loss is a number."""
+        return all(isfinite(loss) for loss in self.losses)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Mean of (earlier - later) over the sequences, positive when the model got better, with its standard error."""
+
+    mean: float
+    standard_error: float
+
+    def exceeds(self, errors: float, margin: float) -> bool:
+        """Whether it is an improvement beyond `errors` standard errors and beyond `margin` nats."""
+        return isfinite(self.mean) and self.mean > margin and self.mean > errors * self.standard_error
+
+
+def paired_difference(earlier: Evaluation, later: Evaluation) -> PairedDifference:
+    """Compare two evaluations of the same sequences; pairing removes how hard each sequence is.
+
+    Standard error = s / sqrt(n), with s the sample standard deviation of the n differences.
+    """
+    differences = [a - b for a, b in zip(earlier.losses, later.losses, strict=True)]
+    n = len(differences)
+    mean = sum(differences) / n
+    variance = sum((d - mean) ** 2 for d in differences) / (n - 1) if n > 1 else float("inf")
+    return PairedDifference(mean, sqrt(variance / n))
+
+
+def evaluation_is_due(trained_seconds: float, cost_seconds: float | None) -> bool:
+    """Whether an evaluation that costs `cost_seconds` stays within 2 % of the time trained since the last one.
+
+    The first one (cost unknown) is due at once: it is what all later ones are compared with.
+    """
+    if cost_seconds is None:
+        return True
+    return trained_seconds >= max(MIN_INTERVAL_SECONDS, cost_seconds / TIME_SHARE)
+
+
+class EvaluationRecord:
+    """Evaluations of a run, the first one kept for ever; in the middle every second one is dropped when it is full."""
+
+    def __init__(self, evaluations: Sequence[Evaluation] = (), capacity: int = MAX_EVALUATIONS) -> None:
+        self._capacity = capacity
+        self._evaluations: list[Evaluation] = []
+        self._points: list[HeldOutPoint] = []
+        for evaluation in evaluations:
+            self.add(evaluation)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no baseline yet."""
+        return not self._evaluations
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Oldest first; the first one is the baseline."""
+        return tuple(self._evaluations)
+
+    @property
+    def points(self) -> tuple[HeldOutPoint, ...]:
+        """The same for display."""
+        return tuple(self._points)
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Append the newest evaluation."""
+        self._evaluations.append(evaluation)
+        self._points.append(_point(self._evaluations[0], evaluation))
+        if len(self._evaluations) >= self._capacity:
+            keep = [0, *range(2, self._capacity // 2, 2), *range(self._capacity // 2, len(self._evaluations))]
+            self._evaluations = [self._evaluations[i] for i in keep]
+            self._points = [self._points[i] for i in keep]
+
+    def to_json(self) -> JsonValue:
+        """Rows for a checkpoint."""
+        return [[e.step, e.time, list(e.losses)] for e in self._evaluations]
+
+    @classmethod
+    def from_json(cls, rows: JsonValue) -> EvaluationRecord:
+        """The record of a checkpoint. Raises CheckpointError for rows that `to_json` cannot have written."""
+        if not isinstance(rows, list) or len(rows) > MAX_EVALUATIONS:
+            raise CheckpointError("The evaluations of the checkpoint are malformed.")
+        return cls([_evaluation(row) for row in rows])
+
+
+def _point(baseline: Evaluation, evaluation: Evaluation) -> HeldOutPoint:
+    difference = paired_difference(baseline, evaluation)
+    return HeldOutPoint(evaluation.step, evaluation.time, evaluation.mean, difference.mean, difference.standard_error)
+
+
+def _evaluation(row: JsonValue) -> Evaluation:
+    match row:
+        case [int(step), float() | int() as time, [*losses]] if losses:
+            numbers = tuple(float(loss) for loss in losses if isinstance(loss, float | int))
+            if len(numbers) == len(losses) and all(isfinite(loss) for loss in numbers):
+                return Evaluation(step, float(time), numbers)
+        case _:
+            pass
+    raise CheckpointError("An evaluation of the checkpoint is malformed.")

@@ -1,0 +1,63 @@
+"""Runs evaluations: when they are due, on which sequences, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+from neuroshard.data.feed import HeldOut
+from neuroshard.training.evaluation import Evaluation, EvaluationRecord, evaluation_is_due
+from neuroshard.training.pipeline import Hop, sequence_losses
+from neuroshard.training.record import TrainingRecord
+
+
+class Examiner:
+    """Evaluates the pinned sequences through the route, a microbatch at a time."""
+
+    def __init__(
+        self,
+        route: Sequence[Hop],
+        held_out: HeldOut,
+        batch_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.held_out = held_out
+        self._route = route
+        self._batch_size = batch_size
+        self._clock = clock
+        self._digest = sha256(held_out.sequences.numpy().tobytes()).hexdigest()
+        self._trained_seconds = 0.0
+
+    def prepare(self, record: TrainingRecord) -> None:
+        """Forget evaluations that were made on other sequences: they cannot be compared."""
+        if record.pinned_digest != self._digest:
+            record.evaluations = EvaluationRecord()
+            record.evaluation_seconds = None
+            record.pinned_digest = self._digest
+
+    def is_due(self, record: TrainingRecord, step_seconds: float = 0.0) -> bool:
+        """Whether to evaluate now, after another step that took `step_seconds`."""
+        self._trained_seconds += step_seconds
+        return evaluation_is_due(self._trained_seconds, record.evaluation_seconds)
+
+    async def evaluate(self, record: TrainingRecord, now: float, give_up: Callable[[], bool]) -> Evaluation | None:
+        """Evaluate and record the result, unless it is not finite; None when given up between microbatches.
+
+        `now` is in seconds since the epoch.
+        """
+        started = self._clock()
+        losses: list[float] = []
+        sequences = self.held_out.sequences
+        for start in range(0, len(sequences), self._batch_size):
+            if give_up():
+                return None
+            rows = sequences[start : start + self._batch_size]
+            batch_losses = await sequence_losses(self._route, rows[:, :-1], rows[:, 1:])
+            losses += [round(loss.item(), 6) for loss in batch_losses.cpu()]
+        evaluation = Evaluation(record.progress.steps, now, tuple(losses))
+        record.evaluation_seconds = self._clock() - started
+        self._trained_seconds = 0.0
+        if evaluation.is_finite:
+            record.evaluations.add(evaluation)
+        return evaluation

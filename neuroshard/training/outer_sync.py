@@ -1,0 +1,192 @@
+"""DiLoCo: hundreds of inner steps, then one round on the difference to the anchor. Alone it is a round of one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TypeAlias, assert_never
+
+import anyio
+import anyio.to_thread
+from torch import Tensor
+
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.model.tensor_schema import flatten, load_vector
+from neuroshard.model.transformer import StageModel
+from neuroshard.optim.outer import OuterState, momentum_at, nesterov_outer_step, pseudo_gradient
+from neuroshard.status.snapshot import DilocoStatus
+from neuroshard.training.checkpoint.tensor_file import bytes_of
+from neuroshard.training.compute import ComputeThread, Priority
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A round that completed."""
+
+    aggregate: Tensor  # (d,)
+    members: int  # this node included
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """A round that completed nowhere."""
+
+    reason: str
+
+
+Exchange: TypeAlias = Callable[[Tensor, int], Awaitable[Agreed | Abandoned]]
+"""Runs the round of one outer step with the group: takes the own pseudo-gradient (d,) and the outer step."""
+
+
+@dataclass(frozen=True)
+class OuterProgress:
+    """Counts around the outer steps; a checkpoint keeps them."""
+
+    inner_steps: int = 0  # since the last round
+    sequences: int = 0  # since the last round
+    successful: int = 0
+    failed: int = 0
+    members: int = 1
+    last_sync: float | None = None  # seconds since the epoch
+    state_root: str = ""
+    last_failure: str = ""
+
+
+def round_is_due(progress: OuterProgress, parameters: OuterOptimization, target: int, seconds: float) -> bool:
+    """Whether the next round is due: `target` sequences were trained on since the last one, or it is long ago."""
+    if progress.sequences >= target:
+        return True
+    return progress.inner_steps > 0 and seconds >= parameters.max_round_seconds
+
+
+def next_outer_state(state: OuterState, local: Tensor, agreed: Agreed, parameters: OuterOptimization) -> OuterState:
+    """The state after a completed round. A lone node that keeps its weights moves the anchor to them, without velocity.
+
+    A lone Nesterov step overshoots: it extrapolates beyond weights that nobody else corrected.
+    """
+    if agreed.members == 1:
+        match parameters.lone_outer:
+            case "keep":
+                return OuterState(local, state.velocity, state.outer_step + 1)
+            case "apply":
+                pass
+            case _:
+                assert_never(parameters.lone_outer)
+    momentum = momentum_at(state.outer_step, parameters.momentum)
+    return nesterov_outer_step(state, agreed.aggregate, parameters.learning_rate, momentum)
+
+
+def state_root(state: OuterState) -> str:
+    """Hex SHA-256 over the outer step (8 bytes), the anchor's and the velocity's bytes: what replicas compare."""
+    digest = sha256(b"neuroshard/outer-state" + state.outer_step.to_bytes(8, "big"))
+    for vector in (state.anchor, state.velocity):
+        digest.update(bytes_of(vector.contiguous()))
+    return digest.hexdigest()
+
+
+class OuterSync:
+    """Holds the outer state of one stage and changes it in one place, when a round has completed."""
+
+    def __init__(
+        self,
+        *,
+        compute: ComputeThread,
+        model: StageModel,
+        parameters: OuterOptimization,
+        exchange: Exchange,
+        state: OuterState,
+        progress: OuterProgress | None = None,
+    ) -> None:
+        self._compute = compute
+        self._model = model
+        self._parameters = parameters
+        self._exchange = exchange
+        self.state = state
+        self.progress = progress or OuterProgress()
+
+    def after_step(self, sequences: int) -> None:
+        """Count an inner step."""
+        progress = self.progress
+        self.progress = replace(
+            progress, inner_steps=progress.inner_steps + 1, sequences=progress.sequences + sequences
+        )
+
+    def is_due(self, sequences_per_step: int, seconds_since_round: float) -> bool:
+        """Whether to run a round before the next inner step."""
+        target = self._parameters.inner_steps * sequences_per_step * self.progress.members
+        return round_is_due(self.progress, self._parameters, target, seconds_since_round)
+
+    async def run_round(self, now: float) -> bool:
+        """One round with the group, between two inner steps; whether it completed. Aborted, it changes nothing.
+
+        After an abort training goes on for as long as after a success: the work is part of the next contribution.
+        `now` is in seconds since the epoch.
+        """
+        before = self.state
+        local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
+        contribution = await anyio.to_thread.run_sync(pseudo_gradient, before.anchor, local)
+        outcome = await self._exchange(contribution, before.outer_step)
+        match outcome:
+            case Abandoned(reason):
+                self._count_failure(reason)
+                return False
+            case Agreed():
+                await self._commit(before, local, outcome, now)
+                return True
+            case _:
+                assert_never(outcome)
+
+    async def update_root(self) -> None:
+        """Compute the root of the present state on another thread, while training goes on."""
+        state = self.state
+        root = await anyio.to_thread.run_sync(state_root, state)
+        if self.state is state:
+            self.progress = replace(self.progress, state_root=root)
+
+    def restore(self, state: OuterState, progress: OuterProgress) -> None:
+        """Go back to the state of a checkpoint."""
+        self.state, self.progress = state, progress
+
+    def status(self) -> DilocoStatus:
+        """For the dashboard."""
+        progress = self.progress
+        return DilocoStatus(
+            inner_step=progress.inner_steps,
+            inner_steps_total=self._parameters.inner_steps,
+            outer_steps=self.state.outer_step,
+            last_sync=progress.last_sync,
+            members=progress.members,
+            lone_outer=self._parameters.lone_outer,
+            explanation=_explanation(progress, self._parameters),
+            state_root=progress.state_root,
+            certified_root=progress.state_root,
+            successful_syncs=progress.successful,
+            failed_syncs=progress.failed,
+        )
+
+    async def _commit(self, before: OuterState, local: Tensor, agreed: Agreed, now: float) -> None:
+        after = await anyio.to_thread.run_sync(next_outer_state, before, local, agreed, self._parameters)
+        with anyio.CancelScope(shield=True):  # weights and outer state change together or not at all
+            if after.anchor is not local:
+                await self._compute.run(lambda: load_vector(self._model, after.anchor), Priority.SMALL)
+            self.state = after
+            self.progress = OuterProgress(
+                successful=self.progress.successful + 1,
+                failed=self.progress.failed,
+                members=agreed.members,
+                last_sync=now,
+            )
+
+    def _count_failure(self, reason: str) -> None:
+        progress = self.progress
+        self.progress = replace(progress, inner_steps=0, sequences=0, failed=progress.failed + 1, last_failure=reason)
+
+
+def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:
+    failure = f" The last round was abandoned: {progress.last_failure}." if progress.last_failure else ""
+    if progress.members > 1:
+        return f"The last round had {progress.members} members.{failure}"
+    if parameters.lone_outer == "keep":
+        return f"Alone: outer steps move the anchor only; there is nobody to synchronise with.{failure}"
+    return f"Alone: outer steps apply Nesterov momentum to this node's own progress.{failure}"

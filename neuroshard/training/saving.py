@@ -1,0 +1,103 @@
+"""Takes checkpoints of a running stage and puts a restored one back; files are the checkpoint package's business."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import anyio
+
+from neuroshard.optim.outer import OuterState
+from neuroshard.status.snapshot import CheckpointStatus
+from neuroshard.training.checkpoint.keeper import CheckpointKeeper, StateCapture
+from neuroshard.training.checkpoint.staging import StagingBuffers
+from neuroshard.training.checkpoint.store import Expectation, LoadedCheckpoint
+from neuroshard.training.checkpoint.writer import WriteReport
+from neuroshard.training.compute import ComputeThread, Priority
+from neuroshard.training.executor import StageExecutor
+from neuroshard.training.outer_sync import OuterProgress, OuterSync
+from neuroshard.training.record import StageIdentity, TrainingRecord, from_meta, restore_random_state, to_meta
+from neuroshard.training.stage_state import load_stage_tensors, stage_tensors
+
+WRITE_POLL_SECONDS = 0.05
+
+
+class Saver:
+    """The trainer's way to its checkpoints; every call is one job of the compute thread."""
+
+    def __init__(
+        self,
+        *,
+        compute: ComputeThread,
+        keeper: CheckpointKeeper,
+        identity: StageIdentity,
+        executor: StageExecutor,
+        outer: OuterSync,
+        staging: StagingBuffers,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._staging = staging
+        self._compute = compute
+        self._keeper = keeper
+        self._identity = identity
+        self._executor = executor
+        self._outer = outer
+        self._wall_clock = wall_clock
+
+    async def offer(self, record: TrainingRecord, outer_step_done: bool) -> bool:
+        """After a step: save in the background when it is due."""
+
+        def work() -> bool:
+            if outer_step_done:
+                self._keeper.outer_step_done()
+            return self._keeper.offer(record.progress.steps, lambda: self._capture(record))
+
+        return await self._compute.run(work, Priority.SMALL)
+
+    async def save(self, record: TrainingRecord) -> WriteReport:
+        """Save now and wait until it is on disk or has failed."""
+        return await self._compute.run(lambda: self._keeper.save(lambda: self._capture(record)), Priority.SMALL)
+
+    async def restore(self) -> tuple[TrainingRecord, OuterState, OuterProgress] | None:
+        """Put the newest whole checkpoint back into the stage; None when there is none."""
+        while self._staging.in_use:  # a write in flight reads them
+            await anyio.sleep(WRITE_POLL_SECONDS)
+        return await self._compute.run(self._restore, Priority.SMALL)
+
+    async def close(self) -> None:
+        """Wait for a write in flight and end the writer."""
+        await self._compute.run(self._keeper.close, Priority.SMALL)
+
+    def status(self, step: int, step_seconds: float) -> CheckpointStatus:
+        """For the dashboard."""
+        return self._keeper.status(step, step_seconds)
+
+    def _restore(self) -> tuple[TrainingRecord, OuterState, OuterProgress] | None:
+        loaded = self._keeper.restore(expectation(self._identity)).loaded
+        return None if loaded is None else put_back(loaded, self._executor)
+
+    def _capture(self, record: TrainingRecord) -> StateCapture:
+        outer = self._outer
+        meta = to_meta(
+            record,
+            outer=outer.progress,
+            outer_step=outer.state.outer_step,
+            identity=self._identity,
+            precision=self._executor.precision,
+            time=self._wall_clock(),
+        )
+        return StateCapture(meta, stage_tensors(self._executor.model, self._executor.optimizer, outer.state))
+
+
+def expectation(identity: StageIdentity) -> Expectation:
+    """What a checkpoint must be of to be continued by this stage."""
+    return Expectation(identity.wallet_id, identity.run_id, identity.architecture, identity.layers)
+
+
+def put_back(loaded: LoadedCheckpoint, executor: StageExecutor) -> tuple[TrainingRecord, OuterState, OuterProgress]:
+    """Load a checkpoint into a stage; runs on the compute thread. Raises CheckpointError for a malformed record."""
+    record, progress = from_meta(loaded.meta)
+    state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
+    restore_random_state(loaded.meta)
+    executor.zero()
+    return record, state, progress

@@ -1,0 +1,159 @@
+"""Is the model really learning? A pure verdict from held-out evaluations, the training curve and the node's state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from neuroshard.status.snapshot import LossPoint, LossTrend, Verdict, VerificationStatus
+from neuroshard.training.evaluation import Evaluation, PairedDifference, paired_difference
+from neuroshard.training.history import successive_noise
+
+STANDARD_ERRORS = 4.0
+MIN_IMPROVEMENT = 0.02  # nats a token; less is nothing to a reader, and rounding can shift all sequences together
+DIVERGENCE_MARGIN = 0.3  # nats a token above the best
+DIVERGENCE_GAIN_SHARE = 0.25  # of what was gained so far, whichever is more
+STALL_EVALUATIONS = 4  # without a significant gain since the first of them
+TREND_POINTS = 100  # of the curve: the newer half is compared with the older one
+MIN_TREND_POINTS = 16
+TREND_ERRORS = 3.0
+WORSE_MARGIN = 0.05
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything the verdict rests on."""
+
+    evaluations: Sequence[Evaluation] = ()  # oldest first; the first is the baseline
+    recent: Sequence[LossPoint] = ()  # the newest points of the curve, oldest first
+    initial_loss: float | None = None  # training loss of the first steps
+    is_training: bool = True
+    state_reason: str = ""  # why not, when not training
+    learning_rate: float | None = None
+    last_non_finite_step: int | None = None
+
+
+def verify(evidence: Evidence) -> VerificationStatus:
+    """The verdict. Verified: two evaluations running improve on the first by more than 4 paired standard errors.
+
+    Divergence clears it, and so does a non-finite loss: evaluations up to that step no longer count. A pause does not,
+    because what was learned stays learned.
+    """
+    trend = loss_trend(evidence.recent)
+    diverged = _divergence(evidence)
+    if diverged is not None:
+        return VerificationStatus(False, Verdict.DIVERGED, diverged, _DIVERGED_ACTION, LossTrend.NEEDS_ATTENTION)
+    verified = _is_verified(evidence)
+    if not evidence.is_training:
+        return _not_training(evidence, verified, trend)
+    if verified:
+        return VerificationStatus(True, Verdict.VERIFIED, _verified_reason(evidence), "Nothing to do.", trend)
+    return _undecided(evidence, trend)
+
+
+def loss_trend(points: Sequence[LossPoint]) -> LossTrend:
+    """Direction of the training loss: means of two neighbouring halves, in standard errors of their difference."""
+    losses = [point.loss for point in points[-TREND_POINTS:]]
+    if len(losses) < MIN_TREND_POINTS:
+        return LossTrend.INSUFFICIENT_DATA
+    half = len(losses) // 2
+    older, newer = losses[-2 * half : -half], losses[-half:]
+    change = sum(newer) / half - sum(older) / half
+    error = successive_noise(losses) * sqrt(2 / half)
+    if change < -TREND_ERRORS * error:
+        return LossTrend.IMPROVING
+    if change > TREND_ERRORS * error and change > WORSE_MARGIN:
+        return LossTrend.NEEDS_ATTENTION
+    return LossTrend.STABLE
+
+
+def _counting(evidence: Evidence) -> list[Evaluation]:
+    """Evaluations after the baseline and after the last non-finite step."""
+    after = evidence.last_non_finite_step
+    return [e for e in evidence.evaluations[1:] if after is None or e.step > after]
+
+
+def _passes(evidence: Evidence, evaluation: Evaluation) -> bool:
+    return paired_difference(evidence.evaluations[0], evaluation).exceeds(STANDARD_ERRORS, MIN_IMPROVEMENT)
+
+
+def _is_verified(evidence: Evidence) -> bool:
+    last_two = _counting(evidence)[-2:]
+    return len(last_two) == 2 and all(_passes(evidence, evaluation) for evaluation in last_two)
+
+
+def _divergence(evidence: Evidence) -> str | None:
+    """Why the run counts as diverged, or None: held-out or training loss clearly above the best held-out loss."""
+    if not evidence.evaluations:
+        return None
+    baseline = evidence.evaluations[0]
+    best = min(evidence.evaluations, key=lambda evaluation: evaluation.mean)
+    margin = max(DIVERGENCE_MARGIN, DIVERGENCE_GAIN_SHARE * (baseline.mean - best.mean))
+    last = evidence.evaluations[-1]
+    if paired_difference(last, best).exceeds(STANDARD_ERRORS, margin):
+        return f"The held-out loss rose from {best.mean:.2f} to {last.mean:.2f}: the model is getting worse."
+    recent = [point.loss for point in evidence.recent[-MIN_TREND_POINTS:] if point.step > last.step]
+    if len(recent) < MIN_TREND_POINTS:
+        return None
+    mean, error = sum(recent) / len(recent), successive_noise(recent) / sqrt(len(recent))
+    ceiling = max(last.mean, evidence.initial_loss or last.mean) if last is baseline else last.mean
+    if mean > ceiling + margin + STANDARD_ERRORS * error and loss_trend(evidence.recent) is not LossTrend.IMPROVING:
+        return f"The training loss rose to {mean:.2f}, above the last held-out loss of {last.mean:.2f}."
+    return None
+
+
+_DIVERGED_ACTION = "Lower the learning rate or go back to an earlier checkpoint (`neuroshard checkpoint list`)."
+
+
+def _not_training(evidence: Evidence, verified: bool, trend: LossTrend) -> VerificationStatus:
+    reason = evidence.state_reason or "Training is not running."
+    if verified:
+        reason += " Before that, learning was verified on held-out text."
+    return VerificationStatus(verified, Verdict.NOT_TRAINING, reason, "Resume training to go on learning.", trend)
+
+
+def _verified_reason(evidence: Evidence) -> str:
+    difference = _since_start(evidence)
+    return (
+        f"On text it never trains on, the loss fell from {evidence.evaluations[0].mean:.2f} to "
+        f"{evidence.evaluations[-1].mean:.2f} nats a token: {difference.mean:.2f} "
+        f"+- {difference.standard_error:.2f} better than at the start, in two evaluations running."
+    )
+
+
+def _since_start(evidence: Evidence) -> PairedDifference:
+    return paired_difference(evidence.evaluations[0], evidence.evaluations[-1])
+
+
+def _undecided(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
+    counting = _counting(evidence)
+    if evidence.last_non_finite_step is not None and len(counting) < 2:
+        step = evidence.last_non_finite_step
+        reason = f"A step gave a value that is not a number (step {step}); learning must be shown anew."
+        return VerificationStatus(False, Verdict.INSUFFICIENT_DATA, reason, "Wait for two more evaluations.", trend)
+    if not counting:
+        reason = (
+            "The model was measured once on held-out text; a second measurement follows when it has trained a while."
+        )
+        if not evidence.evaluations:
+            reason = "The model was not measured on held-out text yet."
+        return VerificationStatus(False, Verdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)
+    if _passes(evidence, counting[-1]):
+        reason = f"The held-out loss is {_since_start(evidence).mean:.2f} nats a token better than at the start."
+        return VerificationStatus(
+            False, Verdict.IMPROVING, reason, "Wait for the next evaluation to confirm it.", trend
+        )
+    if len(counting) < STALL_EVALUATIONS:
+        reason = "The held-out loss has not changed by more than chance yet."
+        return VerificationStatus(False, Verdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)
+    return _stalled(evidence, trend)
+
+
+def _stalled(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
+    reason = f"After {len(evidence.evaluations) - 1} evaluations the held-out loss is no better than at the start."
+    action = "Check the learning rate and the data; a larger learning rate may help."
+    if evidence.learning_rate == 0:
+        reason += " The learning rate is 0, so nothing can be learned."
+        action = "Set a learning rate above 0."
+    return VerificationStatus(False, Verdict.STALLED, reason, action, trend)

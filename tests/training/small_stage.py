@@ -1,0 +1,160 @@
+"""A tiny stage, a feed of made-up text in memory, and trainers built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import anyio
+import torch
+import trio
+from torch import Tensor
+
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.data.feed import HeldOut
+from neuroshard.data.windows import Batch
+from neuroshard.status.snapshot import DataStatus
+from neuroshard.training.assembly import Stage, build_stage
+from neuroshard.training.checkpoint.schedule import CheckpointPolicy
+from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.loop import Trainer
+from neuroshard.training.outer_sync import Agreed, OuterSync
+from neuroshard.training.parts import TrainerParts
+from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.precision import Precision
+from neuroshard.training.record import StageIdentity
+from neuroshard.training.saving import Saver
+from neuroshard.training.stage_state import stage_tensors
+from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
+
+ARCHITECTURE = Architecture(
+    hidden_size=32,
+    layer_count=3,
+    head_count=2,
+    key_value_head_count=1,
+    feed_forward_size=64,
+    vocabulary_size=64,
+    sequence_length=16,
+)
+PARAMETERS = RunParameters(
+    name="tiny",
+    version=1,
+    architecture=ARCHITECTURE,
+    stage_count=1,
+    batch_size=2,
+    sequences_per_step=4,
+    initial_weights_seed=7,
+    genesis=GenesisPins("00", 16, None, "00", 64),
+    inner=InnerOptimization(learning_rate=3e-3, warmup_steps=5, decay_steps=200),
+    outer=OuterOptimization(inner_steps=5),
+)
+IDENTITY = StageIdentity(
+    WalletId("0" * 16), NodeId("node"), RunId("1" * 64), ARCHITECTURE, LayerRange(0, ARCHITECTURE.layer_count), 1
+)
+SHARD_WINDOWS = 64
+
+
+def windows(shard: int, count: int = SHARD_WINDOWS) -> Tensor:
+    """(count, T+1) ids of a language with little surprise: each id follows from the one before, mostly."""
+    generator = torch.Generator().manual_seed(1000 + shard)
+    width, size = ARCHITECTURE.sequence_length + 1, ARCHITECTURE.vocabulary_size
+    rows = torch.randint(0, size, (count, width), generator=generator)
+    surprises = torch.rand((count, width), generator=generator) < 0.2
+    for column in range(1, width):
+        follower = (rows[:, column - 1] * 5 + 3) % size
+        rows[:, column] = torch.where(surprises[:, column], rows[:, column], follower)
+    return rows
+
+
+class MemoryFeed:
+    """Batches from generated shards, with the resume rule of the real feed."""
+
+    def __init__(self, start: DataPosition | None = None) -> None:
+        self.position = start or DataPosition(0, ShardId(0), 0)
+        self.noted: list[tuple[float, float | None, int]] = []
+        self.gate = anyio.Event()  # batches wait for it
+        self.gate.set()
+
+    async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
+        """The next windows; a shard's end starts the next shard."""
+        await self.gate.wait()
+        rows = windows(self.position.order)[self.position.window : self.position.window + sequences]
+        following = replace(self.position, window=self.position.window + len(rows))
+        if following.window >= SHARD_WINDOWS:
+            following = DataPosition(self.position.order + 1, ShardId(self.position.order + 1), 0)
+        self.position = following
+        return Batch(rows[:, :-1], rows[:, 1:], following, rows[:, 1:].numel())
+
+    async def held_out(self, count: int = 32) -> HeldOut:
+        """Windows of a shard that is never trained on."""
+        return HeldOut(windows(-1, count), 4.0)
+
+    def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
+        """Remember what was told."""
+        self.noted.append((train_loss, held_out_loss, step))
+
+    def status(self) -> DataStatus:
+        """Nothing much."""
+        return DataStatus(source="memory", verified=False, explanation="Made up.")
+
+
+async def alone(contribution: Tensor, outer_step: int) -> Agreed:
+    """The exchange of a group of one."""
+    return Agreed(contribution, 1)
+
+
+def make_stage(compute: ComputeThread, folder: Path, parameters: RunParameters = PARAMETERS) -> Stage:
+    """Built on the compute thread, restored when the folder holds a checkpoint."""
+    policy = CheckpointPolicy(every_steps=10, min_seconds=1e9)
+    store = CheckpointStore(folder)
+    return compute.submit(
+        lambda: build_stage(parameters, IDENTITY, torch.device("cpu"), store, policy=policy, precision=Precision.FP32)
+    ).result()
+
+
+def make_trainer(
+    compute: ComputeThread,
+    stage: Stage,
+    feed: MemoryFeed | None = None,
+    parameters: RunParameters = PARAMETERS,
+    monotonic: Callable[[], float] | None = None,
+) -> Trainer:
+    """A trainer that is a group of one."""
+    outer = OuterSync(
+        compute=compute,
+        model=stage.executor.model,
+        parameters=parameters.outer,
+        exchange=alone,
+        state=stage.outer_state,
+        progress=stage.outer_progress,
+    )
+    saver = Saver(
+        compute=compute,
+        keeper=stage.keeper,
+        identity=IDENTITY,
+        executor=stage.executor,
+        outer=outer,
+        staging=stage.staging,
+    )
+    feed = feed or MemoryFeed(stage.record.progress.position)
+    parts = TrainerParts(parameters, compute, stage.executor, [LocalHop(compute, stage.executor)], feed, outer, saver)
+    return Trainer(parts, stage.record) if monotonic is None else Trainer(parts, stage.record, monotonic=monotonic)
+
+
+def train(compute: ComputeThread, folder: Path, last_step: int, parameters: RunParameters = PARAMETERS) -> Trainer:
+    """Start or resume in a folder, train up to a step, save, and give back the ended trainer."""
+    trainer = make_trainer(compute, make_stage(compute, folder, parameters), parameters=parameters)
+    trio.run(trainer.run, last_step)
+    return trainer
+
+
+def state_digest(trainer: Trainer) -> str:
+    """SHA-256 over every tensor of a stage."""
+    executor, outer = trainer.parts.executor, trainer.parts.outer.state
+    digest = sha256(str(outer.outer_step).encode())
+    for name, tensor in stage_tensors(executor.model, executor.optimizer, outer).items():
+        digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()

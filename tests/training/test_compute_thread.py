@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import threading
+import time
+from threading import Event
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from neuroshard.errors import NotReadyError
+from neuroshard.training.compute import ComputeThread, Priority
+
+
+def test_values_and_exceptions_travel_to_the_caller(compute: ComputeThread) -> None:
+    def fail() -> int:
+        raise KeyError("gone")
+
+    async def main() -> None:
+        assert await compute.run(lambda: 6 * 7) == 42
+        with pytest.raises(KeyError, match="gone"):
+            await compute.run(fail)
+        assert await compute.run(lambda: threading.current_thread().name) == "neuroshard-compute"
+
+    trio.run(main)
+
+
+def test_the_thread_count_is_set_inside_the_thread() -> None:
+    before = torch.get_num_threads()
+    thread = ComputeThread(cpu_threads=1, name="other-name")
+    assert thread.submit(torch.get_num_threads).result() == 1
+    assert thread.submit(lambda: threading.current_thread().name).result() == "other-name"
+    thread.close()
+    assert torch.get_num_threads() in (1, before)
+
+
+def test_a_small_job_overtakes_waiting_training_jobs(compute: ComputeThread) -> None:
+    release, order = Event(), list[str]()
+    first = compute.submit(release.wait)
+    jobs = [compute.submit(lambda i=i: order.append(f"microbatch {i}")) for i in range(2)]
+    jobs.append(compute.submit(lambda: order.append("token"), Priority.SMALL))
+    release.set()
+    for job in [first, *jobs]:
+        job.result()
+    assert order == ["token", "microbatch 0", "microbatch 1"]
+
+
+def test_a_cancelled_caller_drops_a_waiting_job_and_waits_for_a_running_one(compute: ComputeThread) -> None:
+    release, started, ran = Event(), Event(), list[str]()
+
+    def hold() -> None:
+        started.set()
+        release.wait()
+        ran.append("running")
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(compute.run, hold)
+            await trio.to_thread.run_sync(started.wait)
+            nursery.start_soon(compute.run, lambda: ran.append("waiting"))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+            release.set()
+        assert ran == ["running"]
+
+    trio.run(main)
+    compute.close()
+    assert ran == ["running"]
+
+
+def test_close_finishes_accepted_jobs_and_takes_no_more() -> None:
+    thread = ComputeThread(cpu_threads=1)
+    release = Event()
+    thread.submit(release.wait)
+    last = thread.submit(lambda: "done")
+    threading.Timer(0.01, release.set).start()
+    thread.close()
+    thread.close()
+    assert last.result(timeout=0) == "done"
+    with pytest.raises(NotReadyError):
+        thread.submit(lambda: None)
+
+
+def test_the_bridge_costs_little(compute: ComputeThread) -> None:
+    async def main() -> float:
+        await compute.run(lambda: None)
+        fastest = float("inf")
+        for _ in range(5):
+            started = time.perf_counter()
+            for _ in range(100):
+                await compute.run(lambda: None)
+            fastest = min(fastest, (time.perf_counter() - started) / 100)
+        return fastest
+
+    assert trio.run(main) < 0.3e-3

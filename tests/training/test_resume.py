@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_stage import PARAMETERS, SHARD_WINDOWS, make_stage, make_trainer, state_digest, train
+
+from neuroshard.training.compute import ComputeThread
+
+
+@pytest.mark.parametrize("lone_outer", ["keep", "apply"])
+@pytest.mark.parametrize("stop_at", [1, 7, 10])
+def test_stopped_and_resumed_equals_never_stopped(
+    compute: ComputeThread, tmp_path: Path, stop_at: int, lone_outer: str
+) -> None:
+    outer = replace(PARAMETERS.outer, inner_steps=4, lone_outer=lone_outer)
+    parameters = replace(PARAMETERS, outer=outer)
+    whole = train(compute, tmp_path / "whole", 21, parameters)
+    train(compute, tmp_path / "parts", stop_at, parameters)
+    resumed = train(compute, tmp_path / "parts", 21, parameters)
+
+    assert resumed.record.progress.steps == 21
+    assert resumed.parts.outer.state.outer_step == 5
+    assert state_digest(resumed) == state_digest(whole)
+    expected, found = whole.record.progress, resumed.record.progress
+    assert found == expected
+    assert found.position is not None
+    assert found.position.order == 21 * PARAMETERS.sequences_per_step // SHARD_WINDOWS
+
+
+def test_a_resumed_trainer_keeps_its_curve_and_its_baseline(compute: ComputeThread, tmp_path: Path) -> None:
+    first = train(compute, tmp_path, 6)
+    second = make_trainer(compute, make_stage(compute, tmp_path))
+    assert second.record.history.snapshot() == first.record.history.snapshot()
+    assert second.record.evaluations.evaluations == first.record.evaluations.evaluations
+    assert len(first.record.evaluations.evaluations) == 1
+    assert second.record.evaluations.evaluations[0].step == 0
