@@ -1,0 +1,334 @@
+"""The folder of one stage's checkpoints: complete generations only, whatever is killed, damaged or full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from neuroshard.config.atomic_write import TEMPORARY_PREFIX, sync_folder, write_atomically
+from neuroshard.errors import CheckpointError, DiskFullError, StorageError
+from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.training.checkpoint.metadata import (
+    MAX_META_BYTES,
+    CheckpointMeta,
+    IncompatibleCheckpointError,
+    Manifest,
+    TensorFile,
+    decode_manifest,
+    encode_manifest,
+)
+from neuroshard.training.checkpoint.retention import make_room, superfluous
+from neuroshard.training.checkpoint.set_aside import set_aside
+from neuroshard.training.checkpoint.staging import StagingBuffers
+from neuroshard.training.checkpoint.tensor_file import read_layout, read_tensor_file, unreadable, write_tensor_file
+from neuroshard.types import Architecture, LayerRange, RunId, WalletId
+
+log = logging.getLogger(__name__)
+
+_JSON_NAME = re.compile(r"step-(\d{1,18})\.json")
+_TENSORS_NAME = re.compile(r"step-(\d{1,18})(?:-\d+)?\.safetensors")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True)
+class StorageLimits:
+    """Space for the checkpoints of one stage; the reserve is left free on the disk for everybody else."""
+
+    own_bytes: int = 50_000_000_000
+    reserve_bytes: int = 200_000_000
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a checkpoint must belong to so that it can be continued here."""
+
+    wallet_id: WalletId
+    run_id: RunId
+    architecture: Architecture
+    layers: LayerRange
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A restored state: `tensors` are those of the staging buffers, valid until their next copy_from."""
+
+    meta: CheckpointMeta
+    tensors: dict[str, Tensor]
+    path: Path
+
+
+@dataclass(frozen=True)
+class _Entry:
+    generation: CheckpointGeneration
+    tensors: str  # file name
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """What the start found: a state or none, and what had to be passed over, in words."""
+
+    loaded: LoadedCheckpoint | None
+    warnings: tuple[str, ...] = ()
+
+
+def stage_folder(data_dir: Path, wallet_id: WalletId, run_id: RunId, layers: LayerRange, suffix: str = "") -> Path:
+    """checkpoints/<wallet_id>/<run_id>/<stage>/ ; a second node of the wallet on this machine has its own suffix."""
+    stage = f"layers-{layers.start}-{layers.stop}{f'-{suffix}' if suffix else ''}"
+    return data_dir / "checkpoints" / wallet_id / run_id / stage
+
+
+def find_stage_folders(data_dir: Path) -> tuple[Path, ...]:
+    """Every folder below a data folder that may hold checkpoints, of all wallets and runs."""
+    return tuple(sorted(path for path in data_dir.glob("checkpoints/*/*/*") if path.is_dir()))
+
+
+class CheckpointStore:
+    """Writes and reads generations. One writer at a time; generations() may be called from any thread."""
+
+    def __init__(self, folder: Path, limits: StorageLimits | None = None) -> None:
+        self.folder = folder
+        self.limits = limits or StorageLimits()
+        self._known: dict[str, tuple[tuple[int, int], _Entry]] = {}  # by file name: (mtime, size) and what it said
+
+    def generations(self) -> tuple[CheckpointGeneration, ...]:
+        """Complete generations, newest first; unreadable ones are left out. Changes nothing."""
+        found: list[CheckpointGeneration] = []
+        for path in self._manifests():
+            with contextlib.suppress(StorageError):  # load_newest tells about damage
+                found.append(self._entry(path).generation)
+        return tuple(found)
+
+    def write(
+        self, meta: CheckpointMeta, staging: StagingBuffers, cancelled: Callable[[], bool] | None = None
+    ) -> CheckpointGeneration:
+        """Write one generation and delete superfluous ones.
+
+        Raises DiskFullError or StorageError (InterruptedError when cancelled); older generations are then as before,
+        but for those deleted to make room, and no temporary file stays.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remove_leftovers()
+            self._ensure_room(staging.layout.file_bytes)
+            generation = self._write_files(meta, staging, cancelled)
+        except InterruptedError:
+            raise
+        except OSError as error:
+            if error.errno in _FULL:
+                need = staging.layout.file_bytes / 1e6
+                raise DiskFullError(
+                    f"The disk of {self.folder} is full: a checkpoint needs {need:.0f} MB.", "Free some space."
+                ) from error
+            raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+        self._prune()
+        return generation
+
+    def load_newest(self, expected: Expectation, staging: StagingBuffers) -> Restoration:
+        """Restore the newest whole generation into the buffers.
+
+        Damaged generations are moved to `damaged/` and the one before is taken; those of another model, run or
+        format are moved to a named folder and kept. Raises StorageError when folder or files may not be read: that
+        is no damage, and nothing is moved.
+        """
+        warnings: list[str] = []
+        damaged = 0
+        self._remove_leftovers()
+        for path in self._manifests():
+            try:
+                loaded = self._load(path, expected, staging)
+            except IncompatibleCheckpointError as error:
+                place = set_aside(self.folder, path.stem, error.folder_name)
+                warnings.append(f"{error.message} {path.stem} was set aside, unchanged, in {place}.")
+            except CheckpointError as error:
+                place = set_aside(self.folder, path.stem, "damaged", clear_first=damaged == 0)
+                damaged += 1
+                warnings.append(f"Checkpoint {path.stem} is damaged and was moved to {place}: {error.message}")
+            else:
+                if warnings:
+                    warnings.append(f"Training goes on from {path.stem}.")
+                return Restoration(loaded, tuple(warnings))
+        return Restoration(None, tuple(warnings))
+
+    def verify(self, generation: CheckpointGeneration) -> CheckpointMeta:
+        """Read a generation as a restart would and compare its digest. Raises CheckpointError. Changes nothing."""
+        return self.open(Path(generation.path)).meta
+
+    def open(self, path: Path) -> LoadedCheckpoint:
+        """Read the generation of one JSON file into fresh memory, whatever model it is of. Raises CheckpointError."""
+        manifest = self.read_manifest(path)
+        tensors = path.with_name(manifest.tensors.file)
+        try:
+            with tensors.open("rb") as file:
+                layout, _ = read_layout(file, tensors.stat().st_size)
+        except OSError as error:
+            raise unreadable(tensors, error) from error
+        # Each tensor in memory of its own; together not more than the file is long: read_layout saw to it.
+        buffers = StagingBuffers(layout, by_reference=layout.specs.keys())
+        read_tensor_file(tensors, layout, manifest.tensors.sha256, buffers.destination)
+        return LoadedCheckpoint(manifest.meta, buffers.tensors(), path)
+
+    def read_manifest(self, path: Path) -> Manifest:
+        """The JSON half, checked against its name. Raises CheckpointError."""
+        try:
+            with path.open("rb") as file:
+                manifest = decode_manifest(file.read(MAX_META_BYTES + 1))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        named = _TENSORS_NAME.fullmatch(manifest.tensors.file)
+        if named is None or int(named[1]) != manifest.meta.step or path.stem != f"step-{manifest.meta.step}":
+            raise CheckpointError(f"{path.name} does not belong to step {manifest.meta.step}.")
+        return manifest
+
+    def _entry(self, path: Path) -> _Entry:
+        """What a JSON file says, read again only when it changed: a curve of 1,000 points is in each of them."""
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        key = (state.st_mtime_ns, state.st_size)
+        known = self._known.get(path.name)
+        if known is None or known[0] != key:
+            manifest = self.read_manifest(path)
+            known = (key, _Entry(_generation(path, manifest), manifest.tensors.file))
+            self._known[path.name] = known
+        return known[1]
+
+    def _load(self, path: Path, expected: Expectation, staging: StagingBuffers) -> LoadedCheckpoint:
+        manifest = self.read_manifest(path)
+        meta = manifest.meta
+        found = Expectation(meta.wallet_id, meta.run_id, meta.architecture, meta.layers)
+        if found != expected:
+            raise IncompatibleCheckpointError(_difference(found, expected), _tag(found))
+        tensors = path.with_name(manifest.tensors.file)
+        read_tensor_file(tensors, staging.layout, manifest.tensors.sha256, staging.destination)
+        return LoadedCheckpoint(meta, staging.tensors(), path)
+
+    def _write_files(
+        self, meta: CheckpointMeta, staging: StagingBuffers, cancelled: Callable[[], bool] | None
+    ) -> CheckpointGeneration:
+        final = self._free_tensor_name(meta.step)
+        temporary = self.folder / f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}"
+        json_path = self.folder / f"step-{meta.step}.json"
+        try:
+            with temporary.open("xb") as file:
+                digest = write_tensor_file(file, staging.layout, staging.chunks(), cancelled)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(final)
+            sync_folder(self.folder)
+            manifest = Manifest(meta, TensorFile(final.name, staging.layout.file_bytes, digest))
+            write_atomically(json_path, encode_manifest(manifest))  # the commit point
+        except BaseException:
+            self._remove_leftovers()  # the temporary file, and a tensor file that no JSON names yet
+            raise
+        return _generation(json_path, manifest)
+
+    def _free_tensor_name(self, step: int) -> Path:
+        """A step saved twice gets a second tensor file, so that the first stays whole until the JSON names the new."""
+        path, number = self.folder / f"step-{step}.safetensors", 1
+        while path.exists():
+            number += 1
+            path = self.folder / f"step-{step}-{number}.safetensors"
+        return path
+
+    def _ensure_room(self, new_bytes: int) -> None:
+        room = make_room(
+            self.generations(),
+            new_bytes,
+            own_limit_bytes=self.limits.own_bytes,
+            free_bytes=shutil.disk_usage(self.folder).free,
+            reserve_bytes=self.limits.reserve_bytes,
+        )
+        if room.missing_bytes > 0:
+            raise DiskFullError(
+                f"No room for a checkpoint of {new_bytes / 1e6:.0f} MB in {self.folder}: "
+                f"{room.missing_bytes / 1e6:.0f} MB are missing.",
+                "Free some space, or raise max_checkpoint_storage.",
+            )
+        for generation in room.delete:
+            self._delete(generation)
+
+    def _prune(self) -> None:
+        generations = self.generations()
+        last_outer = max((item.outer_step for item in generations), default=0)
+        at_last_outer = [item for item in generations if item.outer_step == last_outer > 0]
+        for generation in superfluous(generations, at_last_outer[-1] if at_last_outer else None):
+            try:
+                self._delete(generation)
+            except OSError as error:
+                log.warning("old checkpoint %s cannot be deleted: %s", generation.path, error)
+        self._remove_leftovers()
+
+    def _delete(self, generation: CheckpointGeneration) -> None:
+        path = Path(generation.path)
+        tensors = path.with_name(self._entry(path).tensors)
+        path.unlink(missing_ok=True)  # first: without it the generation does not exist
+        tensors.unlink(missing_ok=True)
+        self._known.pop(path.name, None)
+
+    def _remove_leftovers(self) -> None:
+        """What a kill left: temporary files, and tensor files that no JSON names."""
+        named: set[str] = set()
+        doubtful: set[str] = set()
+        for path in self._manifests():
+            try:
+                named.add(self._entry(path).tensors)
+            except StorageError:
+                doubtful.add(path.stem)  # load_newest will set it aside together with its tensors
+        for path in self._entries():
+            match = _TENSORS_NAME.fullmatch(path.name)
+            orphan = match and path.name not in named and f"step-{int(match[1])}" not in doubtful
+            if orphan or path.name.startswith(TEMPORARY_PREFIX):
+                with contextlib.suppress(OSError):  # the next write tries again
+                    path.unlink()
+
+    def _manifests(self) -> list[Path]:
+        """JSON files of generations, newest first."""
+        steps = [(int(match[1]), path) for path in self._entries() if (match := _JSON_NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(steps, reverse=True)]
+
+    def _entries(self) -> list[Path]:
+        try:
+            return list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be listed: {error.strerror or error}.") from error
+
+
+def _generation(path: Path, manifest: Manifest) -> CheckpointGeneration:
+    meta = manifest.meta
+    return CheckpointGeneration(
+        step=meta.step,
+        outer_step=meta.outer_step,
+        time=meta.time,
+        loss=meta.loss,
+        bytes=manifest.tensors.bytes,
+        path=str(path),
+    )
+
+
+def _difference(found: Expectation, expected: Expectation) -> str:
+    if found.architecture != expected.architecture:
+        return "The checkpoint is of another architecture."
+    if found.layers != expected.layers:
+        return f"The checkpoint holds layers {found.layers.start}..{found.layers.stop}."
+    return "The checkpoint belongs to another run or wallet."
+
+
+def _tag(found: Expectation) -> str:
+    shape = found.architecture
+    return (
+        f"set-aside-width{shape.hidden_size}-depth{shape.layer_count}-vocabulary{shape.vocabulary_size}"
+        f"-layers{found.layers.start}to{found.layers.stop}"
+    )

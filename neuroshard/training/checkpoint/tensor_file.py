@@ -1,0 +1,223 @@
+"""The safetensors format, written as a stream that is hashed on the way and read only after its header was checked.
+
+https://huggingface.co/docs/safetensors: 8 bytes header length (little endian), JSON header, raw little-endian tensors
+without gaps. Our own writer because the library's builds whole files in memory or from tensors a second time, and
+neither can hash while writing; files of either can be read by the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from neuroshard.errors import CheckpointError, StorageError
+from neuroshard.training.checkpoint.metadata import IncompatibleCheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_HEADER_BYTES = 10_000_000
+CHUNK_BYTES = 4 << 20
+_CODES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+
+if sys.byteorder != "little":
+    raise ImportError("checkpoints are little endian; this computer is not")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and type of one stored tensor, and where its bytes lie behind the header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """First byte behind the tensor."""
+        return self.start + math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """All tensors of one file in the order of their bytes, without gaps."""
+
+    specs: Mapping[str, TensorSpec]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> TensorLayout:
+        """The layout these tensors are stored in: widest type first, so that all are aligned; else as given."""
+        specs: dict[str, TensorSpec] = {}
+        position = 0
+        for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
+            if tensor.dtype not in _CODES or name == "__metadata__":
+                raise ValueError(f"tensor {name} of type {tensor.dtype} cannot be stored")
+            specs[name] = TensorSpec(tensor.dtype, tuple(tensor.shape), position)
+            position = specs[name].stop
+        return cls(specs)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return max((spec.stop for spec in self.specs.values()), default=0)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole file."""
+        return len(self.header()) + self.data_bytes
+
+    def header(self) -> bytes:
+        """Length and JSON header, padded with spaces so that the data is aligned to 8 bytes."""
+        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        for name, spec in self.specs.items():
+            entries[name] = {
+                "dtype": _CODES[spec.dtype],
+                "shape": list(spec.shape),
+                "data_offsets": [spec.start, spec.stop],
+            }
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, without a copy."""
+    return memoryview(cast("Any", tensor.detach().view(-1).view(torch.uint8).numpy()))
+
+
+def write_tensor_file(
+    file: IO[bytes],
+    layout: TensorLayout,
+    chunks: Iterable[memoryview],
+    cancelled: Callable[[], bool] | None = None,
+) -> str:
+    """Write header and chunks (the tensors' bytes in layout order); returns the hex SHA-256 of all that was written.
+
+    Raises OSError from the file, InterruptedError when `cancelled` turns true.
+    """
+    header = layout.header()
+    digest = sha256(header)
+    file.write(header)
+    for chunk in chunks:
+        for start in range(0, len(chunk), CHUNK_BYTES):
+            if cancelled is not None and cancelled():
+                raise InterruptedError("the write was cancelled")
+            piece = chunk[start : start + CHUNK_BYTES]
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()
+
+
+def read_layout(file: IO[bytes], file_bytes: int) -> tuple[TensorLayout, bytes]:
+    """Check the header at the start of a file of `file_bytes`; returns the layout and the header's own bytes.
+
+    Raises CheckpointError unless every tensor has a known type and a shape that fits its place, and the places fill
+    the file exactly.
+    """
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - 8):
+        raise CheckpointError(f"The tensor file's header length {length} is impossible.")
+    raw = file.read(length)
+    try:
+        entries: object = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError("The tensor file's header is not JSON.") from error
+    if len(raw) < length or not isinstance(entries, dict):
+        raise CheckpointError("The tensor file's header is cut off or not an object.")
+    named = cast("dict[str, object]", entries)
+    specs = {name: _spec(name, entry) for name, entry in named.items() if name != "__metadata__"}
+    ordered = dict(sorted(specs.items(), key=lambda item: (item[1].start, item[1].stop)))
+    places = list(ordered.values())
+    gaps = any(first.stop != second.start for first, second in pairwise(places))
+    end = places[-1].stop if places else 0
+    if gaps or (places and places[0].start != 0) or 8 + length + end != file_bytes:
+        raise CheckpointError("The tensor file's contents have gaps, overlap or do not end with the file.")
+    return TensorLayout(ordered), prefix + raw
+
+
+def read_tensor_file(path: Path, expected: TensorLayout, digest: str, into: Callable[[str], Tensor]) -> None:
+    """Read every tensor of `expected` into the contiguous CPU tensor that `into(name)` gives for it.
+
+    The header must equal the expectation before anything is read; the digest is checked at the end, so on an error
+    the destinations hold rubbish. Raises IncompatibleCheckpointError when the header differs, CheckpointError.
+    """
+    try:
+        with path.open("rb") as file:
+            layout, header = read_layout(file, path.stat().st_size)
+            if difference := layout_difference(layout, expected):
+                raise IncompatibleCheckpointError(f"{path.name} has other tensors: {difference}.", "set-aside-tensors")
+            computed = sha256(header)
+            for name in layout.specs:
+                for piece in _pieces(bytes_of(into(name))):
+                    if file.readinto(piece) != len(piece):
+                        raise CheckpointError(f"{path.name} ends too early.")
+                    computed.update(piece)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if computed.hexdigest() != digest:
+        raise CheckpointError(f"{path.name} is damaged: its SHA-256 is not the one it was written with.")
+
+
+def unreadable(path: Path, error: OSError) -> StorageError:
+    """A file that is gone or fails is damage, one that this user may not read is not."""
+    told = f"{path} cannot be read: {error.strerror or error}."
+    if isinstance(error, PermissionError):
+        return StorageError(told, "Give its files back to this user.")
+    return CheckpointError(told)
+
+
+def layout_difference(found: TensorLayout, expected: TensorLayout) -> str | None:
+    """The first thing in which two layouts differ, in words, or None when they are the same."""
+    for name, spec in expected.specs.items():
+        other = found.specs.get(name)
+        if other is None:
+            return f"tensor {name} is missing"
+        if (other.dtype, other.shape) != (spec.dtype, spec.shape):
+            return f"tensor {name} is {other.dtype} {list(other.shape)}, not {spec.dtype} {list(spec.shape)}"
+    extra = [name for name in found.specs if name not in expected.specs]
+    return f"tensor {extra[0]} is not known" if extra else None
+
+
+def _pieces(memory: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(memory), CHUNK_BYTES):
+        yield memory[start : start + CHUNK_BYTES]
+
+
+def _spec(name: str, entry: object) -> TensorSpec:
+    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    if fields.keys() != {"dtype", "shape", "data_offsets"} or not isinstance(fields["dtype"], str):
+        raise CheckpointError(f"The tensor file describes {name!r} in an unknown way.")
+    code, sizes, place = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if code not in _DTYPES or not _whole_numbers(sizes, 8) or not _whole_numbers(place, 2) or len(place) != 2:
+        raise CheckpointError(f"The tensor file gives {name!r} an unknown type, shape or place.")
+    spec = TensorSpec(_DTYPES[code], tuple(sizes), place[0])
+    if spec.stop != place[1]:
+        raise CheckpointError(f"The tensor file's place for {name!r} does not fit its shape.")
+    return spec
+
+
+def _whole_numbers(value: Any, most: int) -> bool:
+    if not isinstance(value, list):
+        return False
+    numbers = cast("list[object]", value)
+    return len(numbers) <= most and all(type(number) is int and 0 <= number < 1 << 48 for number in numbers)
