@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import struct
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from neuroshard.errors import DataError, StorageError
 from neuroshard.types import ShardId
 
 _MAGIC = b"NSTOKEN1"
-_HEADER = struct.Struct("<8sBxxxIQ32s32s")  # magic, item bytes, largest id, count, key, BLAKE2b of the tokens
+_HEADER = struct.Struct("<8sBxxxIQ32s32s")  # magic, item bytes, largest id, count, key, BLAKE2b
 _HEADER_BYTES = 128
 _CHUNK_TOKENS = 1 << 20
 _FILE_NAME = re.compile(r"shard_(\d+)-([0-9a-f]{16})\.tokens")
@@ -85,7 +86,7 @@ class ShardCache:
                 return None
             try:
                 tokens, largest = _open_checked(path, key)
-                os.utime(path)
+                _touch(path)
             except (DataError, OSError):  # truncated, flipped bits, deleted: fetch it again
                 self.damaged_files += 1
                 self._remove(path)
@@ -138,6 +139,7 @@ class ShardCache:
         try:
             self._write(temporary, key, record)
             temporary.replace(path)
+            _touch(path)
             tokens, _ = _open_checked(path, key)
         except OSError as error:
             raise storage_error(path, error) from error
@@ -156,6 +158,7 @@ class ShardCache:
                 digest.update(chunk.data.cast("B"))
                 largest = max(largest, int(chunk.max()))
                 file.write(chunk.data.cast("B"))
+            digest.update(_summary(largest, record.token_count))
             header = _HEADER.pack(_MAGIC, self.item_bytes, largest, record.token_count, key, digest.digest())
             file.seek(0)
             file.write(header)
@@ -207,9 +210,22 @@ def _open_checked(path: Path, key: bytes) -> tuple[TokenArray, int]:
         raise DataError(f"{path.name} has the wrong length.")
     dtype = np.dtype("<u2") if item_bytes == 2 else np.dtype("<u4")
     tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=(count,))
-    if hashlib.blake2b(tokens.data, digest_size=32).digest() != digest:
+    found = hashlib.blake2b(tokens.data, digest_size=32)
+    found.update(_summary(largest, count))
+    if found.digest() != digest:
         raise DataError(f"{path.name} is damaged.")
     return tokens, largest
+
+
+def _touch(path: Path) -> None:
+    """Note the time of use; the file system's own stamp is coarser than two uses may be apart."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+
+
+def _summary(largest: int, count: int) -> bytes:
+    """The part of the header that the digest covers beside the tokens."""
+    return largest.to_bytes(4) + count.to_bytes(8)
 
 
 def _shard_of(path: Path) -> int:

@@ -120,7 +120,6 @@ class DataFeed:
         while True:
             moved = self._moved
             current, following = self._position, self._place(self._position.order + 1)
-            self._next_ready = False
             is_loaded = await self._prefetch(current.shard, keep=set())
             self._next_ready = is_loaded and await self._prefetch(following.shard, keep={current.shard})
             await moved.wait()
@@ -223,6 +222,7 @@ class DataFeed:
         self._rotation_count += len(passed)
         self._losses.clear()
         self._early_reason = None
+        self._next_ready = False
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
         for rotation in passed:

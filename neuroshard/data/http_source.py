@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 
@@ -17,7 +17,6 @@ from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.retry import FileDamagedError, FileMissingError, SourceBusyError
 from neuroshard.errors import DataUnavailableError, UsageError
 
-_CHUNK_BYTES = 64 * 1024
 _MAX_REDIRECTS = 3
 _OK, _PARTIAL, _BEYOND_THE_END = 200, 206, 416
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -57,10 +56,11 @@ class HttpSource:
             response = await self._send(self._base.join(name), headers)
         except httpx.HTTPError as error:
             raise _in_words(self._base.host, error) from error
+        body = _Body(response)
         try:
-            yield _opened(response, name, offset if "Range" in headers else 0)
+            yield _opened(response, body, name, offset if "Range" in headers else 0)
         finally:
-            await response.aclose()
+            await body.aclose()
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -90,7 +90,7 @@ class HttpSource:
         return target
 
 
-def _opened(response: httpx.Response, name: str, offset: int) -> OpenedFile:
+def _opened(response: httpx.Response, body: _Body, name: str, offset: int) -> OpenedFile:
     """Judge status and headers of an answer before its body is read."""
     _refuse_status(response, name, offset)
     if response.headers.get("content-encoding", "identity") != "identity":
@@ -104,7 +104,7 @@ def _opened(response: httpx.Response, name: str, offset: int) -> OpenedFile:
         if match is None or int(match[1]) != offset:
             raise FileDamagedError(f"{name}: the server sent another part of the file than asked for.")
         start, total = offset, int(match[2])
-    return OpenedFile(start, total, validator, _chunks(response))
+    return OpenedFile(start, total, validator, body)
 
 
 def _refuse_status(response: httpx.Response, name: str, offset: int) -> None:
@@ -128,12 +128,28 @@ def _validator(response: httpx.Response) -> str | None:
     return response.headers.get("last-modified") if not etag else None
 
 
-async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in response.aiter_raw(_CHUNK_BYTES):
-            yield chunk
-    except httpx.HTTPError as error:
-        raise _in_words(response.url.host, error) from error
+class _Body:
+    """The bytes of an answer, with errors in words. No generator: one left half-way would be collected uncleanly."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self._raw = response.aiter_raw()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._raw)
+        except httpx.HTTPError as error:
+            raise _in_words(self._response.url.host, error) from error
+
+    async def aclose(self) -> None:
+        """Close the connection, then let the generators inside httpx meet it: only so do they all end."""
+        await self._response.aclose()
+        with suppress(httpx.HTTPError, httpx.StreamError, StopAsyncIteration):
+            while True:
+                await anext(self._raw)
 
 
 def _in_words(host: str, error: httpx.HTTPError) -> DataUnavailableError:

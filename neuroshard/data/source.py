@@ -62,7 +62,7 @@ class FolderSource:
             start = offset if validator == current and offset <= state.st_size else 0
             async with await anyio.open_file(path, "rb") as file:
                 await file.seek(start)
-                yield OpenedFile(start, state.st_size, current, _chunks(file))
+                yield OpenedFile(start, state.st_size, current, _Chunks(file))
         except OSError as error:
             raise DataUnavailableError(f"{path} cannot be read: {error.strerror or error}.") from error
 
@@ -93,6 +93,17 @@ def _folder_source(folder: Path) -> FolderSource:
     return FolderSource(folder.absolute())
 
 
-async def _chunks(file: anyio.AsyncFile[bytes]) -> AsyncIterator[bytes]:
-    while chunk := await file.read(_CHUNK_BYTES):
-        yield chunk
+class _Chunks:
+    """The rest of an open file, piece by piece."""
+
+    def __init__(self, file: anyio.AsyncFile[bytes]) -> None:
+        self._file = file
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await self._file.read(_CHUNK_BYTES)
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk

@@ -60,7 +60,7 @@ def test_unigram_entropy_of_known_distributions() -> None:
     assert unigram_entropy(np.arange(8), 8) == pytest.approx(math.log(8))
     assert unigram_entropy(np.zeros((3, 4), dtype=np.int64), 5) == 0
     assert unigram_entropy(np.array([0, 0, 1]), 2) == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
-    with pytest.raises(ValueError, match="0..7"):
+    with pytest.raises(ValueError, match="token ids must be"):
         unigram_entropy(np.arange(9), 8)
     with pytest.raises(ValueError, match="non-empty"):
         unigram_entropy(np.array([], dtype=np.int64), 8)

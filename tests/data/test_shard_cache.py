@@ -1,0 +1,152 @@
+"""The shard cache: small on disk, honest about damage, within its limit, tidy on a full disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from genesis_samples import shard_tokens
+
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.genesis.torch_file import TokenRecord, inspect_shard, write_shard
+from neuroshard.errors import DataError, DiskFullError, StorageError
+from neuroshard.types import ShardId
+
+KEY = bytes(range(32))
+
+
+def record_of(folder: Path, tokens: np.ndarray) -> TokenRecord:
+    path = folder / "shard_0.pt"
+    with path.open("wb") as file:
+        write_shard(file, tokens)
+    return inspect_shard(path, max_tokens=len(tokens))
+
+
+def make_cache(folder: Path, limit: int = 10**9, vocabulary: int = 1000) -> ShardCache:
+    return ShardCache(folder / "cache", limit_bytes=limit, vocabulary_size=vocabulary)
+
+
+def fill(cache: ShardCache, folder: Path, *shards: int, tokens: int = 500) -> None:
+    for shard in shards:
+        cache.store(ShardId(shard), KEY, record_of(folder, shard_tokens(shard, tokens)))
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(1000, np.uint16), (65_536, np.uint16), (65_537, np.uint32)])
+def test_round_trip_in_the_smallest_type(tmp_path: Path, vocabulary: int, dtype: type) -> None:
+    tokens = np.append(shard_tokens(0, 3_000_000), vocabulary - 1)
+    cache = make_cache(tmp_path, vocabulary=vocabulary)
+    stored = cache.store(ShardId(0), KEY, record_of(tmp_path, tokens))
+    again = make_cache(tmp_path, vocabulary=vocabulary).get(ShardId(0), KEY)
+    assert again is not None
+    for shard in (stored, again):
+        assert shard.tokens.dtype == dtype
+        assert np.array_equal(shard.tokens, tokens)
+    assert cache.usage() == (1, cache.file_size(len(tokens)))
+    assert not again.tokens.flags.writeable
+
+
+@pytest.mark.parametrize("token", [-1, 1000, 2**40, -(2**63)])
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, token: int) -> None:
+    cache = make_cache(tmp_path)
+    with pytest.raises(DataError, match=f"token id {token}"):
+        cache.store(ShardId(0), KEY, record_of(tmp_path, np.array([1, 2, token])))
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_a_cached_shard_of_a_larger_vocabulary_is_refused(tmp_path: Path) -> None:
+    fill(make_cache(tmp_path), tmp_path, 0)
+    with pytest.raises(DataError, match="outside the run's vocabulary of 500"):
+        make_cache(tmp_path, vocabulary=500).get(ShardId(0), KEY)
+
+
+@pytest.mark.parametrize("place", [0, 8, 12, 16, 30, 60, 128, 500, -1])
+def test_a_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0)
+    path = next(cache.folder.iterdir())
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+    assert cache.get(ShardId(0), KEY) is None
+    assert cache.damaged_files == 1
+
+
+@pytest.mark.parametrize("size", [0, 10, 128, 1000, 1127, 1129])
+def test_a_wrong_length_is_found(tmp_path: Path, size: int) -> None:
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0)
+    path = next(cache.folder.iterdir())
+    path.write_bytes(path.read_bytes()[:size].ljust(size, b"\0"))
+    assert cache.get(ShardId(0), KEY) is None
+    assert not path.exists()
+    assert cache.usage() == (0, 0)
+
+
+def test_other_contents_have_another_key(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0)
+    assert cache.contains(ShardId(0), KEY)
+    assert cache.get(ShardId(0), bytes(32)) is None
+    assert cache.get(ShardId(1), KEY) is None
+
+
+def test_the_least_recently_used_goes_first_and_never_one_in_use(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0, 1, 2, 3)
+    size = cache.file_size(500)
+    cache.get(ShardId(0), KEY)
+    cache.limit_bytes = 4 * size
+    assert cache.reserve(ShardId(9), 2 * size, keep={ShardId(1)})
+    assert [shard for shard in range(4) if cache.contains(ShardId(shard), KEY)] == [0, 1]
+    assert not cache.reserve(ShardId(8), 3 * size, keep={ShardId(1)})  # only after the first reservation ends
+    cache.release(ShardId(9))
+    assert cache.reserve(ShardId(8), 3 * size, keep={ShardId(1)})
+    assert cache.contains(ShardId(1), KEY)
+
+
+def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0, 1)
+    cache.get(ShardId(0), KEY)
+    again = make_cache(tmp_path, limit=2 * cache.file_size(500))
+    assert again.reserve(ShardId(9), cache.file_size(500), keep=())
+    assert again.contains(ShardId(0), KEY)
+    assert not again.contains(ShardId(1), KEY)
+
+
+def test_a_limit_below_one_shard_is_an_error_with_numbers(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path, limit=1_000_000)
+    with pytest.raises(StorageError, match=r"1\.0 MB is too small: shard 5 needs 25\.0 MB.*at least 25\.0 MB"):
+        cache.reserve(ShardId(5), 25_000_000, keep=())
+
+
+def test_leftovers_of_a_kill_are_removed_at_start(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0)
+    (cache.folder / "shard_7.pt.part").write_bytes(bytes(100))
+    make_cache(tmp_path)
+    assert [path.suffix for path in cache.folder.iterdir()] == [".tokens"]
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="needs POSIX resource limits")
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0)
+    record = record_of(tmp_path, shard_tokens(1, 50_000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    try:
+        with pytest.raises(DiskFullError, match="no space left"):
+            cache.store(ShardId(1), KEY, record)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert cache.get(ShardId(0), KEY) is not None
+    assert len(list(cache.folder.iterdir())) == 1
+    cache.store(ShardId(1), KEY, record)
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(StorageError, match="cannot be written"):
+        make_cache(tmp_path)
