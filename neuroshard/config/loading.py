@@ -57,6 +57,15 @@ class LoadedSettings:
         }
 
 
+@dataclass(frozen=True)
+class TokenText:
+    """The token as the user gave it, where it came from, and what is wrong with how it is kept."""
+
+    text: SecretStr
+    source: Source
+    warnings: tuple[str, ...] = ()
+
+
 def load_settings(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None, data_dir: Path | None = None
 ) -> LoadedSettings:
@@ -124,6 +133,23 @@ def read_config(path: Path) -> dict[str, object]:
         if note_of(key).applies is Applies.NOT_STORED:
             raise UsageError(f"{key} cannot stand in {path}.", f"It is set {Applies.NOT_STORED}.")
     return stored
+
+
+def read_token(loaded: LoadedSettings) -> TokenText:
+    """The token of these settings, given directly or in a file. Raises TokenError when it is missing or empty."""
+    token, source = loaded.settings.token, loaded.sources["token"]
+    if token is None:
+        raise TokenError(
+            "No wallet token was given.",
+            "Use --token, NEUROSHARD_TOKEN or --token-file; `neuroshard wallet new` makes one, "
+            "`neuroshard demo` needs none.",
+        )
+    text = token.get_secret_value().strip()
+    if not text:
+        raise TokenError(
+            f"The wallet token (from {_source_name(source, 'token')}) is empty.", "Give your wallet's token."
+        )
+    return TokenText(SecretStr(text), source, loaded.warnings)
 
 
 def read_token_file(path: Path) -> tuple[SecretStr, tuple[str, ...]]:

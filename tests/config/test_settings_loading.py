@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.config.data_dir import default_data_dir, prepare_data_dir
-from neuroshard.config.loading import LoadedSettings, load_settings, resolve_data_dir
+from neuroshard.config.loading import LoadedSettings, load_settings, read_token, resolve_data_dir
 from neuroshard.config.settings import ALIASES, Applies, Settings, application_table, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
@@ -136,8 +136,7 @@ def test_alias_diloco_steps_from_every_source(tmp_path: Path) -> None:
 
 
 def token_of(result: LoadedSettings) -> str:
-    assert result.settings.token is not None
-    return result.settings.token.get_secret_value()
+    return read_token(result).text.get_secret_value()
 
 
 def test_token_file_is_stripped_and_open_permissions_are_told(tmp_path: Path) -> None:
@@ -176,8 +175,13 @@ def test_missing_or_empty_token_files_are_token_errors(tmp_path: Path, content: 
         loaded(tmp_path, {"token_file": file})
 
 
-def test_no_token_is_no_error_here(tmp_path: Path) -> None:
-    assert loaded(tmp_path).settings.token is None
+def test_no_token_is_an_error_only_where_one_is_needed(tmp_path: Path) -> None:
+    result = loaded(tmp_path)
+    assert result.settings.token is None
+    with pytest.raises(TokenError, match="neuroshard demo"):
+        read_token(result)
+    with pytest.raises(TokenError, match=r"NEUROSHARD_TOKEN.* is empty"):
+        read_token(loaded(tmp_path, {}, {"NEUROSHARD_TOKEN": " "}))
 
 
 def test_the_data_dir_alone(tmp_path: Path) -> None:

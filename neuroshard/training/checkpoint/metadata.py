@@ -74,7 +74,7 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON text with its own digest: equal manifests give equal bytes. Raises ValueError for NaN inside `extra`."""
+    """JSON text with its own digest: equal manifests give equal bytes. Raises ValueError beyond MAX_META_BYTES."""
     content = {"meta": asdict(_finite(manifest.meta)), "tensors": asdict(manifest.tensors)}
     document = {"format_version": FORMAT_VERSION, "content": content, "sha256": _digest(content)}
     encoded = json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode()
@@ -133,6 +133,7 @@ def _finite(meta: CheckpointMeta) -> CheckpointMeta:
         meta,
         loss=meta.loss if meta.loss is not None and math.isfinite(meta.loss) else None,
         loss_ema=meta.loss_ema if meta.loss_ema is not None and math.isfinite(meta.loss_ema) else None,
+        extra={name: _without_nan(value) for name, value in meta.extra.items()},
         history=tuple(point for point in meta.history if math.isfinite(point.loss)),
         held_out=tuple(
             point
@@ -140,3 +141,15 @@ def _finite(meta: CheckpointMeta) -> CheckpointMeta:
             if math.isfinite(point.loss) and math.isfinite(point.improvement) and math.isfinite(point.standard_error)
         ),
     )
+
+
+def _without_nan(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _without_nan(item) for name, item in cast("dict[str, Any]", value).items()}
+        case list() | tuple():
+            return [_without_nan(item) for item in cast("list[Any]", value)]
+        case _:
+            return value
