@@ -30,8 +30,10 @@ def deadline_seconds(command: Command) -> float:
             return 60.0  # gigabytes move to or from the disk or the accelerator
         case Pause():
             return 30.0  # the step in progress ends first
-        case Shutdown() | UpdateSettings():
+        case UpdateSettings():
             return 10.0
+        case Shutdown():
+            return 5.0  # then it is queued: a node that still starts stops as soon as it can
         case Generate():
             return 300.0
 
