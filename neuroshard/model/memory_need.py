@@ -1,0 +1,143 @@
+"""What training one stage takes in memory, item by item; pure arithmetic, calibrated against measured peaks.
+
+On a CPU node everything lies in the same memory. A step and an outer round never run at the same moment, yet both
+count: what one thread frees is not always there for the next, and measured peaks lie near the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from neuroshard.model.cross_entropy import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, chunk_rows
+from neuroshard.model.family import parameter_count
+from neuroshard.types import Architecture, LayerRange
+
+MEGABYTE = 1_000_000
+PROCESS_BYTES = 470 * MEGABYTE  # measured 351 MB after all imports and first operations, plus server, log, data, slack
+ACCELERATOR_BYTES = 700 * MEGABYTE  # context and library workspaces of a CUDA device
+FRAGMENTATION = 1.05  # what the allocators keep beyond what is asked of them
+OPEN_SESSIONS = 2  # microbatches whose ends a stage keeps while they are under way
+
+DeviceKind = Literal["cpu", "cuda", "mps"]
+
+
+@dataclass(frozen=True)
+class DeviceNeed:
+    """Bytes on the device that computes."""
+
+    weights: int
+    moments: int  # two of AdamW
+    gradients: int
+    low_precision_copies: int  # bf16 weights under autocast
+    activations: int  # kept for the backward pass, for the whole batch
+    backward: int  # temporary gradients of the widest layer
+    logits: int  # row chunks of the head, and its gradient's inputs
+    sessions: int
+    generation: int  # key/value cache of one sequence
+    runtime: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the items."""
+        return _sum(self)
+
+
+@dataclass(frozen=True)
+class HostNeed:
+    """Bytes of the process apart from the device's."""
+
+    process: int  # interpreter, libraries, API, tokenizer, cached data
+    anchor: int
+    velocity: int
+    checkpoint_staging: int  # copies of weights and moments; the outer state is written by reference
+    contribution: int  # the round: local weights and pseudo-gradient
+    exchange: int  # the round: encoded, received and aggregated vector
+    next_outer_state: int  # the round: new anchor and velocity, before the old ones are dropped
+
+    @property
+    def total(self) -> int:
+        """Sum of the items."""
+        return _sum(self)
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Peak memory of training one stage. `host_bytes` is the whole process on a CPU node."""
+
+    kind: DeviceKind
+    device: DeviceNeed
+    host: HostNeed
+
+    @property
+    def device_bytes(self) -> int:
+        """Peak on the accelerator; zero on a CPU node, where it is part of host_bytes."""
+        return 0 if self.kind == "cpu" else _padded(self.device.total)
+
+    @property
+    def host_bytes(self) -> int:
+        """Peak resident memory of the process."""
+        vectors = self.host.total - self.host.process
+        return self.host.process + _padded(vectors + (self.device.total if self.kind == "cpu" else 0))
+
+    def fits(self, host_mb: int, device_mb: int | None = None) -> bool:
+        """Whether the limits (1 MB = 10^6 bytes) hold it; device_mb None means that there is no accelerator limit."""
+        device_fits = device_mb is None or self.device_bytes <= device_mb * MEGABYTE
+        return device_fits and self.host_bytes <= host_mb * MEGABYTE
+
+
+def memory_need(
+    architecture: Architecture, layers: LayerRange | None = None, batch_size: int = 1, device: DeviceKind = "cpu"
+) -> MemoryNeed:
+    """Peak memory of training these layers (None: all) with microbatches of batch_size sequences."""
+    layers = LayerRange(0, architecture.layer_count) if layers is None else layers
+    vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number a parameter
+    return MemoryNeed(
+        device,
+        _device_need(architecture, layers, batch_size, device, vector),
+        HostNeed(
+            process=PROCESS_BYTES,
+            anchor=vector,
+            velocity=vector,
+            checkpoint_staging=3 * vector,
+            contribution=2 * vector,
+            exchange=3 * vector,
+            next_outer_state=2 * vector,
+        ),
+    )
+
+
+def _device_need(a: Architecture, layers: LayerRange, batch_size: int, device: DeviceKind, vector: int) -> DeviceNeed:
+    tokens = batch_size * a.sequence_length
+    stream = 4 * tokens * a.hidden_size  # bytes of the residual stream of one microbatch
+    feed_forward = a.feed_forward_size / a.hidden_size
+    key_value = a.key_value_head_count / a.head_count
+    # saved tensors of one layer in fp32, in units of the residual stream: counted on real graphs, exact to 1 %
+    layer_activations = int(stream * (10.5 + 2 * key_value + 4 * feed_forward))
+    head = layers.stop == a.layer_count
+    return DeviceNeed(
+        weights=vector,
+        moments=2 * vector,
+        gradients=vector,
+        low_precision_copies=vector // 2,
+        activations=len(layers) * layer_activations + stream,
+        backward=int(stream * (4 + 6 * feed_forward)),
+        logits=_logits_bytes(a, tokens, device) + 4 * stream if head else 0,
+        sessions=OPEN_SESSIONS * 3 * stream,
+        generation=2 * len(layers) * a.key_value_head_count * a.head_size * a.sequence_length * 4,
+        runtime=0 if device == "cpu" else ACCELERATOR_BYTES,
+    )
+
+
+def _logits_bytes(a: Architecture, tokens: int, device: DeviceKind) -> int:
+    """Chunks of logits: the fp32 one, a bf16 one beside it, and the gradient in bf16."""
+    chunk_bytes = CPU_CHUNK_BYTES if device == "cpu" else ACCELERATOR_CHUNK_BYTES
+    return 8 * min(tokens, chunk_rows(a.vocabulary_size, chunk_bytes)) * a.vocabulary_size
+
+
+def _padded(size: int) -> int:
+    return int(FRAGMENTATION * size)
+
+
+def _sum(need: DeviceNeed | HostNeed) -> int:
+    return sum(int(getattr(need, item.name)) for item in fields(need))

@@ -1,0 +1,83 @@
+"""The memory formula against measured peaks: a loop like a node's stays under its need, and not absurdly far under."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.model.family import architecture_for, parameter_count
+from neuroshard.model.memory_need import PROCESS_BYTES, memory_need
+from neuroshard.model.proposal import batch_size_for, propose_architecture
+from neuroshard.model.stage_plan import StagePlan
+from neuroshard.types import LayerRange
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("training_peak.py")
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read as on Linux")
+
+
+def measured_peak(depth: int, vocabulary: int, sequence: int, batch: int, *, threads: int, bf16: bool) -> int:
+    arguments = [str(int(value)) for value in (depth, vocabulary, sequence, batch, threads, bf16)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, check=True
+    )
+    return int(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("limit_mb", "vocabulary", "sequence", "threads", "bf16"),
+    [(1_000, 2_000, 128, 1, False), (1_300, 8_192, 256, 2, True), (1_600, 32_000, 256, 2, False)],
+)
+@pytest.mark.process
+def test_measured_peaks_stay_under_the_need_and_the_limit(
+    limit_mb: int, vocabulary: int, sequence: int, threads: int, bf16: bool
+) -> None:
+    architecture = propose_architecture(limit_mb, vocabulary, sequence)
+    batch = batch_size_for(architecture, None, limit_mb)
+    peak = measured_peak(architecture.layer_count, vocabulary, sequence, batch, threads=threads, bf16=bf16)
+    need = memory_need(architecture, None, batch).host_bytes
+    assert peak < need <= limit_mb * 1e6
+    assert need < 1.6 * peak
+
+
+@given(depth=st.integers(2, 60), batch=st.integers(1, 7), vocabulary=st.integers(300, 64_000))
+def test_need_grows_with_depth_and_batch(depth: int, batch: int, vocabulary: int) -> None:
+    small = architecture_for(depth, vocabulary)
+    assert memory_need(small, None, batch).host_bytes < memory_need(small, None, batch + 1).host_bytes
+    larger = architecture_for(depth + 1, vocabulary)
+    assert memory_need(small, None, batch).host_bytes < memory_need(larger, None, batch).host_bytes
+
+
+def test_items_follow_the_contract() -> None:
+    architecture = architecture_for(7, 8_192)
+    count = parameter_count(architecture)
+    need = memory_need(architecture)
+    assert need.device.weights + need.device.gradients + need.device.moments == 16 * count
+    host_vectors = need.host.total - need.host.process
+    assert host_vectors >= 28 * count
+    assert need.device_bytes == 0
+    assert need.host_bytes >= PROCESS_BYTES + 44 * count
+
+
+def test_an_accelerator_takes_the_training_part() -> None:
+    architecture = architecture_for(7, 8_192)
+    on_cpu, on_gpu = memory_need(architecture), memory_need(architecture, device="cuda")
+    assert on_gpu.host_bytes < on_cpu.host_bytes
+    assert on_gpu.device_bytes > 16 * parameter_count(architecture)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 7])
+def test_a_stage_needs_less_than_the_whole(stages: int) -> None:
+    architecture = architecture_for(7, 8_192)
+    whole = memory_need(architecture).host_bytes
+    needs = [memory_need(architecture, layers).host_bytes for layers in StagePlan.even(7, stages)]
+    assert max(needs) < whole
+    assert memory_need(architecture, LayerRange(1, 2)).device.logits == 0
