@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,7 +12,7 @@ from source_files import ROOT
 
 
 @pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def hook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The hook's module; hatchling itself is a build requirement and need not be installed here."""
     interface = SimpleNamespace(BuildHookInterface=object)
     for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
@@ -24,7 +23,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield module
+    return module
 
 
 @pytest.fixture

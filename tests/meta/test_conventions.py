@@ -19,14 +19,7 @@ MAY_CATCH_EVERYTHING = {
     "neuroshard/node/supervisor.py": "task supervisor",
 }
 # Spelled in pieces, so that this file may be read too.
-FORBIDDEN_WORDS = (
-    "/" + "work/",
-    "/" + "root/",
-    "/tmp/" + "w/",
-    "pypi-" + "more",
-    "artifact" + "ory",
-    "a session of " + "the project",
-)
+FORBIDDEN_WORDS = ("/" + "work/", "/" + "root/", "/tmp/" + "w/", "pypi-" + "more")
 
 
 def test_no_name_says_nothing() -> None:

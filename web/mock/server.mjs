@@ -39,11 +39,18 @@ const ANSWERS = {
   "GET /api/training/history": () => ({ points: history(steps, started), held_out: [] }),
   "GET /api/training/global": globalView,
   "GET /api/logs": () => ({ records: logs, last_sequence: logs.length }),
-  "GET /api/config": () => ({ settings: { port: 8000, memory: null, "cpu-threads": 2, "max-storage": 2000, training: true }, sources: { "cpu-threads": "flag", port: "environment" } }),
+  "GET /api/config": () => ({
+    port: { value: 8000, source: "environment", allowed: "0 to 65535", applies: "after a restart" },
+    memory: { value: null, source: "default", allowed: "megabytes, at least 1; unset: measured", applies: "after a restart" },
+    cpu_threads: { value: 2, source: "flag", allowed: "1 to 1024; unset: measured", applies: "after a restart" },
+    max_storage: { value: 2000, source: "default", allowed: "megabytes of cached shards, at least 20", applies: "at once" },
+    data_dir: { value: "/home/ada/.local/share/neuroshard", source: "default", allowed: "a folder", applies: "only as a flag or an environment variable" },
+  }),
   "GET /health": () => ({ status: "ok" }),
   "POST /api/training/pause": () => command("paused", "Training is paused; nothing is lost."),
   "POST /api/training/resume": () => command("training", "Training goes on."),
   "POST /api/checkpoints": () => ({ state: scenario, message: `Saved a checkpoint at step ${steps}.` }),
+  "PATCH /api/config": () => ({ state: scenario, message: "Stored; it holds after a restart." }),
   "POST /api/shutdown": () => {
     setTimeout(() => process.exit(0), 400);
     return { state: "stopping", message: "Saving a final checkpoint, then stopping." };

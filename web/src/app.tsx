@@ -94,7 +94,7 @@ function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: V
     case "Log":
       return <Log logs={dashboard.logs} />;
     case "Settings":
-      return <Settings {...{ status, nodeNow, actions }} />;
+      return <Settings {...{ status, nodeNow, reachable, actions }} onMessage={say} />;
   }
 }
 

@@ -7,6 +7,11 @@ export function count(value: number | null | undefined): string {
   return value == null ? DASH : whole.format(value);
 }
 
+/** 1 -> "1 step", 2 -> "2 steps". */
+export function plural(value: number, noun: string): string {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 /** 1234567 -> "1.23 million"; below 100,000 the exact number. */
 export function bigCount(value: number | null | undefined): string {
   if (value == null) return DASH;

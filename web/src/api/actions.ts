@@ -2,16 +2,12 @@
 
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
+import type { Setting } from "../views/setting-rows";
 
 export interface CompletionWish {
   prompt: string;
   temperature: number;
   maxTokens: number;
-}
-
-export interface SettingChange {
-  name: string;
-  value: unknown;
 }
 
 export interface NodeActions {
@@ -20,7 +16,8 @@ export interface NodeActions {
   stop: () => Promise<string>;
   saveCheckpoint: () => Promise<string>;
   complete: (wish: CompletionWish, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
-  readSettings: () => Promise<unknown>;
+  readSettings: () => Promise<Record<string, Setting>>;
+  changeSetting: (name: string, value: unknown) => Promise<string>;
   unlock: (secret: string) => Promise<boolean>;
 }
 
@@ -45,7 +42,8 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void, on
       }
     },
     complete: (wish, signal, onPiece) => streamCompletion(client, wish, signal, onPiece),
-    readSettings: () => client.get<unknown>("/api/config"),
+    readSettings: () => client.get<Record<string, Setting>>("/api/config"),
+    changeSetting: async (name, value) => (await client.command<Outcome>("/api/config", { [name]: value }, "PATCH")).message,
     unlock: async (secret) => {
       const session = await client.openSession(secret);
       if (session.authenticated) onUnlocked();

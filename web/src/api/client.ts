@@ -6,7 +6,8 @@ export interface Session {
   csrf_token: string | null;
 }
 
-const TIMEOUT_MS = 10_000;
+const READ_TIMEOUT_MS = 10_000;
+const COMMAND_TIMEOUT_MS = 65_000; // saving or moving a model may take the node a minute
 
 export class NodeError extends Error {
   constructor(
@@ -67,7 +68,7 @@ export class Client {
         ...init,
         headers: this.headers(init.body !== undefined),
         cache: "no-store",
-        signal: AbortSignal.timeout(TIMEOUT_MS),
+        signal: AbortSignal.timeout(init.body === undefined ? READ_TIMEOUT_MS : COMMAND_TIMEOUT_MS),
       });
     } catch {
       throw new NodeError("The node does not answer.", 0);

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
-import { count } from "../format";
+import { plural } from "../format";
 import { Card } from "./parts";
 
 interface Props {
@@ -66,7 +66,7 @@ export function Chat({ steps, ready, actions }: Props) {
         <div class="chat-options">
           <label>
             <span>
-              Temperature <output class="muted">{temperature.toFixed(1)}</output>
+              Temperature <b class="muted">{temperature.toFixed(1)}</b>
             </span>
             <input
               type="range"
@@ -100,10 +100,10 @@ export function Chat({ steps, ready, actions }: Props) {
 
 function ReplyText({ reply, steps, ready }: { reply: Reply | null; steps: number; ready: boolean }) {
   if (!reply) {
-    const note = ready ? `The model has taken ${count(steps)} learning steps so far.` : "The model is not ready yet.";
+    const note = ready ? `The model has taken ${plural(steps, "learning step")} so far.` : "The model is not ready yet.";
     return <p class="muted small chat-note">{note}</p>;
   }
-  const model = `Written by the model after ${count(reply.steps)} learning steps.`;
+  const model = `Written by the model after ${plural(reply.steps, "learning step")}.`;
   return (
     <div class="reply">
       <pre class="reply-text" data-testid="reply" tabIndex={0} aria-label="The model's text" aria-busy={reply.state === "running"}>

@@ -1,6 +1,6 @@
 // Cards about this computer, its text, its rounds and its safety, shared by several views.
 
-import { ago, bigCount, bytes, count, duration, layerRange } from "../format";
+import { ago, bigCount, bytes, count, duration, layerRange, plural } from "../format";
 import type { DataStatus, NodeStatus } from "../state/node";
 import { Bar, Card, Facts } from "./parts";
 
@@ -79,7 +79,7 @@ export function ShardCard({ data }: { data: DataStatus | null }) {
       <Facts
         rows={[
           ["Shards read", `${count(data.shards_seen)} of ${count(data.total_shards - data.held_out_shards)}`],
-          ["Kept for testing", `${count(data.held_out_shards)} ${data.held_out_shards === 1 ? "shard" : "shards"}, never trained on`],
+          ["Kept for testing", `${plural(data.held_out_shards, "shard")}, never trained on`],
           ["Next shard", data.next_shard_ready ? "ready" : "not fetched yet"],
           ["Verified", verifiedWords(data)],
         ]}
@@ -121,7 +121,7 @@ export function CheckpointCard({ status, nodeNow }: { status: NodeStatus; nodeNo
         rows={[
           ["Last saved", checkpoints.last_saved_time === null ? "not yet" : ago(checkpoints.last_saved_time, nodeNow)],
           ["At step", count(checkpoints.last_saved_step)],
-          ["Kept on disk", `${count(checkpoints.generations.length)} checkpoints`],
+          ["Kept on disk", plural(checkpoints.generations.length, "checkpoint")],
           ["Saving takes", duration(checkpoints.last_write_seconds)],
         ]}
       />

@@ -6,7 +6,7 @@ import "uplot/dist/uPlot.min.css";
 import { count, loss } from "../format";
 import { plotOptions } from "./options";
 import type { Curve } from "./series";
-import { columns, tableRows } from "./series";
+import { columns, smoothedEnd, tableRows } from "./series";
 
 interface Props {
   curve: Curve;
@@ -94,8 +94,7 @@ function Legend({ hasHeldOut, hasReference }: { hasHeldOut: boolean; hasReferenc
 
 export function curveInWords(curve: Curve): string {
   const first = curve.train[0];
-  const rows = tableRows(curve, 2);
-  const last = rows[rows.length - 1];
+  const last = curve.train[curve.train.length - 1];
   if (!first || !last) return "Loss curve: no points yet.";
   const held = curve.heldOut;
   const heldText =
@@ -106,7 +105,7 @@ export function curveInWords(curve: Curve): string {
         : "";
   return (
     `Loss curve. Training loss went from ${loss(first.loss)} at step ${count(first.step)} ` +
-    `to about ${loss(last.train)} at step ${count(last.step)}.${heldText}`
+    `to about ${loss(smoothedEnd(curve))} at step ${count(last.step)}.${heldText}`
   );
 }
 

@@ -53,6 +53,11 @@ export function smoothed(values: readonly number[]): number[] {
   });
 }
 
+/** The smoothed training loss at the newest point. */
+export function smoothedEnd(curve: Curve): number | null {
+  return smoothed(curve.train.map((point) => point.loss)).at(-1) ?? null;
+}
+
 export function columns(curve: Curve): Columns {
   const smooth = smoothed(curve.train.map((point) => point.loss));
   const steps: number[] = [];

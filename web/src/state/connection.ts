@@ -49,7 +49,7 @@ export class Connection {
         return;
       }
       await this.readEverything();
-      this.failures = 0;
+      this.failures = 0; // events start from here on; what happened in between is read again when they are open
       this.store.update({ link: { kind: "live" }, stopRequested: false });
       this.listen();
     } catch (error) {
@@ -94,6 +94,7 @@ export class Connection {
     on<LogRecord>("log", (value) => this.onLogs([value]));
     on<unknown>("sync", () => void this.refreshGlobal());
     on<unknown>("reset", () => void this.reread()); // what we hold has gaps
+    source.onopen = () => void this.reread();
     source.onerror = () => {
       if (this.source !== source) return;
       this.close();

@@ -1,6 +1,6 @@
 // The one-glance answers, in plain sentences. Pure: status in, words out.
 
-import { bigCount, choices, count, duration } from "../format";
+import { bigCount, choices, count, duration, plural } from "../format";
 import type { NodeStatus } from "../state/node";
 
 export type Tone = "good" | "busy" | "warn" | "bad";
@@ -110,9 +110,9 @@ function didItHelp(status: NodeStatus): Answer {
   const company =
     others === 0
       ? "It trains on its own, so all of this progress is yours."
-      : `It works together with ${count(others)} other ${others === 1 ? "computer" : "computers"}.`;
+      : `It works together with ${plural(others, "other computer")}.`;
   const words = bigCount(tokens * WORDS_PER_TOKEN);
-  const sentence = `It read ${bigCount(tokens)} tokens (about ${words} words) in ${count(steps)} learning steps. ${company}`;
+  const sentence = `It read ${bigCount(tokens)} tokens (about ${words} words) in ${plural(steps, "learning step")}. ${company}`;
   return { question, tone: "good", short: "Yes", sentence };
 }
 

@@ -1,0 +1,61 @@
+"""A real browser against the real API; skipped, with the reason, where there is no browser or no built dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+import pytest
+import snapshots
+from dashboard_session import StartNode, Visits
+from find_chromium import chromium_path
+from playwright.sync_api import Browser, Error, sync_playwright
+from pretend_node import PretendNode
+
+from neuroshard.status.snapshot import NodeStatus
+
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+QUIET += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for the tests of a module."""
+    path = chromium_path()
+    if path is None:
+        pytest.skip("no chromium on this computer: the dashboard is not tested")
+    if not files("neuroshard.api").joinpath("static", "index.html").is_file():
+        pytest.skip("the dashboard is not built: run `make web`")
+    with sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=QUIET)
+        except Error as error:
+            pytest.skip(f"{path} does not start: {error.message.splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def start_node() -> Iterator[StartNode]:
+    """Starts pretended nodes and stops them after the test."""
+    nodes: list[PretendNode] = []
+
+    def start(status: NodeStatus | None = None, port: int = 0) -> PretendNode:
+        node = PretendNode(status or snapshots.training(), port)
+        nodes.append(node)
+        node.start()
+        return node
+
+    yield start
+    for node in nodes:
+        node.stop()
+
+
+@pytest.fixture
+def open_page(chromium: Browser) -> Iterator[Visits]:
+    """Opens the dashboard; after the test nothing may stand on the console and no other host may have been asked."""
+    visits = Visits(chromium)
+    yield visits
+    visits.close()
+    assert [url for url in visits.requested if not url.startswith(("http://127.0.0.1:", "about:"))] == []
+    assert visits.unexpected_complaints() == []

@@ -1,0 +1,127 @@
+"""A node without a model: it obeys commands and publishes snapshots, behind the real API on a real socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Event, Thread
+
+from neuroshard.api.app import ApiContext, create_app
+from neuroshard.api.server import ApiServer, bind
+from neuroshard.status.board import StatusBoard
+from neuroshard.status.commands import (
+    Command,
+    CommandChannel,
+    CommandResult,
+    Generate,
+    GeneratedText,
+    GenerationSummary,
+    Pause,
+    Resume,
+    Shutdown,
+)
+from neuroshard.status.snapshot import LossPoint, NodeState, NodeStatus
+from neuroshard.telemetry.ring import LogRing
+
+SECRET = "a" * 43
+POLL_SECONDS = 0.02
+WORDS = ("a", "list", "of", "names", "is", "returned", "when", "the", "file", "ends")
+
+
+class PretendNode:
+    """Answers commands in a thread; `received` holds them in order."""
+
+    def __init__(self, status: NodeStatus, port: int = 0) -> None:
+        self.board = StatusBoard(status)
+        self.commands = CommandChannel()
+        self.ring = LogRing()
+        self.received: list[Command] = []
+        self.endless_text = False
+        self._ended = Event()
+        listener = bind("127.0.0.1", port)
+        self.port: int = listener.getsockname()[1]
+        settings = {"max_storage": {"value": 2000, "source": "default", "allowed": "megabytes", "applies": "at once"}}
+        context = ApiContext(
+            board=self.board,
+            commands=self.commands,
+            log_ring=self.ring,
+            secret=SECRET,
+            config_view=lambda: settings,
+            host="127.0.0.1",
+            port=self.port,
+        )
+        self._server = ApiServer(create_app(context), listener)
+        self._thread = Thread(target=self._serve_commands, name="pretend-node")
+
+    @property
+    def url(self) -> str:
+        """Address of the dashboard."""
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        """Serve until stop()."""
+        self._server.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the socket and end both threads; calling it again does nothing."""
+        self._ended.set()
+        self._server.stop()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def publish(self, change: Callable[[NodeStatus], NodeStatus]) -> None:
+        """Publish a changed snapshot."""
+        self.board.publish(replace(change(self.board.current()), time=time.time()))
+
+    def take_step(self, loss: float) -> None:
+        """Publish one more training step."""
+        self.publish(lambda status: with_step(status, loss))
+
+    def _serve_commands(self) -> None:
+        while not self._ended.wait(POLL_SECONDS):
+            while (item := self.commands.take()) is not None:
+                command, answer = item
+                self.received.append(command)
+                answer.set_result(self._obey(command))
+
+    def _obey(self, command: Command) -> CommandResult | GenerationSummary:
+        match command:
+            case Pause():
+                return self._move(NodeState.PAUSED, "Paused by you.")
+            case Resume():
+                return self._move(NodeState.TRAINING, "Training goes on.")
+            case Shutdown():
+                return self._move(NodeState.STOPPING, "Saving a final checkpoint.")
+            case Generate():
+                return self._write(command)
+            case _:
+                return CommandResult(str(self.board.current().state), "Done.")
+
+    def _move(self, state: NodeState, reason: str) -> CommandResult:
+        self.publish(lambda status: replace(status, state=state, state_reason=reason))
+        return CommandResult(str(state), reason)
+
+    def _write(self, command: Generate) -> GenerationSummary:
+        written = 0
+        while (self.endless_text or written < command.max_tokens) and not self._ended.is_set():
+            if command.cancelled.wait(0.02):
+                return GenerationSummary(3, written, "stop")
+            written += 1
+            command.sink(GeneratedText(" " + WORDS[written % len(WORDS)], written))
+        command.sink(GeneratedText("", written, "length"))
+        return GenerationSummary(3, written, "length")
+
+
+def with_step(status: NodeStatus, loss: float) -> NodeStatus:
+    """The snapshot after one more step with this loss."""
+    training = status.training
+    step = training.steps + 1
+    tokens = training.tokens + 2048
+    point = LossPoint(step=step, time=time.time(), loss=loss, lr=1e-3, tokens=tokens)
+    return replace(
+        status,
+        training=replace(training, steps=step, tokens=tokens, loss=loss, loss_ema=loss),
+        history=(*status.history[-999:], point),
+    )

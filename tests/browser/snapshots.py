@@ -1,0 +1,167 @@
+"""Snapshots of nodes in the situations that the dashboard must explain."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from math import exp
+
+from neuroshard.status.snapshot import (
+    CheckpointGeneration,
+    CheckpointStatus,
+    DataStatus,
+    DilocoStatus,
+    DownloadStatus,
+    HeldOutPoint,
+    LossPoint,
+    LossTrend,
+    MemoryStatus,
+    ModelStatus,
+    NodeState,
+    NodeStatus,
+    ResourceStatus,
+    RunStatus,
+    StageState,
+    StartupStage,
+    TrainingStatus,
+    Verdict,
+    VerificationStatus,
+)
+from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
+
+STEPS = 764
+
+
+def loss_at(step: int) -> float:
+    """A plausible curve: from 8.3 towards 3.5."""
+    return 3.5 + 4.8 * exp(-step / 200)
+
+
+def starting() -> NodeStatus:
+    """The first second of a demo."""
+    now = time.time()
+    stages = (
+        StartupStage("Opening the data folder", StageState.DONE),
+        StartupStage("Learning the vocabulary", StageState.RUNNING, "2,048 of 4,096 tokens", 0.5),
+        StartupStage("Building the model"),
+    )
+    return NodeStatus(
+        version="0.1.0",
+        started_at=now - 1,
+        time=now,
+        state_reason="Learning the vocabulary.",
+        startup=stages,
+        is_demo=True,
+        wallet_id=WalletId("9f2c41d07be3a655"),
+    )
+
+
+def training() -> NodeStatus:
+    """A demo that has learned for some minutes."""
+    now = time.time()
+    held_out = tuple(
+        HeldOutPoint(step, now - 700 + step, loss_at(step) + 0.1, 8.4 - loss_at(step), 0.03)
+        for step in range(0, STEPS, 100)
+    )
+    return replace(
+        starting(),
+        state=NodeState.TRAINING,
+        state_reason="Training alone on its own run.",
+        startup=(StartupStage("Opening the data folder", StageState.DONE),),
+        started_at=now - 800,
+        node_id=NodeId("12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc"),
+        model=ModelStatus(
+            Architecture(256, 6, 8, 4, 704, 4096, 256), 5_412_352, LayerRange(0, 6), (Role.DRIVER, Role.VALIDATOR)
+        ),
+        memory=MemoryStatus(6500, 6568, "total minus reserve", 1140, 1012, 1098),
+        run=RunStatus(RunId("4b" * 32), is_own=True, is_demo=True, explanation="It trains a run of its own."),
+        training=_progress(held_out),
+        verification=VerificationStatus(
+            True, Verdict.VERIFIED, "Held-out loss improved by 4.31 nats.", "Nothing to do.", LossTrend.IMPROVING
+        ),
+        diloco=DilocoStatus(inner_step=264, inner_steps_total=500, outer_steps=1, last_sync=now - 200),
+        data=_data(),
+        checkpoints=_checkpoints(now),
+        resources=ResourceStatus("cpu", "AMD Ryzen 5 5600", 1.9, 2, 78 * 10**9, 204 * 10**6),
+        history=tuple(
+            LossPoint(step, now - 700 + step, loss_at(step), 1e-3, step * 2048) for step in range(1, STEPS + 1)
+        ),
+    )
+
+
+def waiting_for_data() -> NodeStatus:
+    """The CDN does not answer."""
+    download = DownloadStatus("manifest.json", 0, None, 0.0, 4, "connection refused", time.time() + 30)
+    data = DataStatus("https://cdn.example", verified=True, explanation="", downloads=(download,))
+    return replace(
+        starting(),
+        state=NodeState.WAITING_FOR_DATA,
+        state_reason="The data server does not answer.",
+        startup=(),
+        is_demo=False,
+        data=data,
+    )
+
+
+def in_trouble() -> NodeStatus:
+    """A full disk, and data that nobody vouches for."""
+    healthy = training()
+    assert healthy.data is not None
+    return replace(
+        healthy,
+        is_demo=False,
+        data=replace(healthy.data, verified=False, is_demo=False, explanation="The manifest carries no signature."),
+        checkpoints=replace(healthy.checkpoints, alarm="The disk is full."),
+    )
+
+
+def _progress(held_out: tuple[HeldOutPoint, ...]) -> TrainingStatus:
+    return TrainingStatus(
+        steps=STEPS,
+        tokens=STEPS * 2048,
+        loss=loss_at(STEPS),
+        loss_ema=loss_at(STEPS),
+        lr=9.6e-4,
+        tokens_per_second=2263.0,
+        step_seconds=0.91,
+        batch_size=4,
+        sequences_per_step=8,
+        held_out=held_out,
+        held_out_sequences=32,
+        unigram_entropy=6.62,
+    )
+
+
+def _data() -> DataStatus:
+    return DataStatus(
+        "http://127.0.0.1:43817",
+        verified=True,
+        explanation="Signed manifest.",
+        is_demo=True,
+        total_shards=16,
+        total_tokens=612_000,
+        held_out_shards=1,
+        shard=ShardId(5),
+        shard_windows_done=21,
+        shard_windows_total=149,
+        shards_seen=15,
+        cached_shards=6,
+        cached_bytes=1_900_000,
+        cache_limit_bytes=2_000_000_000,
+        next_shard_ready=True,
+    )
+
+
+def _checkpoints(now: float) -> CheckpointStatus:
+    generation = CheckpointGeneration(750, 1, now - 14, loss_at(750), 65_100_000, "step-750")
+    return CheckpointStatus(
+        folder="checkpoints/9f2c41d07be3a655",
+        generations=(generation,),
+        last_saved_step=750,
+        last_saved_time=now - 14,
+        could_lose="the last 14 steps (13 seconds of work)",
+        could_lose_steps=14,
+        could_lose_seconds=13,
+        last_write_seconds=0.4,
+        last_stall_seconds=0.02,
+    )
