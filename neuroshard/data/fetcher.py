@@ -87,8 +87,11 @@ class FileSink:
 
     def restart(self) -> None:
         """Forget everything written."""
-        self._file.seek(0)
-        self._file.truncate()
+        try:
+            self._file.seek(0)
+            self._file.truncate()
+        except OSError as error:
+            raise storage_error(self._path, error) from error
 
 
 class Transfer:
@@ -110,7 +113,8 @@ class Transfer:
             raise FileDamagedError(
                 f"{request.name} would have {total} bytes, expected {request.least_bytes} to {request.most_bytes}."
             )
-        has_changed = offset > 0 and (offset != self.size or validator != self.validator or total != self.total)
+        other_total = self.total is not None and total != self.total
+        has_changed = offset > 0 and (offset != self.size or validator != self.validator or other_total)
         if offset == 0 or has_changed:
             self.restart()
         if has_changed:

@@ -105,6 +105,13 @@ def claims_length(length: int) -> Behaviour:
     return behave
 
 
+def chunks_and_drops(request: Request, body: bytes | None) -> None:
+    """Names no length at first, and breaks off."""
+    assert body is not None
+    request.head(200, Transfer_Encoding="chunked", ETag=etag_of(body))
+    request.wfile.write(b"%x\r\n" % 50_000 + body[:50_000] + b"\r\n")
+
+
 def never_ends(request: Request, body: bytes | None) -> None:
     request.head(200)
     while True:

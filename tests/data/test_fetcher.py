@@ -77,6 +77,7 @@ def test_connection_dropped_at_every_64_kib_resumes_by_range() -> None:
         [hostile.claims_length(len(FILE) + 7)],  # allowed by the limits, but the rest never comes
         [hostile.never_ends],
         [hostile.compresses],
+        [hostile.chunks_and_drops],
         [hostile.sends_wrong_part],
         [hostile.drops_after(100_000), hostile.ignores_range],
         [hostile.drops_after(100_000), hostile.sends_wrong_part],
@@ -93,6 +94,13 @@ def test_every_trouble_that_ends_is_survived(trouble: list[Behaviour]) -> None:
     with HostileServer({"f": FILE}) as server:
         server.behaviours["f"] = list(trouble)
         assert fetch(server) == FILE
+
+
+def test_a_transfer_without_length_resumes_too() -> None:
+    with HostileServer({"f": FILE}) as server:
+        server.behaviours["f"] = [hostile.chunks_and_drops]
+        assert fetch(server) == FILE
+        assert server.asked_for("f") == [None, "bytes=50000-"]
 
 
 def test_a_stalled_server_is_left_and_the_rest_comes_by_range() -> None:

@@ -28,6 +28,20 @@ def test_orders_of_two_keys_differ_and_look_shuffled() -> None:
     assert abs(np.corrcoef(a, np.arange(5000))[0, 1]) < 0.05
 
 
+def mix(value: int) -> int:
+    mask = 2**64 - 1
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
+
+
+@given(key=st.binary(min_size=32, max_size=32), count=st.integers(0, 50))
+def test_order_is_the_documented_formula_in_plain_integers(key: bytes, count: int) -> None:
+    a, b = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:16], "big")
+    numbers = [mix(mix((a + (i + 1) * 0x9E3779B97F4A7C15) % 2**64) ^ b) for i in range(count)]
+    assert window_order(key, count).tolist() == sorted(range(count), key=numbers.__getitem__)
+
+
 @given(tokens=st.integers(1, 500), length=st.integers(1, 40))
 def test_every_token_is_an_input_at_most_once(tokens: int, length: int) -> None:
     windows = window_count(tokens, length)

@@ -1,0 +1,16 @@
+"""Folders that many tests read and none changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from feed_samples import TOKENS
+from genesis_samples import TestSigner, write_genesis
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("genesis")
+    write_genesis(folder, tokens=TOKENS, signer=TestSigner())
+    return folder

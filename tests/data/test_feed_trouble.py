@@ -1,0 +1,244 @@
+"""The feed on bad sources, bad shards, small limits and full disks: it waits, skips or says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import hostile_server as hostile
+import pytest
+from feed_samples import ASSIGNED, LENGTH, NODE, RUN, expected_window, make_feed, rows_of, run
+from genesis_samples import VOCABULARY, folder_files, make_fetcher, shard_tokens, write_genesis
+from hostile_server import Behaviour, HostileServer
+
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.feed import DataFeed
+from neuroshard.data.genesis.torch_file import write_shard
+from neuroshard.data.opening import open_genesis
+from neuroshard.data.rotation import RotationReason
+from neuroshard.data.windows import Batch
+from neuroshard.errors import DataError, StorageError
+
+
+def shard_troubles() -> list[list[Behaviour]]:
+    return [
+        [hostile.answers(500)] * 3,
+        [hostile.answers(404)] * 2,
+        [hostile.serves(bytes(4000))] * 2,
+        [hostile.drops_after(1000)] * 4,
+        [hostile.claims_length(10**12)],
+        [hostile.never_ends],
+        [hostile.serves(b"")],
+    ]
+
+
+@pytest.mark.parametrize("trouble", shard_troubles())
+def test_troubled_shards_come_right_in_the_end(folder: Path, tmp_path: Path, trouble: list[Behaviour]) -> None:
+    async def work() -> None:
+        with HostileServer(folder_files(folder)) as server:
+            server.behaviours[f"shard_{ASSIGNED.shard_at(0)}.pt"] = list(trouble)
+            feed = await make_feed(server.url, tmp_path)
+            assert rows_of(await feed.next_batch(3)) == [expected_window(i) for i in range(3)]
+
+    run(work)
+
+
+def test_training_starts_by_itself_when_the_source_returns(folder: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        with HostileServer(folder_files(folder)) as server:
+            feed = await make_feed(server.url, tmp_path)
+            server.default = hostile.answers(503)
+            batches: list[Batch] = []
+
+            async def train() -> None:
+                batches.append(await feed.next_batch(3))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(train)
+                while "HTTP 503" not in feed.status().explanation:
+                    await anyio.sleep(0.002)
+                waiting = [item for item in feed.status().downloads if item.retry_at is not None]
+                assert waiting
+                server.default = hostile.honest
+            assert rows_of(batches[0]) == [expected_window(i) for i in range(3)]
+            assert feed.status().downloads == ()
+
+    run(work)
+
+
+@pytest.mark.parametrize("trouble", [hostile.answers(404), hostile.serves(bytes(4000)), hostile.never_ends])
+def test_one_shard_that_stays_bad_is_skipped_and_recorded(folder: Path, tmp_path: Path, trouble: Behaviour) -> None:
+    async def work() -> None:
+        with HostileServer(folder_files(folder)) as server:
+            server.behaviours[f"shard_{ASSIGNED.shard_at(1)}.pt"] = [trouble] * 50
+            feed = await make_feed(server.url, tmp_path)
+            rows = rows_of(await feed.next_batch(30))
+            assert rows == [expected_window(i) for i in [*range(25), *range(50, 55)]]
+            assert [r.reason for r in feed.rotations] == [RotationReason.EXHAUSTED, RotationReason.UNUSABLE]
+            assert feed.position.order == 2
+
+    run(work)
+
+
+def test_when_everything_is_missing_nothing_is_skipped(folder: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        with HostileServer(folder_files(folder)) as server:
+            feed = await make_feed(server.url, tmp_path)
+            server.behaviours["pages/00000.bin"] = [hostile.honest]
+            server.default = hostile.answers(404)
+            batches: list[Batch] = []
+
+            async def train() -> None:
+                batches.append(await feed.next_batch(3))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(train)
+                while len({name for name, _ in server.requests if name.startswith("shard_")}) < 3:
+                    await anyio.sleep(0.002)
+                server.default = hostile.honest
+            assert batches[0].position.order <= 2
+            assert [r.reason for r in feed.rotations] == [RotationReason.UNUSABLE] * batches[0].position.order
+
+    run(work)
+
+
+def test_cancelling_consumes_nothing(folder: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        with HostileServer(folder_files(folder)) as server:
+            feed = await make_feed(server.url, tmp_path)
+            await feed.next_batch(20)
+            server.default = hostile.answers(500)
+            with anyio.move_on_after(0.1):
+                await feed.next_batch(10)
+            assert feed.position.window == 20
+            server.default = hostile.honest
+            assert rows_of(await feed.next_batch(10)) == [expected_window(i) for i in range(20, 30)]
+
+    run(work)
+
+
+def test_cache_limit_is_never_exceeded_and_eviction_keeps_going(folder: Path, tmp_path: Path) -> None:
+    one = 400 * 8 + 64 * 1024 + 928
+    limit = one + 2 * 928
+
+    async def work() -> None:
+        feed = await make_feed(folder, tmp_path, limit=limit)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed.run)
+            for number in range(20):
+                assert rows_of(await feed.next_batch(25))[0] == expected_window(number * 25)
+                assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= limit
+                await anyio.sleep(0)
+            assert feed.status().cached_bytes <= limit
+            tasks.cancel_scope.cancel()
+
+    run(work)
+
+
+def test_a_cache_limit_below_one_shard_is_told(folder: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        feed = await make_feed(folder, tmp_path, limit=10_000)
+        with pytest.raises(StorageError, match="--max-storage"):
+            await feed.next_batch(1)
+
+    run(work)
+
+
+def test_a_full_disk_is_waited_out(folder: Path, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="needs POSIX resource limits")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def work() -> None:
+        feed = await make_feed(folder, tmp_path)
+        batches: list[Batch] = []
+
+        async def train() -> None:
+            batches.append(await feed.next_batch(3))
+
+        async with anyio.create_task_group() as tasks:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+            try:
+                tasks.start_soon(train)
+                while "no space left" not in feed.status().explanation:
+                    await anyio.sleep(0.002)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert rows_of(batches[0]) == [expected_window(i) for i in range(3)]
+
+    run(work)
+
+
+def test_a_bit_flip_in_the_cache_leads_to_a_new_download(folder: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        await (await make_feed(folder, tmp_path)).next_batch(1)
+        for path in (tmp_path / "cache").iterdir():
+            data = bytearray(path.read_bytes())
+            data[-3] ^= 1
+            path.write_bytes(data)
+        feed = await make_feed(folder, tmp_path)
+        assert rows_of(await feed.next_batch(3)) == [expected_window(i) for i in range(3)]
+
+    run(work)
+
+
+def test_a_second_start_needs_no_source(folder: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        with HostileServer(folder_files(folder)) as server:
+            first = await make_feed(server.url, tmp_path)
+            await first.next_batch(3)
+            asked = len(server.requests)
+            fetcher = make_fetcher(server.url)
+            pins = (await open_genesis(fetcher, tmp_path / "store")).pins(VOCABULARY)
+            server.requests.clear()
+            genesis = await open_genesis(fetcher, tmp_path / "store", pins=pins)
+            cache = ShardCache(tmp_path / "cache", limit_bytes=10**9, vocabulary_size=VOCABULARY)
+            feed = DataFeed(genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH)
+            assert rows_of(await feed.next_batch(3)) == [expected_window(i) for i in range(3)]
+            assert asked > 0
+            assert server.requests == []
+
+    run(work)
+
+
+def test_unverified_folder_with_shards_of_other_lengths(tmp_path: Path) -> None:
+    source = tmp_path / "minimal"
+    source.mkdir()
+    for shard in range(4):
+        with (source / f"shard_{shard}.pt").open("wb") as file:
+            write_shard(file, shard_tokens(shard, 8 if shard == 1 else 100 + shard * 50))
+    (source / "manifest.json").write_text('{"total_shards": 4, "total_tokens": 700}')
+    (source / "tokenizer.json").write_text("{}")
+
+    async def work() -> None:
+        feed = await make_feed(source, tmp_path)
+        assert not feed.status().verified
+        assert "Unverified" in feed.status().explanation
+        batch = await feed.next_batch(40)
+        assert batch.input_ids.shape == (40, LENGTH)
+        assert feed.position.order >= 3  # past the short one and around
+
+    run(work)
+
+
+def test_shards_shorter_than_a_sequence_are_an_error_not_an_endless_loop(tmp_path: Path) -> None:
+    write_genesis(tmp_path / "g", tokens=LENGTH, shards=4)
+
+    async def work() -> None:
+        feed = await make_feed(tmp_path / "g", tmp_path)
+        with pytest.raises(DataError, match="shorter than one sequence"):
+            await feed.next_batch(1)
+        with pytest.raises(DataError, match="shorter than one sequence"):
+            await feed.held_out_sequences()
+
+    run(work)
+
+
+def test_ids_outside_the_vocabulary_are_never_trained_on(folder: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        feed = await make_feed(folder, tmp_path, vocabulary=100)
+        with anyio.move_on_after(0.3) as scope:
+            await feed.next_batch(1)
+        assert scope.cancelled_caught
+        assert feed.status().cached_shards == 0
+
+    run(work)
