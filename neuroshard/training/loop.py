@@ -93,6 +93,11 @@ class Trainer:
                     await self._settle()
         self._set_state(NodeState.NOT_TRAINING)
 
+    @property
+    def steps(self) -> int:
+        """Applied inner steps so far."""
+        return self.record.progress.steps
+
     def pause(self, duration_seconds: float | None = None, reason: str = "Paused by the user.") -> None:
         """Stop after the microbatch in work and free the accelerator; nothing is lost."""
         self._control.pause(reason, duration_seconds)

@@ -16,6 +16,7 @@ from neuroshard.model.tensor_schema import flatten, load_vector
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.outer import OuterState, momentum_at, nesterov_outer_step, pseudo_gradient
 from neuroshard.status.snapshot import DilocoStatus
+from neuroshard.swarm import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
 
@@ -51,13 +52,6 @@ class OuterProgress:
     last_sync: float | None = None  # seconds since the epoch
     state_root: str = ""
     last_failure: str = ""
-
-
-def round_is_due(progress: OuterProgress, parameters: OuterOptimization, target: int, seconds: float) -> bool:
-    """Whether the next round is due: `target` sequences were trained on since the last one, or it is long ago."""
-    if progress.sequences >= target:
-        return True
-    return progress.inner_steps > 0 and seconds >= parameters.max_round_seconds
 
 
 def next_outer_state(state: OuterState, local: Tensor, agreed: Agreed, parameters: OuterOptimization) -> OuterState:
@@ -114,8 +108,14 @@ class OuterSync:
 
     def is_due(self, sequences_per_step: int, seconds_since_round: float) -> bool:
         """Whether to run a round before the next inner step."""
-        target = self._parameters.inner_steps * sequences_per_step * self.progress.members
-        return round_is_due(self.progress, self._parameters, target, seconds_since_round)
+        return round_is_due(
+            counted_sequences=self.progress.sequences * self.progress.members,
+            inner_steps=self._parameters.inner_steps,
+            sequences_per_step=sequences_per_step,
+            members=self.progress.members,
+            elapsed_seconds=seconds_since_round,
+            max_round_seconds=self._parameters.max_round_seconds,
+        )
 
     async def run_round(self, now: float) -> bool:
         """One round with the group, between two inner steps; whether it completed. Aborted, it changes nothing.

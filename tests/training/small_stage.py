@@ -15,13 +15,15 @@ from torch import Tensor
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
+from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.status.snapshot import DataStatus
 from neuroshard.training.assembly import Stage, build_stage
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.compute import ComputeThread
+from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.loop import Trainer
-from neuroshard.training.outer_sync import Agreed, OuterSync
+from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.precision import Precision
@@ -101,11 +103,6 @@ class MemoryFeed:
         return DataStatus(source="memory", verified=False, explanation="Made up.")
 
 
-async def alone(contribution: Tensor, outer_step: int) -> Agreed:
-    """The exchange of a group of one."""
-    return Agreed(contribution, 1)
-
-
 def make_stage(compute: ComputeThread, folder: Path, parameters: RunParameters = PARAMETERS) -> Stage:
     """Built on the compute thread, restored when the folder holds a checkpoint."""
     policy = CheckpointPolicy(every_steps=10, min_seconds=1e9)
@@ -127,7 +124,10 @@ def make_trainer(
         compute=compute,
         model=stage.executor.model,
         parameters=parameters.outer,
-        exchange=alone,
+        exchange=lone_exchange(
+            IDENTITY.node_id,
+            StageRounds(IDENTITY.run_id, 0, TensorSchema.of(stage.executor.model).sha256, parameters.outer),
+        ),
         state=stage.outer_state,
         progress=stage.outer_progress,
     )

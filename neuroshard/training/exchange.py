@@ -1,0 +1,69 @@
+"""Binds the swarm's sync round to one stage of a run, for a group of one as for several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from neuroshard.aggregation import aggregator_config, make_aggregator
+from neuroshard.compression import make_codec
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.network import InMemoryNetwork, Transport
+from neuroshard.swarm import Aborted, Completed, Group, RoundDescriptor, aggregator_name, run_round
+from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
+from neuroshard.types import NodeId, RunId
+
+ROUND_DEADLINE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class StageRounds:
+    """What all rounds of one stage have in common."""
+
+    run_id: RunId
+    stage: int
+    schema_hash: str  # TensorSchema.sha256
+    parameters: OuterOptimization
+
+
+def group_exchange(
+    transport: Transport,
+    rounds: StageRounds,
+    group: Callable[[], Group],
+    deadline_seconds: float = ROUND_DEADLINE_SECONDS,
+) -> Exchange:
+    """Rounds with whoever `group` names when one begins. Aborted rounds of an outer step are told apart by a view."""
+    config = aggregator_config(rounds.parameters)
+    codec = make_codec(rounds.parameters.codec)
+    views: dict[int, int] = {}
+
+    async def exchange(contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
+        view = views.get(outer_step, 0)
+        views.clear()
+        descriptor = RoundDescriptor(
+            rounds.run_id, rounds.stage, outer_step, codec.name, aggregator_name(config), rounds.schema_hash, view
+        )
+        outcome = await run_round(
+            transport,
+            descriptor,
+            group(),
+            contribution,
+            aggregator=make_aggregator(config),
+            codec=codec,
+            deadline_seconds=deadline_seconds,
+        )
+        match outcome:
+            case Completed(aggregate=aggregate, members=members):
+                return Agreed(aggregate, len(members))
+            case Aborted(reason=reason):
+                views[outer_step] = view + 1
+                return Abandoned(reason)
+
+    return exchange
+
+
+def lone_exchange(node_id: NodeId, rounds: StageRounds) -> Exchange:
+    """The rounds of a node that knows nobody: the same code, with an in-memory transport."""
+    return group_exchange(InMemoryNetwork().join(node_id), rounds, lambda: Group.alone(node_id))
