@@ -177,7 +177,7 @@ def test_a_second_half_request_is_not_waited_for(serve: Callable[..., Api], monk
         link.sendall(HEAD + b"\r\n")
         assert link.recv(65_536).startswith(b"HTTP/1.1 200")
         link.sendall(HEAD)
-        assert answer(link) == b""
+        assert b"HTTP/1.1" not in answer(link)  # at most the end of the first answer
 
 
 def test_pipelined_requests_are_answered(serve: Callable[..., Api]) -> None:
