@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+import torch
+import trio
+from small_stage import PARAMETERS, MemoryFeed, make_stage, make_trainer, state_digest, train
+
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.loop import Trainer
+
+
+async def steps_reach(trainer: Trainer, steps: int) -> None:
+    while trainer.steps < steps:
+        await anyio.sleep(0.001)
+
+
+def run_with(trainer: Trainer, scenario: Callable[[], object]) -> None:
+    """Run the trainer while `scenario`, an async function, plays; then stop it."""
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(trainer.run)
+            with anyio.fail_after(20):
+                await scenario()  # type: ignore[misc]
+            trainer.stop()
+
+    trio.run(main)
+
+
+def test_it_learns_and_says_so(compute: ComputeThread, tmp_path: Path) -> None:
+    clock = iter(range(10**9))
+    trainer = make_trainer(compute, make_stage(compute, tmp_path), monotonic=lambda: float(next(clock)))
+    trio.run(trainer.run, 150)
+    snapshot = trainer.snapshot()
+    first, last = snapshot.training.held_out[0], snapshot.training.held_out[-1]
+    assert first.step == 0
+    assert last.loss < first.loss - 0.5
+    assert snapshot.training.steps == 150
+    assert snapshot.training.tokens == 150 * 4 * 16
+    assert snapshot.training.loss_ema is not None
+    assert snapshot.verification.training_verified, snapshot.verification
+    assert snapshot.diloco.outer_steps == 30
+    assert snapshot.diloco.successful_syncs == 30
+    assert snapshot.state is NodeState.NOT_TRAINING
+    assert [point.step for point in snapshot.history] == list(range(1, 151))
+    assert snapshot.checkpoints.last_saved_step == 150
+
+
+def test_with_learning_rate_zero_nothing_changes_and_nothing_is_verified(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    parameters = replace(PARAMETERS, inner=replace(PARAMETERS.inner, learning_rate=0.0))
+    clock = iter(range(10**9))
+    trainer = make_trainer(
+        compute, make_stage(compute, tmp_path, parameters), None, parameters, monotonic=lambda: float(next(clock))
+    )
+    before = [parameter.detach().clone() for parameter in trainer.parts.executor.model.parameters()]
+    trio.run(trainer.run, 40)
+    after = trainer.parts.executor.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert len(trainer.snapshot().training.held_out) > 2
+    assert not trainer.snapshot().verification.training_verified
+
+
+def test_pause_frees_and_resume_goes_on_without_loss(compute: ComputeThread, tmp_path: Path) -> None:
+    expected = state_digest(train(compute, tmp_path / "expected", 12))
+    trainer = make_trainer(compute, make_stage(compute, tmp_path / "paused"))
+
+    async def scenario() -> None:
+        for _ in range(4):
+            await steps_reach(trainer, trainer.steps + 2)
+            trainer.pause()
+            await trainer.wait_for_state(NodeState.PAUSED)
+            assert trainer.snapshot().state is NodeState.PAUSED
+            assert trainer.snapshot().reason == "Paused by the user."
+            steps = trainer.steps
+            await anyio.sleep(0.02)
+            assert trainer.steps == steps
+            assert (await trainer.save_now()).state == "saved"
+            trainer.resume()
+            await trainer.wait_for_state(NodeState.TRAINING)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(trainer.run, 12)
+            with anyio.fail_after(20):
+                await scenario()
+
+    trio.run(main)
+    assert trainer.steps == 12
+    assert state_digest(trainer) == expected
+
+
+def test_a_pause_with_a_duration_ends_by_itself(compute: ComputeThread, tmp_path: Path) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+
+    async def scenario() -> None:
+        await steps_reach(trainer, 1)
+        trainer.pause(0.05)
+        await trainer.wait_for_state(NodeState.PAUSED)
+        assert trainer.snapshot().paused_until is not None
+        steps = trainer.steps
+        await steps_reach(trainer, steps + 2)
+        assert trainer.snapshot().paused_until is None
+
+    run_with(trainer, scenario)
+
+
+@pytest.mark.parametrize("ask", ["stop", "pause", "save"])
+def test_requests_are_served_while_data_are_missing(compute: ComputeThread, tmp_path: Path, ask: str) -> None:
+    feed = MemoryFeed()
+    trainer = make_trainer(compute, make_stage(compute, tmp_path), feed)
+
+    async def scenario() -> None:
+        await steps_reach(trainer, 3)
+        feed.gate = anyio.Event()
+        await anyio.sleep(0.02)
+        if ask == "pause":
+            trainer.pause()
+            await trainer.wait_for_state(NodeState.PAUSED)
+        if ask == "save":
+            assert (await trainer.save_now()).state == "saved"
+
+    run_with(trainer, scenario)
+    assert CheckpointStore(tmp_path).generations()[0].step == trainer.steps
+
+
+def test_a_stop_between_microbatches_saves_the_last_step(compute: ComputeThread, tmp_path: Path) -> None:
+    expected = state_digest(train(compute, tmp_path / "expected", 3))
+
+    class HaltingFeed(MemoryFeed):
+        async def next_batch(self, sequences: int, *, step: int | None = None):
+            if step == 4 and self.position.window % 4:  # the second microbatch of step 4
+                trainer.stop()
+                await anyio.sleep_forever()
+            return await super().next_batch(sequences, step=step)
+
+    trainer = make_trainer(compute, make_stage(compute, tmp_path / "stopped"), HaltingFeed())
+    trio.run(trainer.run)
+    assert trainer.steps == 3
+    assert trainer.record.progress.position is not None
+    assert trainer.record.progress.position.window == 12
+    assert state_digest(trainer) == expected
+    assert state_digest(train(compute, tmp_path / "stopped", 3)) == expected
+
+
+def test_three_non_finite_steps_restore_the_last_checkpoint_and_pause(compute: ComputeThread, tmp_path: Path) -> None:
+    train(compute, tmp_path, 5)
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    good = state_digest(trainer)
+    norm = trainer.parts.executor.model.norm
+    assert norm is not None
+
+    async def scenario() -> None:
+        await steps_reach(trainer, 7)
+        await compute.run(lambda: norm.weight.data.fill_(float("nan")))
+        await trainer.wait_for_state(NodeState.PAUSED)
+        assert trainer.steps == 5
+        assert state_digest(trainer) == good
+        snapshot = trainer.snapshot()
+        assert "3 steps in a row" in snapshot.reason
+        assert "step 5 was restored" in snapshot.reason
+        assert snapshot.training.skipped_steps == 3
+        assert not snapshot.verification.training_verified
+        trainer.resume()
+        await steps_reach(trainer, 8)
+
+    run_with(trainer, scenario)
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.parts.executor.model.parameters())
+
+
+def test_one_non_finite_step_is_skipped_and_counted(compute: ComputeThread, tmp_path: Path) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    executor = trainer.parts.executor
+    step = executor.step
+
+    def spoil_once(learning_rate: float, max_norm: float, token_count: int):
+        executor.step = step  # type: ignore[method-assign]
+        next(p.grad for p in executor.model.parameters() if p.grad is not None)[0] = float("inf")
+        return step(learning_rate, max_norm, token_count)
+
+    executor.step = spoil_once  # type: ignore[method-assign]
+    trio.run(trainer.run, 4)
+    assert trainer.steps == 4
+    assert trainer.snapshot().training.skipped_steps == 1
+    assert trainer.record.progress.position is not None
+    assert trainer.record.progress.position.window == 20  # the batch of the skipped step is not used again
+
+
+def test_losses_are_noted_to_the_feed_and_noted_again_after_a_restart(compute: ComputeThread, tmp_path: Path) -> None:
+    feed = MemoryFeed()
+    trio.run(make_trainer(compute, make_stage(compute, tmp_path), feed).run, 18)
+    assert [step for _, _, step in feed.noted] == list(range(1, 19))
+    again = MemoryFeed()
+    trio.run(make_trainer(compute, make_stage(compute, tmp_path), again).run, 18)
+    assert again.noted == feed.noted[15:]  # those on the present shard: 16 steps use up one
