@@ -1,0 +1,137 @@
+"""The gates before an aggregate: which whole contributions are accepted, and how far each is clipped.
+
+Pure functions of the contributions: every member that holds the same ones comes to the same verdict. Who may
+contribute (well-formed, signed, one per wallet) is decided before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite, sqrt
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from neuroshard.aggregation.averages import coordinate_median
+from neuroshard.aggregation.sums import dot_product
+
+MIN_NORM_RATIO, MAX_NORM_RATIO = 0.1, 10.0
+MIN_ROBUST_MEMBERS = 3
+
+
+class Refusal(StrEnum):
+    """Why a contribution was refused, in words for the owner."""
+
+    NOT_FINITE = "it contains numbers that are not finite"
+    ZERO = "it is zero"
+    COPY = "it is a copy of another member's"
+    NORM = "its norm is far from the median norm"
+    DIRECTION = "its direction disagrees with the majority"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gates decided over n contributions, by row number.
+
+    `robust` is False for fewer than 3 contributions: then nothing protects the result from a wrong member.
+    """
+
+    accepted: tuple[int, ...]
+    refused: Mapping[int, Refusal]
+    clip_factors: tuple[float, ...]  # of the accepted rows, in (0, 1]
+    robust: bool
+
+    @property
+    def member_count(self) -> int:
+        """Contributions judged."""
+        return len(self.accepted) + len(self.refused)
+
+    @property
+    def abort_reason(self) -> str | None:
+        """Why the round must be abandoned, or None."""
+        limit = max_refused(self.member_count)
+        if not self.accepted:
+            return f"no contribution was accepted: {', '.join(sorted(set(self.refused.values())))}"
+        if len(self.refused) > limit:
+            return f"{len(self.refused)} of {self.member_count} contributions were refused, at most {limit} may be"
+        return None
+
+
+def max_refused(members: int) -> int:
+    """floor((n - 1) / 3): with more wrong members than that, the majority itself is in doubt."""
+    return (members - 1) // 3
+
+
+def judge(contributions: Tensor) -> Verdict:
+    """Verdict over (n, d) contributions by the gates in their order (DESIGN 4.4).
+
+    Finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the coordinate median above
+    max(0, half the median cosine); then clipping to the median norm. Medians are over what the gates before let
+    through. With fewer than 3 contributions there is no majority to measure norm and direction against: only the
+    first three gates apply, and nothing is clipped.
+    """
+    if contributions.dim() != 2 or contributions.shape[0] < 1 or contributions.dtype != torch.float32:
+        raise ValueError(f"contributions must be fp32 of shape (n, d), got {tuple(contributions.shape)}")
+    norms = [sqrt(square) if isfinite(square := dot_product(row, row)) else square for row in contributions]
+    refused: dict[int, Refusal] = {}
+    _refuse_broken(contributions, norms, refused)
+    robust = contributions.shape[0] >= MIN_ROBUST_MEMBERS
+    left = _left(norms, refused)
+    if not robust or not left:
+        return Verdict(left, refused, (1.0,) * len(left), robust)
+    median_norm = median(norms[i] for i in left)
+    for i in left:
+        if not MIN_NORM_RATIO * median_norm <= norms[i] <= MAX_NORM_RATIO * median_norm:
+            refused[i] = Refusal.NORM
+    left = _left(norms, refused)
+    if left:
+        _refuse_directions(contributions, norms, left, refused)
+    accepted = _left(norms, refused)
+    return Verdict(accepted, refused, tuple(min(1.0, median_norm / norms[i]) for i in accepted), robust)
+
+
+def clipped(contributions: Tensor, verdict: Verdict) -> Tensor:
+    """The accepted rows (|A|, d), each scaled by its clip factor; the same tensor when there is nothing to do."""
+    if len(verdict.accepted) == contributions.shape[0] and all(factor == 1.0 for factor in verdict.clip_factors):
+        return contributions
+    rows = contributions[list(verdict.accepted)]  # a copy
+    for row, factor in zip(rows, verdict.clip_factors, strict=True):
+        if factor != 1.0:
+            row.mul_(torch.tensor(factor, dtype=torch.float32))
+    return rows
+
+
+def _refuse_broken(contributions: Tensor, norms: list[float], refused: dict[int, Refusal]) -> None:
+    originals: dict[float, list[int]] = {}  # by norm: equal vectors have equal norms
+    for i, norm in enumerate(norms):
+        if not isfinite(norm):
+            refused[i] = Refusal.NOT_FINITE
+        elif norm == 0.0:
+            refused[i] = Refusal.ZERO
+        elif any(torch.equal(contributions[i], contributions[other]) for other in originals.get(norm, [])):
+            refused[i] = Refusal.COPY  # the first one stays: who copied cannot be told from the bytes
+        else:
+            originals.setdefault(norm, []).append(i)
+
+
+def _refuse_directions(
+    contributions: Tensor, norms: list[float], left: tuple[int, ...], refused: dict[int, Refusal]
+) -> None:
+    everyone = len(left) == contributions.shape[0]
+    center = coordinate_median(contributions if everyone else contributions[list(left)])
+    center_norm = sqrt(dot_product(center, center))
+    # honest members' mutual cosine is only 0.2-0.3 after the first round, so the bound follows what is usual here
+    cosines = {
+        i: dot_product(contributions[i], center) / (norms[i] * center_norm) if center_norm > 0 else 0.0 for i in left
+    }
+    bound = max(0.0, 0.5 * median(cosines.values()))
+    for i, cosine in cosines.items():
+        if not cosine > bound:
+            refused[i] = Refusal.DIRECTION
+
+
+def _left(norms: list[float], refused: Mapping[int, Refusal]) -> tuple[int, ...]:
+    return tuple(i for i in range(len(norms)) if i not in refused)
