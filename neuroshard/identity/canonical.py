@@ -7,10 +7,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any, NoReturn, cast
 
-from neuroshard.identity.hashing import hash_parts
 from neuroshard.types import JsonValue
-
-__all__ = ["canonical_json", "hash_parts", "parse_json"]  # hashing and canonical form are nearly always used together
 
 MAX_JSON_DEPTH = 64
 

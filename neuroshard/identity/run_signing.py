@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.errors import DataError
-from neuroshard.identity.canonical import canonical_json, hash_parts, parse_json
+from neuroshard.identity.canonical import canonical_json, parse_json
 from neuroshard.identity.fields import exact_object, hex_field, number_field, text_field
+from neuroshard.identity.hashing import hash_parts
 from neuroshard.identity.signing import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
