@@ -100,7 +100,7 @@ export function Chat({ steps, ready, actions }: Props) {
 
 function ReplyText({ reply, steps, ready }: { reply: Reply | null; steps: number; ready: boolean }) {
   if (!reply) {
-    const note = ready ? `The model has taken ${plural(steps, "learning step")} so far.` : "The model is not ready yet.";
+    const note = ready ? `The model has taken ${plural(steps, "learning step")} so far.` : "The model cannot be asked right now.";
     return <p class="muted small chat-note">{note}</p>;
   }
   const model = `Written by the model after ${plural(reply.steps, "learning step")}.`;

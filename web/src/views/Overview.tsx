@@ -47,6 +47,7 @@ export function Overview({ dashboard, status, nodeNow, actions }: Props) {
 
 function speedNote(status: NodeStatus): string {
   const seconds = status.training.step_seconds;
+  if (status.state === "paused") return "resting";
   return seconds > 0 ? `${seconds.toFixed(seconds < 1 ? 2 : 1)} s a step, ${status.training.precision}` : "not measured yet";
 }
 
