@@ -41,6 +41,7 @@ class TrainingRecord:
     history: LossHistory = field(default_factory=LossHistory)
     evaluations: EvaluationRecord = field(default_factory=EvaluationRecord)
     evaluation_seconds: float | None = None  # what the last evaluation cost
+    node_id: NodeId | None = None  # whose data position a restored record holds
     pinned_digest: str = ""  # SHA-256 of the pinned sequences: results on others are not comparable
 
 
@@ -111,6 +112,7 @@ def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress]:
             LossHistory(meta.history),
             EvaluationRecord.from_json(extra["evaluations"]),
             extra["evaluation_seconds"],
+            meta.node_id,
             str(extra["pinned_digest"]),
         )
         return record, OuterProgress(**extra["outer"])

@@ -16,6 +16,7 @@ from neuroshard.training.checkpoint.writer import WriteReport
 from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.outer_sync import OuterProgress, OuterSync
+from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity, TrainingRecord, from_meta, restore_random_state, to_meta
 from neuroshard.training.stage_state import load_stage_tensors, stage_tensors
 
@@ -99,5 +100,6 @@ def put_back(loaded: LoadedCheckpoint, executor: StageExecutor) -> tuple[Trainin
     record, progress = from_meta(loaded.meta)
     state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
     restore_random_state(loaded.meta)
+    executor.precision = Precision(loaded.meta.precision)  # another one would not continue bit for bit
     executor.zero()
     return record, state, progress

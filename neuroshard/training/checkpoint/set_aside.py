@@ -11,6 +11,9 @@ from neuroshard.errors import StorageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from neuroshard.status.snapshot import CheckpointGeneration
+    from neuroshard.training.checkpoint.store import CheckpointStore
+
 
 def set_aside(folder: Path, generation: str, name: str, *, clear_first: bool = False) -> Path:
     """Move `generation`'s files ("step-120") to folder/name, or name-2, ... when that has such files already.
@@ -37,3 +40,17 @@ def set_aside(folder: Path, generation: str, name: str, *, clear_first: bool = F
             "Move its files away by hand, or make the folder writable.",
         ) from error
     return target
+
+
+def go_back(store: CheckpointStore, at: float) -> tuple[CheckpointGeneration | None, tuple[Path, ...]]:
+    """Set aside what is newer than `at` (seconds since the epoch), so that the next start goes on from the rest.
+
+    Returns the state it will go on from and where the newer ones went. When nothing is that old, nothing is moved.
+    """
+    generations = store.generations()
+    older = next((item for item in generations if item.time <= at), None)
+    if older is None:
+        return None, ()
+    newer = [item for item in generations if item.time > at]
+    name = f"set-aside-newer-than-step-{older.step}"
+    return older, tuple(set_aside(store.folder, f"step-{item.step}", name) for item in newer)

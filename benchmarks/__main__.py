@@ -1,0 +1,47 @@
+"""`python -m benchmarks [NAME ...]` runs benchmarks and stores their results; `report` only rewrites RESULTS.md."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+from benchmarks.record import Report, store, table, write_results_page
+
+NAMES = (
+    "start",
+    "data",
+    "loss_kernel",
+    "verification",
+    "checkpoints",
+    "learning",
+    "dashboards",
+    "node_speed",
+    "kill",
+)
+
+
+def main() -> int:
+    """Run the named benchmarks, or all; exit code 2 for an unknown name."""
+    names = sys.argv[1:] or list(NAMES)
+    if names == ["report"]:
+        write_results_page()
+        return 0
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        sys.stderr.write(f"unknown benchmark {unknown[0]}; there are: {', '.join(NAMES)}\n")
+        return 2
+    for name in names:
+        measure = cast("Callable[[], Report]", import_module(f"benchmarks.{name}").measure)
+        report = measure()
+        store(report)
+        print(f"\n{report.title}\n\n{table(report.rows)}\n")
+        for note in report.notes:
+            print(f"- {note}")
+    write_results_page()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

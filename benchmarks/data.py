@@ -1,0 +1,73 @@
+"""Tokenizer, batches and the metadata of a large manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.record import Report, Row
+from neuroshard.data.tokenizer import Tokenizer, TokenizerTable, learn_merges
+from neuroshard.data.windows import gather_windows, window_count, window_key, window_order
+from neuroshard.types import NodeId, RunId, ShardId
+
+SHARED_TEXT = Path(__file__).resolve().parents[2] / "shared" / "data"
+MERGES = 31_734
+SHARD_TOKENS = 2_500_000
+
+
+def measure() -> Report:
+    """Skips the text figures when the shared text is not there."""
+    rows: list[Row] = []
+    notes: list[str] = []
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(SHARED_TEXT.rglob("*.txt"))]
+    if texts:
+        size_mb = sum(len(text.encode()) for text in texts) / 1e6
+        learn_seconds, table = _cpu_seconds(lambda: learn_merges(texts, MERGES, source="text"))
+        rows.append(
+            Row(
+                f"learn {MERGES:,} merges on {size_mb:.0f} MB",
+                f"{learn_seconds:.1f} CPU-s",
+                "<= 40",
+                learn_seconds <= 40,
+            )
+        )
+        rate = median(_encode_rate(table, texts) for _ in range(3))
+        rows.append(Row("tokenise, one core", f"{rate:.1f} MB/s", ">= 5", rate >= 5))
+    else:
+        notes.append(f"{SHARED_TEXT} is not there: tokenizer figures were not measured.")
+    tokens_per_second = _batch_rate()
+    rows.append(Row("batches", f"{tokens_per_second / 1e6:.0f} M tokens/s", ">= 100", tokens_per_second >= 100e6))
+    return Report("data", "Data", tuple(rows), tuple(notes))
+
+
+def _cpu_seconds(work: Callable[[], TokenizerTable]) -> tuple[float, TokenizerTable]:
+    start = time.process_time()
+    value = work()
+    return time.process_time() - start, value
+
+
+def _encode_rate(table: TokenizerTable, texts: list[str]) -> float:
+    """MB/s of CPU time over all texts, encoder ready."""
+    tokenizer = Tokenizer(table)
+    tokenizer.encode("ready")
+    start = time.process_time()
+    for _ in tokenizer.encode_documents(texts):
+        pass
+    return sum(len(text.encode()) for text in texts) / 1e6 / (time.process_time() - start)
+
+
+def _batch_rate(length: int = 512, batch: int = 4) -> float:
+    """Tokens a second of cutting batches out of a cached shard, labels included."""
+    tokens = np.arange(SHARD_TOKENS, dtype=np.uint16)
+    windows = window_count(len(tokens), length)
+    order = window_order(window_key(RunId("a" * 64), NodeId("node"), ShardId(0)), windows)
+    start = time.perf_counter()
+    count = 0
+    for first in range(0, windows - batch, batch):
+        gather_windows(tokens, order, first, batch, length)
+        count += batch * length
+    return count / (time.perf_counter() - start)

@@ -1,0 +1,126 @@
+"""A real node in its own process, as a user would start it, driven over its API."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+START_SECONDS = 120.0
+TOKEN = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
+
+
+@dataclass
+class NodeProcess:
+    """A started node."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    data_dir: Path
+    started: float  # time.perf_counter() just before the process was made
+
+    @property
+    def url(self) -> str:
+        """Base address of its API."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str) -> dict[str, Any]:
+        """JSON of a GET."""
+        response = httpx.get(self.url + path, timeout=20, trust_env=False).raise_for_status()
+        return cast("dict[str, Any]", response.json())
+
+    def post(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """JSON of an authorised POST."""
+        secret = (self.data_dir / "api-secret").read_text(encoding="ascii").strip()
+        response = httpx.post(
+            self.url + path,
+            json=body or {},
+            headers={"Authorization": f"Bearer {secret}"},
+            timeout=60,
+            trust_env=False,
+        )
+        return cast("dict[str, Any]", response.raise_for_status().json())
+
+    def first_answer_seconds(self) -> float:
+        """Seconds from process start to the first answer of /health."""
+        while True:
+            try:
+                httpx.get(f"{self.url}/health", timeout=5, trust_env=False).raise_for_status()
+            except httpx.TransportError:
+                self._must_live()
+                time.sleep(0.01)
+            else:
+                return time.perf_counter() - self.started
+
+    def wait_for_steps(self, steps: int, seconds: float = START_SECONDS) -> float:
+        """Wait until the node has made this many steps; seconds since process start."""
+        deadline = time.perf_counter() + seconds
+        while time.perf_counter() < deadline:
+            self._must_live()
+            try:
+                if self.get("/api/status")["training"]["steps"] >= steps:
+                    return time.perf_counter() - self.started
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise TimeoutError(f"no step {steps} within {seconds} s")
+
+    def kill(self) -> None:
+        """SIGKILL: the power cut."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM and wait; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def _must_live(self) -> None:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the node exited with code {self.process.returncode}")
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_node(data_dir: Path, arguments: Sequence[str], *, demo: bool = False) -> NodeProcess:
+    """Start `neuroshard` (or `neuroshard demo`) headless on a free port."""
+    port = free_port()
+    command = [sys.executable, "-m", "neuroshard", *(["demo"] if demo else [])]
+    command += ["--headless", "--port", str(port), "--data-dir", str(data_dir), *arguments]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+    if not demo:
+        environment["NEUROSHARD_TOKEN"] = TOKEN
+    started = time.perf_counter()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return NodeProcess(process, port, data_dir / "demo" if demo else data_dir, started)
+
+
+@contextmanager
+def running_node(data_dir: Path, arguments: Sequence[str], *, demo: bool = False) -> Iterator[NodeProcess]:
+    """A node that is gone when the block ends, however it ends."""
+    node = start_node(data_dir, arguments, demo=demo)
+    try:
+        yield node
+    finally:
+        if node.process.poll() is None:
+            node.process.terminate()
+            try:
+                node.process.wait(30)
+            except subprocess.TimeoutExpired:
+                node.kill()

@@ -1,0 +1,88 @@
+"""What a benchmark reports, and where it is kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+RESULTS_FOLDER = Path(__file__).parent / "results"
+REPORT_FILE = Path(__file__).parent / "RESULTS.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure beside its goal; `met` is None where the goal is only to report."""
+
+    item: str
+    figure: str
+    goal: str
+    met: bool | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rows of one benchmark."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+def store(report: Report) -> None:
+    """Keep the newest result of a benchmark, with the date and the machine."""
+    RESULTS_FOLDER.mkdir(exist_ok=True)
+    content = {
+        **asdict(report),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
+    }
+    (RESULTS_FOLDER / f"{report.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def table(rows: Sequence[dict[str, object]] | Sequence[Row]) -> str:
+    """Rows as a Markdown table."""
+    words = {True: "yes", False: "**no**", None: "report"}
+    lines = ["| item | measured | goal | met |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        cells = asdict(row) if isinstance(row, Row) else row
+        met = cells["met"]
+        assert met is None or isinstance(met, bool)
+        lines.append(f"| {cells['item']} | {cells['figure']} | {cells['goal']} | {words[met]} |")
+    return "\n".join(lines)
+
+
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95 % confidence interval (normal approximation, n >= 2)."""
+    mean = statistics.fmean(values)
+    return mean, 1.96 * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def write_results_page() -> None:
+    """Write RESULTS.md from the stored results."""
+    parts = [
+        "# Benchmark results",
+        "",
+        "Written by `python -m benchmarks report` from `benchmarks/results/`; every figure was measured, also where it",
+        "falls short. `make bench` measures all of them again. Ratios are taken within one run; absolute figures belong",
+        "to the machine named beside them.",
+    ]
+    for file in sorted(RESULTS_FOLDER.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        parts += [
+            "",
+            f"## {content['title']}",
+            "",
+            f"`python -m benchmarks {content['name']}` on {content['date']} ({content['machine']})",
+            "",
+            table(content["rows"]),
+        ]
+        if content["notes"]:
+            parts += ["", *(f"- {note}" for note in content["notes"])]
+    REPORT_FILE.write_text("\n".join(parts) + "\n", encoding="utf-8")

@@ -1,0 +1,108 @@
+"""Talks to the running node over its own REST API, with the secret from the data folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import httpx
+
+from neuroshard.errors import NetworkRefusedError, NeuroShardError, UsageError
+
+TIMEOUT_SECONDS = 30.0
+
+
+class RequestRefusedError(NeuroShardError):
+    """The node answered, but not as hoped."""
+
+
+@dataclass(frozen=True)
+class NodeClient:
+    """A node on this computer."""
+
+    base_url: str
+    secret: str
+
+    def get(self, path: str) -> dict[str, Any]:
+        """JSON body of a GET. Raises NetworkRefusedError when no node answers."""
+        return self._request("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """JSON body of a POST. Raises RequestRefusedError with the node's own explanation."""
+        return self._request("POST", path, body or {})
+
+    def answers(self) -> bool:
+        """Whether the node is up."""
+        try:
+            return httpx.get(f"{self.base_url}/health", timeout=2, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def refuse(self, response: httpx.Response) -> NoReturn:
+        """Raise what an error response says. Raises RequestRefusedError always."""
+        raise _refusal(response)
+
+    def headers(self) -> dict[str, str]:
+        """What authorises a call."""
+        return {"Authorization": f"Bearer {self.secret}"}
+
+    def _request(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+        try:
+            response = httpx.request(
+                method,
+                self.base_url + path,
+                json=body,
+                headers=self.headers(),
+                timeout=TIMEOUT_SECONDS,
+                trust_env=False,
+            )
+        except httpx.TransportError as error:
+            raise no_node(self.base_url) from error
+        if response.is_error:
+            self.refuse(response)
+        return cast("dict[str, Any]", response.json())
+
+
+def no_node(base_url: str) -> NetworkRefusedError:
+    """The error of a node that is not there."""
+    return NetworkRefusedError(
+        f"No node answers at {base_url}.", "Start one with `neuroshard`, or name its --data-dir or --port."
+    )
+
+
+def _refusal(response: httpx.Response) -> RequestRefusedError:
+    """The node's problem document as an error."""
+    try:
+        problem = cast("dict[str, Any]", response.json())
+    except ValueError:
+        problem = {}
+    detail = problem.get("detail") or problem.get("title") or problem.get("error") or response.reason_phrase
+    return RequestRefusedError(f"The node refused: {detail}")
+
+
+def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> NodeClient:
+    """Client of the node that uses this data folder.
+
+    Raises NetworkRefusedError when none is running there, UsageError when its secret cannot be read.
+    """
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.node.demo import DEMO_FOLDER
+    from neuroshard.training.checkpoint.lock import read_lock_owner
+
+    folder = resolve_data_dir(data_dir)
+    folder = folder / DEMO_FOLDER if demo else folder
+    owner = read_lock_owner(folder)
+    if owner is None and port is None:
+        raise NetworkRefusedError(
+            f"No node is running with the data folder {folder}.",
+            "Start one with `neuroshard`; for a running demo add --demo; or name its --data-dir or --port.",
+        )
+    secret_file = folder / "api-secret"
+    try:
+        secret = secret_file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read {secret_file}: {error}.", "Name the node's folder with --data-dir.") from error
+    chosen = port if port is not None else (owner.port if owner is not None else None)
+    return NodeClient(f"http://127.0.0.1:{chosen}", secret)

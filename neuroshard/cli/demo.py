@@ -1,0 +1,49 @@
+"""`neuroshard demo`: everything embedded; no token, no network, no data needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neuroshard.cli.options import DataDir, DeviceOption, Host, MemoryLimit, Port, Threads, given
+
+
+def demo(
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="End after K steps with a summary. (default: go on)")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Train on your own text files instead of the embedded ones.")
+    ] = None,
+    port: Port = None,
+    host: Host = None,
+    data_dir: DataDir = None,
+    device: DeviceOption = None,
+    memory: MemoryLimit = None,
+    cpu_threads: Threads = None,
+    headless: Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log details.")] = False,
+) -> None:
+    """Train a small model on text found in every Python installation and watch it learn in the dashboard."""
+    from neuroshard.config.loading import load_settings, resolve_data_dir
+    from neuroshard.node.demo import DemoOptions, demo_folder, demo_token
+    from neuroshard.node.launch import run_node
+
+    options = DemoOptions(steps=steps, text_folder=text)
+    folder = demo_folder(resolve_data_dir(data_dir), options)
+    flags = given(
+        port=port,
+        host=host,
+        data_dir=folder,
+        device=device,
+        memory=memory,
+        cpu_threads=cpu_threads,
+        browser=False if headless else None,
+        log_json=log_json or None,
+        verbose=verbose or None,
+    )
+    raise typer.Exit(run_node(load_settings({**flags, "token": demo_token(folder)}, os.environ), demo=options))

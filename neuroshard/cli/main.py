@@ -1,0 +1,111 @@
+"""Entry point of the `neuroshard` command. Imports nothing heavy: --help must answer at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neuroshard import __version__
+from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, text, wallet
+from neuroshard.cli.command_line import hide_token
+from neuroshard.cli.exit_codes import exit_code, tell
+from neuroshard.cli.options import DataDir, DeviceOption, GenesisSource, Host, MemoryLimit, Port, Threads
+from neuroshard.errors import NeuroShardError
+
+app = typer.Typer(
+    name="neuroshard",
+    help="Train one language model together with other computers, at home.",
+    epilog="Try `neuroshard demo`: it needs no token, no network and no data.",
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(wallet.app, name="wallet")
+app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(genesis.app, name="genesis")
+app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.command("generate")(text.generate)
+remote.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"neuroshard {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def run(
+    context: typer.Context,
+    token: Annotated[
+        str | None,
+        typer.Option(help="Wallet: a 12/24-word phrase, 64 hex digits, or any text. Better: NEUROSHARD_TOKEN."),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    port: Port = None,
+    host: Host = None,
+    genesis_source: GenesisSource = None,
+    data_dir: DataDir = None,
+    device: DeviceOption = None,
+    memory: MemoryLimit = None,
+    cpu_threads: Threads = None,
+    max_storage: Annotated[
+        int | None, typer.Option("--max-storage", metavar="MB", help="Space for cached shards. (default: 2000)")
+    ] = None,
+    inner_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--inner-steps",
+            "--diloco-steps",
+            metavar="N",
+            help="Local steps between two outer steps, for a run of your own. (default: 500)",
+        ),
+    ] = None,
+    no_training: Annotated[bool, typer.Option("--no-training", help="Start without training.")] = False,
+    headless: Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log details.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Run a node: derive the wallet from the token, load data, train, and show it at http://localhost:8000."""
+    if context.invoked_subcommand is not None:
+        return
+    from neuroshard.cli.options import given
+    from neuroshard.config.loading import load_settings
+    from neuroshard.node.launch import run_node
+
+    flags = given(
+        token=token,
+        token_file=token_file,
+        port=port,
+        host=host,
+        genesis=genesis_source,
+        data_dir=data_dir,
+        device=device,
+        memory=memory,
+        cpu_threads=cpu_threads,
+        max_storage=max_storage,
+        inner_steps=inner_steps,
+        training=False if no_training else None,
+        browser=False if headless else None,
+        log_json=log_json or None,
+        verbose=verbose or None,
+    )
+    raise typer.Exit(run_node(load_settings(flags, os.environ)))
+
+
+def main() -> None:
+    """Run the command line and exit with the code that fits the outcome."""
+    hide_token(sys.argv)
+    try:
+        app(prog_name="neuroshard")
+    except NeuroShardError as error:
+        tell(error)
+        sys.exit(exit_code(error))

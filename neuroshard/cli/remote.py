@@ -1,0 +1,118 @@
+"""Commands for a node that is already running: status, pause, resume, stop, logs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from neuroshard.cli.options import AsJson, DataDir, Port
+
+STOP_SECONDS = 60.0
+FOLLOW_SECONDS = 1.0
+
+DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neuroshard demo`.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    for command in (status, pause, resume, stop, logs):
+        app.command(command.__name__)(command)
+
+
+def status(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
+    """Show what the running node does, and every path it uses."""
+    from neuroshard.cli.client import connect
+
+    answer = connect(data_dir, port, demo=demo).get("/api/status")
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    for line in status_lines(answer):
+        typer.echo(line)
+
+
+def status_lines(answer: Mapping[str, Any]) -> list[str]:
+    """The status for people, a fact a line."""
+    training: Mapping[str, Any] = answer["training"]
+    run: Mapping[str, Any] = answer.get("run") or {}
+    loss = training.get("loss_ema")
+    data: Mapping[str, Any] = answer.get("data") or {}
+    checkpoints: Mapping[str, Any] = answer["checkpoints"]
+    rows: list[tuple[str, Any]] = [
+        ("state", f"{answer['state']}: {answer['state_reason']}"),
+        ("learning", answer["verification"]["reason"]),
+        ("node", answer.get("node_id") or "not known yet"),
+        ("wallet", answer.get("wallet_id") or "not known yet"),
+        ("run", run.get("explanation", "not chosen yet")),
+        ("steps", f"{training['steps']:,} ({training['tokens']:,} tokens, {training['tokens_per_second']:,.0f}/s)"),
+        ("loss", f"{loss:.3f}" if loss is not None else "none yet"),
+        ("data", data.get("explanation", "not open yet")),
+        ("a kill now", f"could lose {checkpoints['could_lose']}"),
+        ("data folder", answer["data_dir"]),
+        ("checkpoints", checkpoints["folder"] or "not known yet"),
+    ]
+    rows += [("warning", text) for text in answer["warnings"]]
+    if checkpoints.get("alarm"):
+        rows.append(("alarm", checkpoints["alarm"]))
+    return [f"{name:12} {value}" for name, value in rows]
+
+
+def pause(
+    data_dir: DataDir = None,
+    port: Port = None,
+    demo: DemoNode = False,
+    seconds: Annotated[float | None, typer.Option("--for", metavar="SECONDS", help="Resume by itself.")] = None,
+) -> None:
+    """Pause training; nothing is lost."""
+    from neuroshard.cli.client import connect
+
+    body = {} if seconds is None else {"duration_seconds": seconds}
+    typer.echo(connect(data_dir, port, demo=demo).post("/api/training/pause", body)["message"])
+
+
+def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) -> None:
+    """Go on training after a pause."""
+    from neuroshard.cli.client import connect
+
+    typer.echo(connect(data_dir, port, demo=demo).post("/api/training/resume")["message"])
+
+
+def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) -> None:
+    """Stop the node after a final checkpoint."""
+    from neuroshard.cli.client import connect
+    from neuroshard.errors import NetworkRefusedError
+
+    client = connect(data_dir, port, demo=demo)
+    typer.echo(client.post("/api/shutdown")["message"])
+    deadline = time.monotonic() + STOP_SECONDS
+    while client.answers():
+        if time.monotonic() > deadline:
+            raise NetworkRefusedError("The node still answers.", "Look at `neuroshard logs`.")
+        time.sleep(0.1)
+    typer.echo("Stopped.")
+
+
+def logs(
+    data_dir: DataDir = None,
+    port: Port = None,
+    demo: DemoNode = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on printing new lines.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the newest log lines of the running node."""
+    from neuroshard.cli.client import connect
+
+    client = connect(data_dir, port, demo=demo)
+    after = 0
+    while True:
+        answer = client.get(f"/api/logs?after={after}")
+        for record in answer["records"]:
+            after = record["sequence"]
+            typer.echo(json.dumps(record) if as_json else f"{record['time']} {record['level']:7} {record['message']}")
+        if not follow:
+            return
+        time.sleep(FOLLOW_SECONDS)

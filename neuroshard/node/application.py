@@ -1,0 +1,99 @@
+"""Life of a running node on its event loop: start up, train, obey commands, stop; one task tree."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+import trio
+
+from neuroshard.errors import NeuroShardError
+from neuroshard.identity import Wallet
+from neuroshard.node.assembly import Assembly, RunningNode
+from neuroshard.node.command_loop import CommandLoop
+from neuroshard.node.configuration import Configuration
+from neuroshard.node.demo import DemoOptions
+from neuroshard.node.observation import Observer
+from neuroshard.node.publisher import Publisher
+from neuroshard.node.stopping import StopRequest
+from neuroshard.node.tasks import accompanied
+from neuroshard.status.board import StatusBoard
+from neuroshard.status.commands import CommandChannel
+from neuroshard.status.snapshot import NodeState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """How a node ended."""
+
+    exit_code: int
+    message: str
+
+
+class Application:
+    """One node, from nothing to the end."""
+
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        wallet: Wallet,
+        board: StatusBoard,
+        commands: CommandChannel,
+        stop: StopRequest,
+        demo: DemoOptions | None,
+    ) -> None:
+        self._configuration = configuration
+        self._wallet = wallet
+        self._board = board
+        self._commands = commands
+        self._demo = demo
+        self._publisher = Publisher(board)
+        self._stop = stop
+
+    def run(self) -> ExitReport:
+        """Run until stopped. Raises NeuroShardError when the node cannot go on."""
+        return trio.run(self._main)
+
+    async def _main(self) -> ExitReport:
+        loop = CommandLoop(self._commands, self._board, self._configuration, self._stop.ask)
+        await accompanied(partial(self._live, loop), loop.run)
+        return ExitReport(0, f"Stopped: {self._stop.reason or 'all steps are done'}.")
+
+    async def _live(self, loop: CommandLoop) -> None:
+        """Start up and train. A stop during the start-up cancels it; nothing was trained yet, so nothing is lost."""
+        assembly = Assembly(self._configuration, self._wallet, self._publisher, self._demo)
+        try:
+            node = await self._start_up(assembly)
+            if node is not None:
+                loop.attach(node)
+                await self._train(node)
+        except NeuroShardError as error:
+            self._publisher.state(NodeState.FAILED, str(error))
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await assembly.close()
+
+    async def _start_up(self, assembly: Assembly) -> RunningNode | None:
+        """The running parts, or None when a stop came first."""
+        with anyio.CancelScope() as scope:
+            self._stop.react(scope.cancel)
+            return await assembly.build()
+        return None
+
+    async def _train(self, node: RunningNode) -> None:
+        """Train until a stop was asked for, or the demo's steps are done. Raises NeuroShardError."""
+        observer = Observer(node, self._publisher)
+        trainer = node.trainer
+        self._stop.react(trainer.stop)
+        wanted = None if self._demo is None else self._demo.steps
+        last_step = None if wanted is None else trainer.record.progress.steps + wanted
+        try:
+            await accompanied(partial(trainer.run, last_step), node.feed.run, observer.run)
+        finally:
+            observer.publish()

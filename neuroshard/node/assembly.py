@@ -1,0 +1,266 @@
+"""Builds the running parts of a node, stage by stage, each visible in the dashboard; takes them down in reverse."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import torch
+
+from neuroshard.config.settings import Settings
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.feed import DataFeed
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.source import open_source
+from neuroshard.data.tokenizer import Tokenizer
+from neuroshard.identity import NodeIdentity, Wallet
+from neuroshard.model.family import parameter_count
+from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
+from neuroshard.node.configuration import Configuration
+from neuroshard.node.data_opening import OpenedData, open_data
+from neuroshard.node.demo import DemoData, DemoOptions
+from neuroshard.node.identity import node_identity
+from neuroshard.node.own_run import OwnRun, OwnRuns
+from neuroshard.node.probe import Device, choose_device, default_threads, matmul_flops_per_second
+from neuroshard.node.proposal import Room, check_fit, propose, propose_demo, run_parameters
+from neuroshard.node.publisher import Publisher, StartupProgress
+from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
+from neuroshard.node.stage import Stage, build_stage, checkpoint_policy, storage_limits
+from neuroshard.node.tasks import accompanied
+from neuroshard.status.snapshot import DataStatus, MemoryStatus, ModelStatus, NodeState, RunStatus
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.generation import TextGenerator
+from neuroshard.training.loop import Trainer, TrainerParts
+from neuroshard.training.pipeline import LocalHop
+from neuroshard.types import LayerRange
+
+log = logging.getLogger(__name__)
+
+HARDWARE = "Measuring this computer"
+DEMO_DATA = "Building the demo data"
+DATA = "Opening the training data"
+MODEL = "Building the model"
+CHECKPOINT = "Looking for a checkpoint"
+FIRST_STEP = "Making the first step"
+WAITING_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class RunningNode:
+    """The parts that live while the node trains."""
+
+    trainer: Trainer
+    feed: DataFeed
+    stage: Stage
+    cache: ShardCache
+    device: Device
+    threads: int
+    memory: MemoryStatus
+    sampler: ResourceSampler
+    startup: StartupProgress
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Let changed settings hold that can hold at once."""
+        self.cache.limit_bytes = settings.max_storage * 1_000_000
+        self.stage.keeper.store.limits = storage_limits(settings)
+        self.stage.keeper.change_policy(checkpoint_policy(settings))
+
+
+class Assembly:
+    """Builds a node once. `close` ends whatever was built, also when building failed half-way."""
+
+    def __init__(
+        self, configuration: Configuration, wallet: Wallet, publisher: Publisher, demo: DemoOptions | None
+    ) -> None:
+        self._configuration = configuration
+        self._settings = configuration.settings
+        self._wallet = wallet
+        self._publisher = publisher
+        self._demo = demo
+        self._closing = AsyncExitStack()
+        demo_stages = () if demo is None else (DEMO_DATA,)
+        self._startup = StartupProgress(publisher, (HARDWARE, *demo_stages, DATA, MODEL, CHECKPOINT, FIRST_STEP))
+
+    async def build(self) -> RunningNode:
+        """All parts, ready to train. Raises NeuroShardError when something cannot be used."""
+        identity = node_identity(self._wallet, self._settings.data_dir)
+        self._publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id)
+        with self._startup.stage(HARDWARE):
+            device = choose_device(self._settings.device)
+            threads = self._settings.cpu_threads or default_threads()
+            compute = self._compute_thread(threads)
+            room, memory = await self._measure(compute, device)
+        location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
+        runs = OwnRuns(self._settings.data_dir, self._wallet)
+        with self._startup.stage(DATA):
+            fetcher = Fetcher(open_source(location))
+            self._closing.push_async_callback(fetcher.source.aclose)
+            data = await self._open_data(fetcher, runs)
+        with self._startup.stage(MODEL):
+            run = self._choose_run(data, room, runs, "demo" if self._demo else fetcher.source.description)
+            memory = self._announce(run, room, memory)
+        with self._startup.stage(CHECKPOINT):
+            layers = LayerRange(0, run.parameters.architecture.layer_count)
+            stage = await build_stage(
+                compute=compute,
+                settings=self._settings,
+                identity=identity,
+                run=run,
+                layers=layers,
+                device=device,
+                threads=threads,
+            )
+        feed, cache = self._feed(data, run, identity, stage)
+        trainer = self._trainer(run, compute, stage, feed, Tokenizer(data.table))
+        if not self._settings.training:
+            trainer.pause(reason="Started with --no-training: resume to train.")
+        self._startup.tell(FIRST_STEP, "")
+        sampler = ResourceSampler(device, self._settings.data_dir, threads)
+        return RunningNode(trainer, feed, stage, cache, device, threads, memory, sampler, self._startup)
+
+    async def close(self) -> None:
+        """End threads, files and connections."""
+        await self._closing.aclose()
+
+    def _compute_thread(self, threads: int) -> ComputeThread:
+        torch.set_num_threads(1)  # of every other thread: only the compute thread's products may use the cores
+        compute = ComputeThread(threads)
+        self._closing.callback(compute.close)
+        return compute
+
+    async def _measure(self, compute: ComputeThread, device: Device) -> tuple[Room, MemoryStatus]:
+        probe = probe_memory()
+        limit = available_mb(probe, self._settings.memory)
+        speed = await compute.run(partial(matmul_flops_per_second, device.torch_device()))
+        device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
+        source = "--memory" if limit == self._settings.memory else "this computer's memory, less a reserve"
+        memory = MemoryStatus(
+            tier_mb=tier_mb(limit),
+            limit_mb=limit,
+            limit_source=source,
+            need_mb=0,
+            resident_mb=resident_megabytes(),
+            peak_mb=peak_megabytes(),
+        )
+        self._publisher.change(memory=memory)
+        return Room(memory.tier_mb, device.kind, device_tier, speed), memory
+
+    async def _demo_source(self, options: DemoOptions) -> str:
+        """Build the embedded data and serve it on loopback, so that the demo takes the way of every other node."""
+        data = DemoData(self._settings.data_dir, options, self._wallet)
+        with self._startup.stage(DEMO_DATA):
+
+            def progress(stage: str, fraction: float) -> None:
+                anyio.from_thread.run_sync(self._startup.tell, DEMO_DATA, stage, fraction)
+
+            built = await anyio.to_thread.run_sync(data.build, progress, abandon_on_cancel=True)
+            self._closing.callback(data.close)
+            log.info(
+                "%s %s tokens of %s.",
+                "Reusing" if built.is_reused else "Built",
+                f"{built.report.tokens:,}",
+                built.report.source,
+            )
+            return data.serve()
+
+    async def _open_data(self, fetcher: Fetcher, runs: OwnRuns) -> OpenedData:
+        """Open the data set; while its source does not answer, the status says so."""
+        store = self._settings.data_dir / "data_cache" / "descriptions"
+        return await accompanied(partial(open_data, fetcher, store, runs), partial(self._tell_waiting, fetcher))
+
+    async def _tell_waiting(self, fetcher: Fetcher) -> None:
+        while True:
+            await anyio.sleep(WAITING_LOOK_SECONDS)
+            waiting = [item for item in fetcher.active() if item.retry_at is not None]
+            description = fetcher.source.description
+            for item in waiting:
+                reason = f"Waiting for {description}: {item.error} Trying again by itself."
+                self._startup.tell(DATA, reason)
+                status = DataStatus(description, verified=False, explanation=reason, downloads=fetcher.active())
+                self._publisher.change(state=NodeState.WAITING_FOR_DATA, state_reason=reason, data=status)
+
+    def _choose_run(self, data: OpenedData, room: Room, runs: OwnRuns, source: str) -> OwnRun:
+        """The run that this data had before, or a new one from what this computer can do."""
+        run = data.run
+        wanted = self._settings.inner_steps
+        if run is None:
+            vocabulary = data.table.next_merge_id
+            proposal = propose_demo(vocabulary) if self._demo else propose(room, vocabulary)
+            pins = data.genesis.pins(data.table.next_merge_id)
+            parameters = run_parameters(proposal, pins, name="own", inner_steps=wanted)
+            check_fit(parameters, room)
+            run = runs.create(parameters)
+            log.info("A new run of your own begins: %s.", run.run_id[:16])
+        elif wanted is not None and wanted != run.parameters.outer.inner_steps:
+            self._publisher.warn(
+                f"This run was created with {run.parameters.outer.inner_steps} inner steps; "
+                f"inner_steps = {wanted} holds only for a new run, in another data folder."
+            )
+        runs.remember_source(source, run)
+        return run
+
+    def _announce(self, run: OwnRun, room: Room, memory: MemoryStatus) -> MemoryStatus:
+        """Check that the run fits and publish what it is."""
+        architecture = run.parameters.architecture
+        layers = LayerRange(0, architecture.layer_count)
+        need = check_fit(run.parameters, room)
+        memory = MemoryStatus(
+            tier_mb=memory.tier_mb,
+            limit_mb=memory.limit_mb,
+            limit_source=memory.limit_source,
+            need_mb=need,
+            resident_mb=resident_megabytes(),
+            peak_mb=peak_megabytes(),
+        )
+        self._publisher.change(
+            memory=memory,
+            model=ModelStatus(architecture, parameter_count(architecture), layers, layers.roles(len(layers))),
+            run=RunStatus(
+                run_id=run.run_id,
+                is_own=True,
+                is_demo=self._demo is not None,
+                explanation=_RUN_OF_DEMO if self._demo else _RUN_OF_ONES_OWN,
+            ),
+        )
+        return memory
+
+    def _feed(self, data: OpenedData, run: OwnRun, identity: NodeIdentity, stage: Stage) -> tuple[DataFeed, ShardCache]:
+        cache = ShardCache(
+            self._settings.data_dir / "data_cache",
+            limit_bytes=self._settings.max_storage * 1_000_000,
+            vocabulary_size=run.parameters.architecture.vocabulary_size,
+        )
+        feed = DataFeed(
+            data.genesis,
+            cache,
+            run_id=run.run_id,
+            node_id=identity.node_id,
+            sequence_length=run.parameters.architecture.sequence_length,
+            start=stage.record.progress.position,
+            start_node=stage.record.node_id,
+            is_demo=self._demo is not None,
+        )
+        return feed, cache
+
+    def _trainer(
+        self, run: OwnRun, compute: ComputeThread, stage: Stage, feed: DataFeed, tokenizer: Tokenizer
+    ) -> Trainer:
+        parts = TrainerParts(
+            parameters=run.parameters,
+            compute=compute,
+            executor=stage.executor,
+            route=(LocalHop(compute, stage.executor),),
+            feed=feed,
+            outer=stage.outer,
+            saver=stage.saver,
+            generator=TextGenerator(compute, stage.executor.model, tokenizer),
+        )
+        return Trainer(parts, stage.record)
+
+
+_RUN_OF_DEMO = "A demonstration: this computer trains a small model on embedded text, alone."
+_RUN_OF_ONES_OWN = "No run to join is known, so this computer trains a run of its own."

@@ -1,0 +1,121 @@
+"""Carries out the user's commands on the event loop and answers each with what it led to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import anyio
+
+from neuroshard.errors import NeuroShardError, NotReadyError
+from neuroshard.node.assembly import RunningNode
+from neuroshard.node.configuration import Configuration
+from neuroshard.status.board import StatusBoard
+from neuroshard.status.commands import (
+    Answer,
+    Command,
+    CommandChannel,
+    CommandResult,
+    Generate,
+    Pause,
+    Resume,
+    SaveCheckpoint,
+    Shutdown,
+    UpdateSettings,
+)
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.loop import Trainer
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.02  # how soon a command is noticed
+
+
+class CommandLoop:
+    """Takes commands off the channel; long ones run beside each other."""
+
+    def __init__(
+        self,
+        channel: CommandChannel,
+        board: StatusBoard,
+        configuration: Configuration,
+        ask_to_stop: Callable[[str], None],
+    ) -> None:
+        self._channel = channel
+        self._board = board
+        self._configuration = configuration
+        self._ask_to_stop = ask_to_stop
+        self._node: RunningNode | None = None
+
+    def attach(self, node: RunningNode) -> None:
+        """From now on there is something to pause, save and talk to."""
+        self._node = node
+
+    async def run(self) -> None:
+        """Serve commands until cancelled; whoever still waits then is told so."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    waiting = self._channel.take()
+                    if waiting is None:
+                        await anyio.sleep(LOOK_SECONDS)
+                    else:
+                        tasks.start_soon(self._answer, *waiting)
+        finally:
+            while (waiting := self._channel.take()) is not None:
+                waiting[1].set_exception(NotReadyError("The node is stopping."))
+
+    async def _answer(self, command: Command, answer: Future[Answer]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return  # nobody waits for it any more
+        try:
+            answer.set_result(await self._carry_out(command))
+        except NeuroShardError as error:
+            answer.set_exception(error)
+        except anyio.get_cancelled_exc_class():
+            answer.set_exception(NotReadyError("The node is stopping."))
+            raise
+
+    async def _carry_out(self, command: Command) -> Answer:
+        match command:
+            case Shutdown(reason):
+                log.info("Stopping: %s.", reason)
+                self._ask_to_stop(reason)
+                return CommandResult("stopping", "Stopping after a final checkpoint.")
+            case UpdateSettings(changes):
+                result = self._configuration.change(changes, str(self._board.current().state))
+                if self._node is not None:
+                    self._node.apply_settings(self._configuration.settings)
+                return result
+            case Pause(duration):
+                return await self._pause(duration)
+            case Resume():
+                return await self._resume()
+            case SaveCheckpoint():
+                return await self._running().save_now()
+            case Generate():
+                return await self._running().generate(command)
+
+    async def _pause(self, duration_seconds: float | None) -> CommandResult:
+        """Pause and wait until the accelerator is free."""
+        trainer = self._running()
+        trainer.pause(duration_seconds)
+        state = await trainer.wait_for_state(NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING)
+        until = "until it is resumed" if duration_seconds is None else f"for {duration_seconds:,.0f} seconds"
+        return CommandResult(state, f"Paused {until}; nothing is lost.")
+
+    async def _resume(self) -> CommandResult:
+        trainer = self._running()
+        trainer.resume()
+        state = await trainer.wait_for_state(
+            NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.STOPPING, NodeState.NOT_TRAINING
+        )
+        return CommandResult(state, "Training goes on.")
+
+    def _running(self) -> Trainer:
+        if self._node is None:
+            raise NotReadyError(
+                "The node is still starting.", "Try again when it trains; the dashboard shows progress."
+            )
+        return self._node.trainer

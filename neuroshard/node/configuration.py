@@ -1,0 +1,65 @@
+"""The running node's settings: what the API shows, and changes that are stored and, where possible, hold at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+
+from neuroshard.config.loading import LoadedSettings
+from neuroshard.config.saving import save_settings
+from neuroshard.config.settings import Settings
+from neuroshard.status.commands import CommandResult
+from neuroshard.types import JsonValue
+
+
+class Configuration:
+    """Current settings; written by the task thread, read by the API thread."""
+
+    def __init__(self, loaded: LoadedSettings) -> None:
+        self._lock = Lock()
+        self._loaded = loaded
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that hold now."""
+        with self._lock:
+            return self._loaded.settings
+
+    def view(self) -> JsonValue:
+        """Every setting with value, source, what is allowed and when a change holds; no secrets."""
+        with self._lock:
+            return self._loaded.describe()
+
+    def change(self, changes: Mapping[str, JsonValue], state: str) -> CommandResult:
+        """Store changes in config.toml and let hold at once what can. On UsageError or StorageError nothing changed."""
+        with self._lock:
+            loaded = self._loaded
+        saved = save_settings(loaded.settings.data_dir, changes, loaded.sources)
+        live = {key: saved.values[key] for key in saved.at_once if key not in saved.overridden}
+        defaults = Settings()
+        updates = {key: getattr(defaults, key) if value is None else value for key, value in live.items()}
+        with self._lock:
+            self._loaded = LoadedSettings(
+                loaded.settings.model_copy(update=updates), {**loaded.sources, **dict.fromkeys(updates, "config.toml")}
+            )
+        return CommandResult(
+            state,
+            _sentence(saved.at_once, saved.after_restart, saved.overridden),
+            {
+                "stored": dict(saved.values),
+                "at_once": list(live),
+                "after_restart": list(saved.after_restart),
+                "overridden": dict(saved.overridden),
+            },
+        )
+
+
+def _sentence(at_once: tuple[str, ...], after_restart: tuple[str, ...], overridden: Mapping[str, str]) -> str:
+    """What a change led to, for people."""
+    parts: list[str] = []
+    if holds := [key for key in at_once if key not in overridden]:
+        parts.append(f"{', '.join(holds)}: holds now.")
+    if later := [key for key in after_restart if key not in overridden]:
+        parts.append(f"{', '.join(later)}: holds after a restart.")
+    parts += [f"{key}: stored, but the {source} wins." for key, source in overridden.items()]
+    return " ".join(parts)

@@ -1,0 +1,69 @@
+"""Opens the Genesis source of a run of one's own: the run it had before, or what a new run would pin."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from neuroshard.data.fetcher import Fetcher, FileRequest
+from neuroshard.data.genesis.layout import MANIFEST_NAME
+from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, UNKNOWN_SOURCE, ManifestTrust, parse_manifest
+from neuroshard.data.opening import Genesis, open_genesis
+from neuroshard.data.source import FolderSource, open_source
+from neuroshard.data.tokenizer import TokenizerTable
+from neuroshard.errors import DataUnavailableError
+from neuroshard.node.own_run import OwnRun, OwnRuns
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenedData:
+    """The data set, its table, and the run that was trained on it before, if any."""
+
+    genesis: Genesis
+    table: TokenizerTable
+    run: OwnRun | None
+
+
+async def open_data(fetcher: Fetcher, store: Path, runs: OwnRuns) -> OpenedData:
+    """Open the source; waits as long as it does not answer. Raises DataError when its data cannot be used.
+
+    A source on the network that fed a run before is opened from the copies kept for that run, so a restart does not
+    need it. A folder is read anew, because its owner may have built other data there.
+    """
+    known = runs.of_source(fetcher.source.description)
+    memory, run = known if known is not None else (None, None)
+    if run is not None and not isinstance(fetcher.source, FolderSource):
+        genesis = await open_genesis(fetcher, store, pins=run.parameters.genesis)
+        return OpenedData(genesis, TokenizerTable.load(genesis.tokenizer), run)
+    trust = UNKNOWN_SOURCE
+    if memory is not None and memory.signing_key is not None:
+        trust = ManifestTrust(memory.signing_key, was_signed=True)
+    genesis = await open_genesis(fetcher, store, trust=trust)
+    table = TokenizerTable.load(genesis.tokenizer)
+    found = runs.of_data(genesis.pins(table.next_merge_id))
+    if found is not None:
+        genesis = await open_genesis(fetcher, store, pins=found.parameters.genesis)
+    elif run is not None:
+        log.warning("%s holds other data than before: a new run begins, the old one stays.", fetcher.source.description)
+    return OpenedData(genesis, table, found)
+
+
+async def look_at_source(location: str, seconds: float) -> str:
+    """What a source holds, in words, for `neuroshard doctor`. Raises DataError when it does not answer in time."""
+    source = open_source(location)
+    fetcher = Fetcher(source)
+    try:
+        with anyio.move_on_after(seconds):
+            request = FileRequest(MANIFEST_NAME, 2, MAX_MANIFEST_BYTES, give_up_after=1)
+            manifest = await fetcher.fetch_bytes(request, parse_manifest)
+            signed = "signed" if manifest.signing_key else "unverified"
+            return f"{manifest.total_shards:,} shards, {signed}, at {source.description}"
+        problem = next((item.error for item in fetcher.active() if item.error), "no answer")
+        raise DataUnavailableError(f"{source.description}: {problem}", "Check --genesis and the internet connection.")
+    finally:
+        await source.aclose()

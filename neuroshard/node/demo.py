@@ -1,0 +1,79 @@
+"""What `neuroshard demo` prepares: a folder and a throw-away wallet of its own, embedded data, a loopback server."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from neuroshard.errors import StorageError
+from neuroshard.genesis import BuiltGenesis, FolderText, GenesisServer, StandardLibraryText, build_genesis
+from neuroshard.genesis.documents import StageProgress
+from neuroshard.identity import Wallet
+
+DEMO_FOLDER = "demo"
+WALLET_FILE = "wallet"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the user asked of the demo."""
+
+    steps: int | None = None  # end after this many further steps
+    text_folder: Path | None = None  # the user's own text instead of the embedded one
+
+
+def demo_folder(data_dir: Path, options: DemoOptions) -> Path:
+    """Data folder of the demo; each folder of own text gets one of its own, so that runs do not mix."""
+    base = data_dir / DEMO_FOLDER
+    if options.text_folder is None:
+        return base
+    return base / f"text-{sha256(str(options.text_folder.resolve()).encode()).hexdigest()[:12]}"
+
+
+def demo_token(folder: Path) -> str:
+    """The throw-away wallet of this demo folder: 64 hex digits, made on first use, so that a restart resumes."""
+    file = folder / WALLET_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            temporary = folder / f".{WALLET_FILE}.{os.getpid()}"
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+                stream.write(secrets.token_hex(32))
+            temporary.replace(file)
+        return file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise StorageError(
+            f"Cannot use the demo folder {folder}: {error}.", "Name a writable one with --data-dir."
+        ) from error
+
+
+class DemoData:
+    """The embedded Genesis folder and the loopback server that stands in for the CDN."""
+
+    def __init__(self, folder: Path, options: DemoOptions, wallet: Wallet) -> None:
+        self._folder = folder / "genesis"
+        self._options = options
+        self._wallet = wallet
+        self._server: GenesisServer | None = None
+
+    def build(self, progress: StageProgress) -> BuiltGenesis:
+        """Build the folder, or reuse it. Raises DataError or StorageError."""
+        text = self._options.text_folder
+        source = StandardLibraryText() if text is None else FolderText(text)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return build_genesis(source, self._folder, self._wallet, now=now, progress=progress)
+
+    def serve(self) -> str:
+        """Start the server; the URL of the data set."""
+        self._server = GenesisServer(self._folder)
+        return self._server.start()
+
+    def close(self) -> None:
+        """Stop the server."""
+        if self._server is not None:
+            self._server.stop()

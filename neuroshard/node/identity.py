@@ -1,0 +1,37 @@
+"""From settings to wallet and node identity."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from neuroshard.config.loading import LoadedSettings
+from neuroshard.errors import TokenError
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
+
+DELEGATION_SECONDS = 365 * 24 * 3600.0
+NODE_KEY_FILE = "node-key"
+
+
+def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
+    """Wallet of the given token, the token's kind, and warnings about it.
+
+    Raises TokenError when there is none or it is damaged.
+    """
+    token = loaded.settings.token
+    if token is None:
+        raise TokenError(
+            "No wallet token was given.",
+            "Set NEUROSHARD_TOKEN (or --token, --token-file); `neuroshard wallet new` makes one, "
+            "`neuroshard demo` needs none.",
+        )
+    secret = parse_token(token.get_secret_value())
+    warnings = (*loaded.warnings, secret.warning) if secret.warning else loaded.warnings
+    return Wallet.from_secret(secret), secret.kind, warnings
+
+
+def node_identity(wallet: Wallet, data_dir: Path) -> NodeIdentity:
+    """Identity of this node: its own key, made on first start, delegated by the wallet."""
+    key = NodeKey.load_or_create(data_dir / "keys" / NODE_KEY_FILE)
+    delegation = Delegation.issue(wallet, key.public_key, expires_at=time.time() + DELEGATION_SECONDS)
+    return NodeIdentity(wallet_id=wallet.wallet_id, node_id=key.node_id, key=key, delegation=delegation)

@@ -1,0 +1,152 @@
+"""Starts and ends the process: signals and waiting in the main thread, everything else in threads with a parent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import webbrowser
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from neuroshard import __version__
+from neuroshard.api.app import create_app
+from neuroshard.api.context import ApiContext
+from neuroshard.api.secret import load_or_create_secret
+from neuroshard.api.server import ApiServer, bind
+from neuroshard.config.data_dir import prepare_data_dir
+from neuroshard.config.loading import LoadedSettings
+from neuroshard.node.configuration import Configuration
+from neuroshard.node.demo import DemoOptions
+from neuroshard.node.identity import wallet_of
+from neuroshard.node.stopping import StopRequest
+from neuroshard.status.board import StatusBoard
+from neuroshard.status.commands import CommandChannel
+from neuroshard.status.snapshot import NodeStatus
+from neuroshard.telemetry.counters import Counters
+from neuroshard.telemetry.logs import configure_logging
+from neuroshard.telemetry.redaction import Redactor
+from neuroshard.telemetry.ring import LogRing
+from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
+
+if TYPE_CHECKING:
+    from neuroshard.node.application import ExitReport
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.2  # how often the main thread looks up, so that signals work on Windows as well
+
+
+def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None) -> int:
+    """Run a node until it is told to stop; returns the exit code. Raises NeuroShardError when it cannot run."""
+    settings = loaded.settings
+    started_at = time.time()
+    wallet, _kind, warnings = wallet_of(loaded)  # a bad token must be told before anything else happens
+    prepare_data_dir(settings.data_dir)
+    try:
+        lock = InstanceLock.acquire(settings.data_dir)
+    except AlreadyRunningError as running:
+        return _show_first_instance(running, open_browser=settings.browser)
+    with ExitStack() as stack:
+        stack.callback(lock.release)
+        ring, commands, counters = LogRing(), CommandChannel(), Counters()
+        redactor = Redactor(settings.token.get_secret_value() if settings.token else "")
+        stack.enter_context(
+            configure_logging(
+                verbose=settings.verbose,
+                as_json=settings.log_json,
+                ring=ring,
+                folder=settings.data_dir / "logs",
+                redactor=redactor,
+            )
+        )
+        secret = load_or_create_secret(settings.data_dir)
+        redactor.add(secret)
+        listener = stack.enter_context(bind(settings.host, settings.port))
+        port = int(listener.getsockname()[1])
+        lock.announce_port(port)
+        board = StatusBoard(_first_status(loaded, started_at, warnings, is_demo=demo is not None))
+        configuration = Configuration(loaded)
+        context = ApiContext(board, commands, ring, secret, configuration.view, settings.host, port, counters)
+        server = ApiServer(create_app(context), listener)
+        server.start()
+        stack.callback(server.stop)
+        url = _dashboard_url(settings.host, port)
+        log.info("NeuroShard %s. Dashboard: %s", __version__, url)
+        if settings.browser:
+            webbrowser.open(url)
+        stop = StopRequest()
+        with _signals(stop):
+            # Only now: importing PyTorch takes seconds, and the dashboard already answers.
+            from neuroshard.node.application import Application
+
+            application = Application(
+                configuration=configuration,
+                wallet=wallet,
+                board=board,
+                commands=commands,
+                stop=stop,
+                demo=demo,
+            )
+            report = _run_to_the_end(application.run)
+        log.info("%s", report.message)
+        return report.exit_code
+
+
+def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], *, is_demo: bool) -> NodeStatus:
+    """What the dashboard shows before anything is known."""
+    return NodeStatus(
+        version=__version__,
+        started_at=now,
+        time=now,
+        data_dir=str(loaded.settings.data_dir),
+        is_demo=is_demo,
+        warnings=warnings,
+    )
+
+
+def _show_first_instance(running: AlreadyRunningError, *, open_browser: bool) -> int:
+    """A second start on the same data folder shows the first one's dashboard and ends well."""
+    url = f"http://localhost:{running.port}" if running.port else "its dashboard"
+    sys.stdout.write(f"A node already runs on this data folder (process {running.pid}): {url}\n")
+    if open_browser and running.port:
+        webbrowser.open(url)
+    return 0
+
+
+def _dashboard_url(host: str, port: int) -> str:
+    return f"http://localhost:{port}" if host in ("127.0.0.1", "localhost", "::1") else f"http://{host}:{port}"
+
+
+@contextmanager
+def _signals(stop: StopRequest) -> Generator[None]:
+    """SIGINT and SIGTERM ask for a clean stop; a second one ends the process at once."""
+    received = 0
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received > 1:
+            os._exit(128 + number)
+        stop.ask(f"{signal.Signals(number).name} received")
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _run_to_the_end(run: Callable[[], ExitReport]) -> ExitReport:
+    """Run the task tree in its own thread. The main thread only waits, in short turns that let signals in."""
+    with ThreadPoolExecutor(1, thread_name_prefix="neuroshard-tasks") as executor:
+        outcome: Future[ExitReport] = executor.submit(run)
+        while not outcome.done():
+            wait([outcome], timeout=WAIT_SECONDS)
+        return outcome.result()

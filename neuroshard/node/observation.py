@@ -1,0 +1,60 @@
+"""Looks at the running parts once a second and publishes what it sees as one snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.node.assembly import RunningNode
+from neuroshard.node.publisher import Publisher
+from neuroshard.node.resources import peak_megabytes, resident_megabytes
+from neuroshard.status.snapshot import ResourceStatus
+
+PUBLISH_SECONDS = 0.5
+RESOURCE_SECONDS = 2.0
+
+
+class Observer:
+    """Turns the trainer's own snapshot and samples of this computer into the node's status."""
+
+    def __init__(self, node: RunningNode, publisher: Publisher) -> None:
+        self._node = node
+        self._publisher = publisher
+        self._resources = ResourceStatus(
+            device=node.device.kind, device_name=node.device.name, cpu_threads_limit=node.threads
+        )
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._sample_resources)
+            while True:
+                self.publish()
+                await anyio.sleep(PUBLISH_SECONDS)
+
+    def publish(self) -> None:
+        """Publish what the parts say now."""
+        seen = self._node.trainer.snapshot()
+        memory = replace(self._node.memory, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
+        self._publisher.change(
+            state=seen.state,
+            state_reason=seen.reason,
+            paused_until=seen.paused_until,
+            memory=memory,
+            training=seen.training,
+            verification=seen.verification,
+            diloco=seen.diloco,
+            data=seen.data,
+            checkpoints=seen.checkpoints,
+            resources=self._resources,
+            history=seen.history,
+        )
+        if seen.training.step_seconds > 0:
+            self._node.startup.complete()
+
+    async def _sample_resources(self) -> None:
+        while True:
+            await anyio.sleep(RESOURCE_SECONDS)
+            self._resources = await anyio.to_thread.run_sync(self._node.sampler.sample)

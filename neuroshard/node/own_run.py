@@ -1,0 +1,109 @@
+"""The run of one's own: proposed once from memory and speed, signed by the wallet, stored, and kept from then on.
+
+Beside each run lies a pointer for every source it was trained from, so that a restart knows the run, and the data it
+pins, before the source has answered.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.errors import StorageError
+from neuroshard.identity import SignedRunParameters, Wallet, hash_parts, run_id
+from neuroshard.types import RunId
+
+MAX_POINTER_BYTES = 4096
+_START_ANEW = "Move it away to start a new run."
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """A stored run of this wallet."""
+
+    run_id: RunId
+    parameters: RunParameters
+
+
+@dataclass(frozen=True)
+class SourceMemory:
+    """What is known of a source from earlier starts."""
+
+    signing_key: str | None  # hex; once a source was signed, an unsigned manifest is refused
+    run_file: str
+
+
+class OwnRuns:
+    """The stored runs of one wallet in one data folder."""
+
+    def __init__(self, data_dir: Path, wallet: Wallet) -> None:
+        self._folder = data_dir / "runs" / wallet.wallet_id
+        self._wallet = wallet
+
+    def of_data(self, pins: GenesisPins) -> OwnRun | None:
+        """The run on this data, if any. Data is told apart by signing key and vocabulary, because it may have grown."""
+        return self._load(_data_file(pins))
+
+    def of_source(self, source: str) -> tuple[SourceMemory, OwnRun | None] | None:
+        """What earlier starts left about a source: None when it is new. Raises StorageError for a damaged run."""
+        memory = _read_pointer(self._folder / _source_file(source))
+        return None if memory is None else (memory, self._load(memory.run_file))
+
+    def create(self, parameters: RunParameters) -> OwnRun:
+        """Sign and store a new run. Raises StorageError when it cannot be written."""
+        signed = SignedRunParameters.sign(self._wallet, parameters)
+        _write(self._folder / _data_file(parameters.genesis), signed.to_json())
+        return OwnRun(run_id(self._wallet.public_key, parameters), parameters)
+
+    def remember_source(self, source: str, run: OwnRun) -> None:
+        """Note that a source feeds a run. Raises StorageError when it cannot be written."""
+        pins = run.parameters.genesis
+        pointer = {"source": source, "signing_key": pins.signing_key, "run_file": _data_file(pins)}
+        _write(self._folder / _source_file(source), json.dumps(pointer).encode())
+
+    def _load(self, name: str) -> OwnRun | None:
+        file = self._folder / name
+        if not file.exists():
+            return None
+        try:
+            signed = SignedRunParameters.from_json(file.read_bytes())
+        except OSError as error:
+            raise StorageError(f"Cannot read {file}: {error}.", "Check the folder's rights.") from error
+        if signed.owner_public_key != self._wallet.public_key:
+            raise StorageError(f"{file} belongs to another wallet.", _START_ANEW)
+        return OwnRun(run_id(self._wallet.public_key, signed.parameters), signed.parameters)
+
+
+def _data_file(pins: GenesisPins) -> str:
+    key = hash_parts("neuroshard/own-run", pins.signing_key or "", pins.tokenizer_sha256)
+    return f"own-{key.hex()[:16]}.json"
+
+
+def _source_file(source: str) -> str:
+    return f"source-{hash_parts('neuroshard/source', source).hex()[:16]}.json"
+
+
+def _read_pointer(file: Path) -> SourceMemory | None:
+    """The pointer of a source. Raises StorageError for a damaged one: it guards against unsigned data."""
+    try:
+        with file.open("rb") as stream:
+            value = json.loads(stream.read(MAX_POINTER_BYTES))
+        signing_key, run_file = value["signing_key"], str(value["run_file"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{file} cannot be used: {error}.", "Delete it to meet this source anew.") from error
+    if Path(run_file).name != run_file:
+        raise StorageError(f"{file} names a file outside its folder.", "Delete it to meet this source anew.")
+    return SourceMemory(None if signing_key is None else str(signing_key), run_file)
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+    except OSError as error:
+        raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable or free space.") from error

@@ -1,0 +1,102 @@
+"""What a run of one's own looks like: the largest model that fits the memory and steps fast enough. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.errors import TooLittleMemoryError
+from neuroshard.identity import hash_parts
+from neuroshard.model.family import architecture_for
+from neuroshard.model.memory_need import DeviceKind, memory_need
+from neuroshard.model.proposal import (
+    LARGEST_BATCH,
+    batch_size_for,
+    estimated_step_seconds,
+    propose_architecture,
+)
+from neuroshard.optim.schedule import scaled_learning_rate
+from neuroshard.types import Architecture
+
+SEQUENCE_LENGTH = 512
+INNER_STEPS = 500
+TRAINING_EFFICIENCY = 0.5  # of the matrix-product speed that a training step reaches, measured
+
+DEMO_DEPTH = 4
+DEMO_SEQUENCE_LENGTH = 128
+DEMO_BATCH = 8
+DEMO_INNER_STEPS = 100  # so that a visitor sees outer steps within minutes
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory tiers of this computer in MB, and its matrix-product speed in floating-point operations a second."""
+
+    tier_mb: int
+    device: DeviceKind
+    device_tier_mb: int | None
+    flops_per_second: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Architecture and batch of a new run."""
+
+    architecture: Architecture
+    batch_size: int
+    inner_steps: int
+
+
+def propose(room: Room, vocabulary_size: int) -> Proposal:
+    """The model of a new run. Raises TooLittleMemoryError with the number needed."""
+    architecture = propose_architecture(
+        room.tier_mb,
+        vocabulary_size,
+        SEQUENCE_LENGTH,
+        room.device,
+        device_tier_mb=room.device_tier_mb,
+        step_seconds=partial(
+            estimated_step_seconds,
+            sequences=LARGEST_BATCH,
+            flops_per_second=TRAINING_EFFICIENCY * room.flops_per_second,
+        ),
+    )
+    batch = batch_size_for(architecture, None, room.tier_mb, room.device, device_tier_mb=room.device_tier_mb)
+    return Proposal(architecture, batch, INNER_STEPS)
+
+
+def propose_demo(vocabulary_size: int) -> Proposal:
+    """The demo's fixed model: small enough to learn words within two minutes on two cores."""
+    architecture = architecture_for(DEMO_DEPTH, vocabulary_size, DEMO_SEQUENCE_LENGTH)
+    return Proposal(architecture, DEMO_BATCH, DEMO_INNER_STEPS)
+
+
+def run_parameters(
+    proposal: Proposal, pins: GenesisPins, *, name: str, inner_steps: int | None = None
+) -> RunParameters:
+    """Parameters of a run of one's own; the learning rate fits the width of the model, the seed comes from the data."""
+    return RunParameters(
+        name=name,
+        version=1,
+        architecture=proposal.architecture,
+        stage_count=1,
+        batch_size=proposal.batch_size,
+        sequences_per_step=proposal.batch_size,
+        initial_weights_seed=int.from_bytes(hash_parts("neuroshard/weights", pins.root)[:4]),
+        genesis=pins,
+        inner=InnerOptimization(learning_rate=scaled_learning_rate(proposal.architecture.hidden_size)),
+        outer=OuterOptimization(inner_steps=inner_steps or proposal.inner_steps),
+    )
+
+
+def check_fit(parameters: RunParameters, room: Room) -> int:
+    """MB that training the run needs in this process. Raises TooLittleMemoryError when that exceeds the limit."""
+    need = memory_need(parameters.architecture, None, parameters.batch_size, room.device)
+    megabytes = -(-need.host_bytes // 1_000_000)
+    if not need.fits(room.tier_mb, room.device_tier_mb):
+        raise TooLittleMemoryError(
+            f"This run needs {megabytes:,} MB of memory here, but only {room.tier_mb:,} MB may be used.",
+            f"Allow {-(-megabytes // 500) * 500} MB with --memory, or start a new run with another --data-dir.",
+        )
+    return megabytes

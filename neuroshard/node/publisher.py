@@ -1,0 +1,72 @@
+"""The single writer of the status board: changes parts of the snapshot and publishes the whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from neuroshard.errors import NeuroShardError
+from neuroshard.status.board import StatusBoard
+from neuroshard.status.snapshot import NodeState, StageState, StartupStage
+
+
+class Publisher:
+    """Owned by the thread that runs the node's tasks; nobody else publishes."""
+
+    def __init__(self, board: StatusBoard) -> None:
+        self._board = board
+
+    def change(self, **parts: Any) -> None:
+        """Publish the current snapshot with these fields of NodeStatus replaced."""
+        self._board.publish(replace(self._board.current(), time=time.time(), **parts))
+
+    def state(self, state: NodeState, reason: str) -> None:
+        """Publish what the node does now and why, in one sentence."""
+        self.change(state=state, state_reason=reason)
+
+    def warn(self, *messages: str) -> None:
+        """Add warnings that stay visible; each text once."""
+        known = self._board.current().warnings
+        self.change(warnings=tuple(dict.fromkeys((*known, *messages))))
+
+
+class StartupProgress:
+    """The stages of the start-up, as the dashboard shows them."""
+
+    def __init__(self, publisher: Publisher, names: tuple[str, ...]) -> None:
+        self._publisher = publisher
+        self._stages = {name: StartupStage(name) for name in names}
+        self._show()
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Mark a stage as running for the duration of the block, then as done or failed."""
+        self.tell(name, "")
+        self._publisher.state(NodeState.STARTING, f"{name} ...")
+        try:
+            yield
+        except NeuroShardError as error:
+            self._set(replace(self._stages[name], state=StageState.FAILED, detail=str(error)))
+            raise
+        self._set(replace(self._stages[name], state=StageState.DONE, fraction=None))
+
+    def tell(self, name: str, detail: str, fraction: float | None = None) -> None:
+        """Show how far a running stage is; fraction in 0..1."""
+        self._set(replace(self._stages[name], state=StageState.RUNNING, detail=detail, fraction=fraction))
+
+    def complete(self) -> None:
+        """Everything works: all stages are done."""
+        if any(stage.state is not StageState.DONE for stage in self._stages.values()):
+            done = StageState.DONE
+            self._stages = {name: replace(stage, state=done) for name, stage in self._stages.items()}
+            self._show()
+
+    def _set(self, stage: StartupStage) -> None:
+        self._stages[stage.name] = stage
+        self._show()
+
+    def _show(self) -> None:
+        self._publisher.change(startup=tuple(self._stages.values()))

@@ -1,0 +1,38 @@
+"""How any thread asks the node to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+import trio
+
+
+class StopRequest:
+    """Asks the event loop to end, from any thread, also before the loop runs."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._reactions: list[Callable[[], object]] = []
+        self.reason: str | None = None
+
+    def ask(self, reason: str) -> None:
+        """Remember the first reason; what was told to `react` happens on the event loop."""
+        with self._lock:
+            is_first, self.reason = self.reason is None, self.reason or reason
+            if is_first and self._token is not None:
+                self._token.run_sync_soon(self._happen)
+
+    def react(self, reaction: Callable[[], object]) -> None:
+        """On a stop, call this on the event loop's thread: at once when it was asked for already."""
+        with self._lock:
+            self._token = trio.lowlevel.current_trio_token()
+            self._reactions.append(reaction)
+            was_asked = self.reason is not None
+        if was_asked:
+            reaction()
+
+    def _happen(self) -> None:
+        for reaction in self._reactions:
+            reaction()
