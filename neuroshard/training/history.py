@@ -1,60 +1,66 @@
-"""The training curve in bounded memory: old points are merged in pairs, so the newest stay finest."""
+"""The training curve in bounded memory: points are merged in pairs when there are too many."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from math import isfinite
 
-from neuroshard.errors import CheckpointError
 from neuroshard.status.snapshot import LossPoint
-from neuroshard.types import JsonValue
 
 CAPACITY = 2_000
 SNAPSHOT_POINTS = 1_000
+RECENT_POINTS = 200
 
 
 class LossHistory:
-    """Points of the curve, oldest first; `tokens` of a point is the total up to its step."""
+    """Points of the curve, oldest first; `tokens` of a point is the total up to its step.
+
+    All points stand for equally many steps: when the capacity is reached, neighbours are merged and from then on
+    twice as many steps make a point.
+    """
 
     def __init__(self, points: Sequence[LossPoint] = (), capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._points: list[LossPoint] = []
-        self._snapshot: tuple[LossPoint, ...] | None = ()
-        for point in points:
-            self.add(point)
+        self._points = list(points)
+        self._stride = _stride(points)
+        self._open: LossPoint | None = None  # the point to come, so far
+        self._open_steps = 0
+        self._recent = deque(points[-RECENT_POINTS:], maxlen=RECENT_POINTS)
+        self._snapshot: tuple[LossPoint, ...] | None = None
+        self._make_room()
 
     def __len__(self) -> int:
-        return len(self._points)
+        return len(self._points) + (self._open is not None)
 
     def add(self, point: LossPoint) -> None:
-        """Append a point; when the capacity is reached, neighbours are merged and half of it is free again."""
-        self._points.append(point)
-        if len(self._points) >= self._capacity:
-            self._points = merge_neighbours(self._points, 2)
+        """Add a step."""
+        self._recent.append(point)
+        mean = 0.0 if self._open is None else self._open.loss
+        self._open_steps += 1
+        self._open = replace(point, loss=mean + (point.loss - mean) / self._open_steps)
         self._snapshot = None
+        if self._open_steps >= self._stride:
+            self._points.append(self._open)
+            self._open, self._open_steps = None, 0
+            self._make_room()
 
     def recent(self, count: int) -> tuple[LossPoint, ...]:
-        """The newest points, oldest first."""
-        return tuple(self._points[-count:])
+        """The newest steps one by one, oldest first; at most 200 are kept."""
+        return tuple(self._recent)[-count:]
 
     def snapshot(self) -> tuple[LossPoint, ...]:
-        """At most 1,000 points for display; the same object until a point is added."""
+        """At most 1,000 points for display; the same object until a step is added."""
         if self._snapshot is None:
-            size = -(-len(self._points) // SNAPSHOT_POINTS)
-            self._snapshot = tuple(merge_neighbours(self._points, max(1, size)))
+            points = [*self._points, self._open] if self._open else self._points
+            self._snapshot = tuple(merge_neighbours(points, max(1, -(-len(points) // SNAPSHOT_POINTS))))
         return self._snapshot
 
-    def to_json(self) -> JsonValue:
-        """Rows for a checkpoint."""
-        return [[p.step, p.time, p.loss, p.lr, p.tokens] for p in self._points]
-
-    @classmethod
-    def from_json(cls, rows: JsonValue, capacity: int = CAPACITY) -> LossHistory:
-        """The history of a checkpoint. Raises CheckpointError for rows that `to_json` cannot have written."""
-        if not isinstance(rows, list) or len(rows) > capacity:
-            raise CheckpointError("The loss history of the checkpoint is malformed.")
-        return cls([_point(row) for row in rows], capacity)
+    def _make_room(self) -> None:
+        while len(self._points) >= self._capacity:
+            self._points = merge_neighbours(self._points, 2)
+            self._stride *= 2
 
 
 def merge_neighbours(points: Sequence[LossPoint], size: int) -> list[LossPoint]:
@@ -81,11 +87,9 @@ def _merged(points: Sequence[LossPoint]) -> LossPoint:
     return LossPoint(last.step, last.time, loss, last.lr, last.tokens)
 
 
-def _point(row: JsonValue) -> LossPoint:
-    match row:
-        case [int(step), float() | int() as time, float() | int() as loss, float() | int() as lr, int(tokens)]:
-            if all(isfinite(value) for value in (time, loss, lr)):
-                return LossPoint(step, float(time), float(loss), float(lr), tokens)
-        case _:
-            pass
-    raise CheckpointError("A point of the checkpoint's loss history is malformed.")
+def _stride(points: Sequence[LossPoint]) -> int:
+    """How many steps a point of a stored curve stands for."""
+    if len(points) < 2:
+        return 1
+    gaps = sorted(b.step - a.step for a, b in pairwise(points))
+    return max(1, gaps[len(gaps) // 2])

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+from small_stage import MemoryFeed, make_stage, make_trainer
+
+from neuroshard.data.feed import HeldOut
+from neuroshard.errors import CheckpointError
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.evaluation import (
+    MAX_EVALUATIONS,
+    Evaluation,
+    EvaluationRecord,
+    evaluation_is_due,
+    paired_difference,
+)
+
+
+def test_pairing_removes_how_hard_the_sequences_are() -> None:
+    earlier = Evaluation(0, 0.0, (1.0, 5.0, 9.0))
+    later = Evaluation(1, 0.0, (0.9, 4.8, 8.7))
+    difference = paired_difference(earlier, later)
+    assert difference.mean == pytest.approx(0.2)
+    assert difference.standard_error == pytest.approx(0.1 / 3**0.5)
+    assert difference.exceeds(3.0, 0.0)
+    assert not difference.exceeds(4.0, 0.0)
+    assert not difference.exceeds(3.0, 0.25)
+    assert not paired_difference(earlier, earlier).exceeds(4.0, 0.0)
+
+
+def test_one_sequence_tells_nothing() -> None:
+    assert not paired_difference(Evaluation(0, 0.0, (9.0,)), Evaluation(1, 0.0, (1.0,))).exceeds(4.0, 0.0)
+
+
+def test_evaluations_cost_two_per_cent_of_the_time() -> None:
+    assert evaluation_is_due(0.0, None)
+    assert not evaluation_is_due(149.0, 3.0)
+    assert evaluation_is_due(150.0, 3.0)
+    assert not evaluation_is_due(4.0, 0.001)
+    assert evaluation_is_due(5.0, 0.001)
+
+
+def test_a_full_record_keeps_the_baseline_and_the_newest() -> None:
+    record = EvaluationRecord()
+    for step in range(1000):
+        record.add(Evaluation(step, float(step), (1.0, 2.0)))
+    steps = [evaluation.step for evaluation in record.evaluations]
+    assert len(steps) < MAX_EVALUATIONS
+    assert steps[0] == 0
+    assert steps[-3:] == [997, 998, 999]
+    assert steps == sorted(set(steps)) == [point.step for point in record.points]
+
+
+def test_record_to_json_and_back() -> None:
+    record = EvaluationRecord([Evaluation(0, 1.0, (3.0, 2.0)), Evaluation(9, 2.0, (2.5, 1.0))])
+    again = EvaluationRecord.from_json(record.to_json())
+    assert again.evaluations == record.evaluations
+    assert again.points == record.points
+    with pytest.raises(CheckpointError):
+        EvaluationRecord.from_json([[0, 1.0, []]])
+    with pytest.raises(CheckpointError):
+        EvaluationRecord.from_json([[0, 1.0, ["x"]]])
+
+
+def test_other_pinned_sequences_start_a_new_record(compute: ComputeThread, tmp_path: Path) -> None:
+    class OtherFeed(MemoryFeed):
+        async def held_out(self, count: int = 32) -> HeldOut:
+            return HeldOut((await super().held_out(count)).sequences.flip(0), 4.0)
+
+    trio.run(make_trainer(compute, make_stage(compute, tmp_path)).run, 3)
+    same = make_trainer(compute, make_stage(compute, tmp_path))
+    trio.run(same.run, 4)
+    assert [e.step for e in same.record.evaluations.evaluations] == [0]
+    other = make_trainer(compute, make_stage(compute, tmp_path), OtherFeed())
+    trio.run(other.run, 5)
+    assert [e.step for e in other.record.evaluations.evaluations] == [4]
+
+
+def test_an_evaluation_leaves_no_gradients(compute: ComputeThread, tmp_path: Path) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    trio.run(trainer.run, 0)
+    model = trainer.parts.executor.model
+    assert all(parameter.grad is None for parameter in model.parameters())
+    rows = trio.run(MemoryFeed().held_out).sequences
+    with torch.no_grad():
+        expected = model.loss_sum(model(rows[:, :-1]), rows[:, 1:]) / rows[:, 1:].numel()
+    assert trainer.record.evaluations.is_empty  # no step was wanted, so none was evaluated
+
+    trio.run(make_trainer(compute, make_stage(compute, tmp_path / "b")).run, 1)
+    fresh = make_trainer(compute, make_stage(compute, tmp_path / "b"))
+    assert fresh.record.evaluations.evaluations[0].mean == pytest.approx(expected.item(), rel=1e-4)

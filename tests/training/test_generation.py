@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_stage import ARCHITECTURE
+
+from neuroshard.data.tokenizer import EOS, FIRST_BYTE_ID, Tokenizer, byte_table, learn_merges
+from neuroshard.errors import NotReadyError
+from neuroshard.model.initial_weights import initialise
+from neuroshard.model.transformer import StageModel
+from neuroshard.status.commands import Generate, GeneratedText
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.generation import TextGenerator, allowed_ids
+from neuroshard.training.stop_sequences import StopSequences
+from neuroshard.types import LayerRange
+
+TOKENIZER = Tokenizer(learn_merges(["the theory of the other thing is the thing of the theory"], 20))
+SHAPE = replace(ARCHITECTURE, vocabulary_size=TOKENIZER.size + 30)  # a run's vocabulary may exceed the table
+
+
+@dataclass
+class Pieces:
+    """Collects what a sink is given."""
+
+    pieces: list[GeneratedText] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+
+    def __call__(self, piece: GeneratedText) -> None:
+        self.pieces.append(piece)
+        self.threads.add(threading.current_thread().name)
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+def model_of(seed: int = 3) -> StageModel:
+    model = StageModel(SHAPE)
+    initialise(model, seed)
+    return model
+
+
+def request(sink: Callable[[GeneratedText], None], prompt: str = "the th", **changes: object) -> Generate:
+    base = Generate(prompt, 12, 1.0, 1.0, (), 5, sink, threading.Event())
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def uncached(model: StageModel, prompt: str, count: int) -> list[int]:
+    """Greedy continuation that reads the whole text for every token."""
+    ids = TOKENIZER.encode(prompt, bos=True).tolist()
+    allowed = allowed_ids(TOKENIZER.size, SHAPE.vocabulary_size)
+    for _ in range(count):
+        with torch.no_grad():
+            logits = model.logits(model(torch.tensor([ids])))[0, -1]
+        ids.append(int(torch.where(allowed, logits, -torch.inf).argmax()))
+    return ids[-count:]
+
+
+@pytest.mark.parametrize("slice_seconds", [0.0, 10.0])
+def test_greedy_text_equals_the_uncached_one(compute: ComputeThread, slice_seconds: float) -> None:
+    model, sink = model_of(), Pieces()
+    generator = TextGenerator(compute, model, TOKENIZER, slice_seconds)
+    summary = trio.run(generator.generate, request(sink, max_tokens=8, temperature=0.0))
+    ids = uncached(model, "the th", 8)
+    assert EOS not in ids
+    assert sink.text == TOKENIZER.decode(ids)
+    assert (summary.completion_tokens, summary.finish_reason) == (8, "length")
+    assert summary.prompt_tokens == len(TOKENIZER.encode("the th", bos=True))
+    assert sink.pieces[-1].finish_reason == "length"
+    assert [piece.finish_reason for piece in sink.pieces[:-1]] == [None] * (len(sink.pieces) - 1)
+    assert sink.threads == {"neuroshard-compute"}
+
+
+def test_equal_seeds_give_equal_texts_and_only_usable_ids(compute: ComputeThread) -> None:
+    generator, texts = TextGenerator(compute, model_of(), TOKENIZER), list[str]()
+    for seed in (1, 1, 2):
+        sink = Pieces()
+        trio.run(generator.generate, request(sink, seed=seed, max_tokens=30, temperature=3.0))
+        texts.append(sink.text)
+    assert texts[0] == texts[1] != texts[2]
+    allowed = allowed_ids(TOKENIZER.size, SHAPE.vocabulary_size).nonzero().flatten().tolist()
+    assert allowed == [EOS, *range(FIRST_BYTE_ID, TOKENIZER.size)]
+
+
+def test_one_callable_a_token_lets_training_in_between(compute: ComputeThread) -> None:
+    order = list[str]()
+    generator = TextGenerator(compute, model_of(), TOKENIZER, slice_seconds=0.0)
+
+    async def train() -> None:
+        for _ in range(4):
+            await compute.run(lambda: order.append("microbatch"))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(generator.generate, request(lambda _: order.append("piece"), seed=8, max_tokens=8))
+            nursery.start_soon(train)
+
+    trio.run(main)
+    last = len(order) - 1 - order[::-1].index("microbatch")
+    assert "piece" in order[:last] or order.count("piece") < 3
+    assert order.index("microbatch") < len(order) - 1
+
+
+def test_a_long_prompt_loses_its_beginning_and_the_summary_says_so(compute: ComputeThread) -> None:
+    generator, sink = TextGenerator(compute, model_of(), TOKENIZER), Pieces()
+    prompt = "zq" * 20
+    summary = trio.run(generator.generate, request(sink, prompt, max_tokens=20))
+    assert summary.truncated_prompt_tokens == 41 - SHAPE.sequence_length
+    assert summary.prompt_tokens == SHAPE.sequence_length
+    assert summary.completion_tokens == 20 or summary.finish_reason == "stop"
+
+
+def test_a_cancelled_request_ends_at_once(compute: ComputeThread) -> None:
+    generator, sink = TextGenerator(compute, model_of(), TOKENIZER), Pieces()
+    asked = request(sink, max_tokens=10_000)
+
+    def cancel_soon(piece: GeneratedText) -> None:
+        sink(piece)
+        asked.cancelled.set()
+
+    asked = replace(asked, sink=cancel_soon)
+    summary = trio.run(generator.generate, asked)
+    assert summary.completion_tokens < 20
+    assert sink.pieces[-1].finish_reason == "stop"
+
+
+def test_nothing_is_generated_for_zero_tokens_or_with_a_part_of_the_model(compute: ComputeThread) -> None:
+    sink = Pieces()
+    summary = trio.run(TextGenerator(compute, model_of(), TOKENIZER).generate, request(sink, "", max_tokens=0))
+    assert (summary.prompt_tokens, summary.completion_tokens, summary.finish_reason) == (1, 0, "length")
+    part = TextGenerator(compute, StageModel(SHAPE, LayerRange(0, 1)), TOKENIZER)
+    with pytest.raises(NotReadyError):
+        trio.run(part.generate, request(sink))
+
+
+def test_a_stop_sequence_ends_the_text_before_it(compute: ComputeThread) -> None:
+    model, whole = model_of(), Pieces()
+    generator = TextGenerator(compute, model, TOKENIZER)
+    trio.run(generator.generate, request(whole, max_tokens=16, temperature=0.0))
+    stop = whole.text[2:4]
+    sink = Pieces()
+    summary = trio.run(generator.generate, request(sink, max_tokens=16, temperature=0.0, stop=(stop,)))
+    assert sink.text == whole.text[: whole.text.index(stop)]
+    assert summary.finish_reason == "stop"
+    assert summary.completion_tokens < 16
+
+
+@settings(deadline=None)
+@given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+def test_stop_sequences_are_found_across_any_boundaries(text: str, stops: list[str], data: st.DataObject) -> None:
+    found = [index for stop in stops if (index := text.find(stop)) >= 0]
+    sequences, out, rest = StopSequences(stops), "", text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        out += sequences.feed(rest[:size])
+        rest = rest[size:]
+        assert text.startswith(out)
+    out += sequences.finish()
+    assert sequences.reached == bool(found)
+    if not found:
+        assert out == text
+    else:  # whichever sequence is complete first ends it
+        ends = {stop: text.find(stop) + len(stop) for stop in stops if stop in text}
+        assert out == text[: len(out)]
+        assert len(out) <= max(ends.values()) - 1
+        assert not any(stop in out for stop in stops)
+
+
+def test_byte_tokens_come_out_as_whole_characters() -> None:
+    tokenizer = Tokenizer(byte_table())
+    decoder, out = tokenizer.decoder(), list[str]()
+    for identifier in tokenizer.encode("é—😀").tolist():
+        out.append(decoder.feed(identifier))
+    assert [piece for piece in out if piece] == ["é", "—", "😀"]

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+
+import torch
+import trio
+from small_stage import ARCHITECTURE, IDENTITY
+from torch import Tensor
+
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.model.initial_weights import initialise
+from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
+from neuroshard.model.transformer import StageModel
+from neuroshard.network import InMemoryNetwork
+from neuroshard.optim.outer import OuterState, fresh_outer_state
+from neuroshard.swarm import Group
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.exchange import StageRounds, group_exchange, lone_exchange
+from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterSync, next_outer_state, state_root
+from neuroshard.types import NodeId
+
+
+def model_of(seed: int = 1) -> StageModel:
+    model = StageModel(ARCHITECTURE)
+    initialise(model, seed)
+    return model
+
+
+def rounds(parameters: OuterOptimization) -> StageRounds:
+    return StageRounds(IDENTITY.run_id, 0, TensorSchema.of(model_of()).sha256, parameters)
+
+
+def sync_of(
+    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: Exchange | None = None
+) -> OuterSync:
+    return OuterSync(
+        compute=compute,
+        model=model,
+        parameters=parameters,
+        exchange=exchange or lone_exchange(IDENTITY.node_id, rounds(parameters)),
+        state=fresh_outer_state(flatten(model)),
+    )
+
+
+def move(model: StageModel, seed: int) -> None:
+    """Change the weights as inner steps would."""
+    vector = flatten(model)
+    load_vector(model, vector + 0.01 * torch.randn(len(vector), generator=torch.Generator().manual_seed(seed)))
+
+
+def test_alone_keep_leaves_weights_and_moves_the_anchor_to_them(compute: ComputeThread) -> None:
+    model = model_of()
+    outer = sync_of(compute, model, OuterOptimization(lone_outer="keep"))
+
+    async def main() -> None:
+        for number in range(3):
+            move(model, number)
+            before = flatten(model)
+            outer.after_step(4)
+            assert await outer.run_round(now=12.0)
+            assert torch.equal(flatten(model), before)
+            assert torch.equal(outer.state.anchor, before)
+            assert not outer.state.velocity.any()
+        await outer.update_root()
+
+    trio.run(main)
+    status = outer.status()
+    assert (status.outer_steps, status.successful_syncs, status.members, status.last_sync) == (3, 3, 1, 12.0)
+    assert "Alone" in status.explanation
+    raw = outer.state.anchor.numpy().tobytes() + outer.state.velocity.numpy().tobytes()
+    root = sha256(b"neuroshard/outer-state" + (3).to_bytes(8, "big") + raw).hexdigest()
+    assert status.state_root == status.certified_root == root == state_root(outer.state)
+
+
+def test_alone_apply_equals_torch_sgd_with_nesterov_momentum(compute: ComputeThread) -> None:
+    model = model_of()
+    parameters = OuterOptimization(lone_outer="apply", momentum=0.5)  # no ramp at 0.5
+    outer = sync_of(compute, model, parameters)
+    anchor = torch.nn.Parameter(flatten(model).clone())
+    reference = torch.optim.SGD([anchor], lr=0.7, momentum=0.5, nesterov=True)
+
+    async def main() -> None:
+        for number in range(4):
+            move(model, number)
+            anchor.grad = anchor.detach() - flatten(model)
+            reference.step()
+            outer.after_step(4)
+            assert await outer.run_round(now=0.0)
+            torch.testing.assert_close(outer.state.anchor, anchor.detach(), rtol=1e-5, atol=1e-6)
+            assert torch.equal(flatten(model), outer.state.anchor)
+
+    trio.run(main)
+
+
+def test_apply_with_lr_one_and_no_momentum_changes_nothing(compute: ComputeThread) -> None:
+    model = model_of()
+    outer = sync_of(compute, model, OuterOptimization(lone_outer="apply", learning_rate=1.0, momentum=0.0))
+    move(model, 1)
+    before = flatten(model)
+    outer.after_step(4)
+    assert trio.run(outer.run_round, 0.0)
+    torch.testing.assert_close(flatten(model), before, rtol=0, atol=1e-7)
+
+
+def test_an_abandoned_round_changes_nothing_and_is_counted(compute: ComputeThread) -> None:
+    async def nobody(_contribution: Tensor, _outer_step: int) -> Agreed | Abandoned:
+        return Abandoned("nobody answered")
+
+    model = model_of()
+    outer = sync_of(compute, model, OuterOptimization(inner_steps=2, lone_outer="apply"), nobody)
+    state = outer.state
+    move(model, 1)
+    before = flatten(model)
+    for _ in range(2):
+        outer.after_step(4)
+    assert outer.is_due(4, 0.0)
+    assert not trio.run(outer.run_round, 0.0)
+    assert outer.state is state
+    assert torch.equal(flatten(model), before)
+    assert not outer.is_due(4, 0.0)
+    assert (outer.status().failed_syncs, outer.status().successful_syncs) == (1, 0)
+    assert "nobody answered" in outer.status().explanation
+
+
+def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> None:
+    names = (NodeId("a"), NodeId("b"))
+    network = InMemoryNetwork()
+    parameters = OuterOptimization()
+    models = [model_of(), model_of()]
+
+    def joined(name: NodeId, model: StageModel) -> OuterSync:
+        exchange = group_exchange(network.join(name), rounds(parameters), lambda: Group(names, name))
+        return sync_of(compute, model, parameters, exchange)
+
+    nodes = [joined(name, model) for name, model in zip(names, models, strict=True)]
+    for number, (node, model) in enumerate(zip(nodes, models, strict=True)):
+        move(model, number)
+        node.after_step(4)
+    local = [flatten(model) for model in models]
+    expected = next_outer_state(
+        nodes[0].state, local[0], Agreed(nodes[0].state.anchor - (local[0] + local[1]) / 2, 2), parameters
+    )
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(node.run_round, 0.0)
+        for name in names:
+            network.kill(name)
+
+    trio.run(main)
+    assert torch.equal(nodes[0].state.anchor, nodes[1].state.anchor)
+    assert torch.equal(flatten(models[0]), flatten(models[1]))
+    assert nodes[0].status().members == 2
+    torch.testing.assert_close(nodes[0].state.anchor, expected.anchor, rtol=1e-5, atol=1e-6)
+
+
+def test_a_round_is_due_by_sequences_or_by_time(compute: ComputeThread) -> None:
+    outer = sync_of(compute, model_of(), OuterOptimization(inner_steps=3, max_round_seconds=60.0))
+    assert not outer.is_due(4, 1e9)  # nothing to contribute
+    outer.after_step(4)
+    assert not outer.is_due(4, 59.0)
+    assert outer.is_due(4, 60.0)
+    outer.after_step(4)
+    assert not outer.is_due(4, 0.0)
+    outer.after_step(4)
+    assert outer.is_due(4, 0.0)
+
+
+def test_momentum_ramps_only_with_applied_rounds() -> None:
+    state = OuterState(torch.zeros(2), torch.tensor([1.0, 0.0]), 5)
+    aggregate = torch.tensor([0.0, 1.0])
+    parameters = OuterOptimization(learning_rate=1.0, momentum=0.9)
+    applied = next_outer_state(state, torch.ones(2), Agreed(aggregate, 3), parameters)
+    torch.testing.assert_close(applied.velocity, torch.tensor([0.9, 1.0]))
+    torch.testing.assert_close(applied.anchor, torch.tensor([-0.81, -1.9]))
+    kept = next_outer_state(state, torch.ones(2), Agreed(aggregate, 1), replace(parameters, lone_outer="keep"))
+    assert torch.equal(kept.anchor, torch.ones(2))
+    assert torch.equal(kept.velocity, state.velocity)
