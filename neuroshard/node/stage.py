@@ -12,7 +12,6 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.model.initial_weights import initialise
 from neuroshard.model.tensor_schema import TensorSchema, flatten
 from neuroshard.model.transformer import StageModel
-from neuroshard.node.exchange import lone_exchange
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.probe import Device
 from neuroshard.optim.inner import make_inner_optimizer
@@ -23,6 +22,7 @@ from neuroshard.training.checkpoint.staging import StagingBuffers
 from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits, stage_folder
 from neuroshard.training.checkpoint.tensor_file import TensorLayout
 from neuroshard.training.compute import ComputeThread
+from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.precision import probe_precision
@@ -142,12 +142,11 @@ class _Builder:
         log.info("Precision %s: bf16 autocast would be %.2f times as fast.", probe.chosen.value, probe.gain)
 
     def _outer_sync(self, parameters: RunParameters, model: StageModel) -> OuterSync:
-        schema = TensorSchema.of(model)
-        exchange = lone_exchange(self._identity.node_id, self._run.run_id, parameters.outer, schema.sha256)
+        rounds = StageRounds(self._run.run_id, 0, TensorSchema.of(model).sha256, parameters.outer)
         return OuterSync(
             compute=self._compute,
             model=model,
             parameters=parameters.outer,
-            exchange=exchange,
+            exchange=lone_exchange(self._identity.node_id, rounds),
             state=fresh_outer_state(flatten(model)),
         )
