@@ -29,7 +29,7 @@ from neuroshard.node.probe import Device, choose_device, default_threads, matmul
 from neuroshard.node.proposal import Room, check_fit, propose, propose_demo, run_parameters
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
-from neuroshard.node.stage import Stage, build_stage, checkpoint_policy, storage_limits
+from neuroshard.node.stage import LiveStage, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.tasks import accompanied
 from neuroshard.status.snapshot import DataStatus, MemoryStatus, ModelStatus, NodeState, RunStatus
 from neuroshard.training.compute import ComputeThread
@@ -55,7 +55,7 @@ class RunningNode:
 
     trainer: Trainer
     feed: DataFeed
-    stage: Stage
+    live: LiveStage
     cache: ShardCache
     device: Device
     threads: int
@@ -66,8 +66,8 @@ class RunningNode:
     def apply_settings(self, settings: Settings) -> None:
         """Let changed settings hold that can hold at once."""
         self.cache.limit_bytes = settings.max_storage * 1_000_000
-        self.stage.keeper.store.limits = storage_limits(settings)
-        self.stage.keeper.change_policy(checkpoint_policy(settings))
+        self.live.stage.keeper.store.limits = storage_limits(settings)
+        self.live.stage.keeper.change_policy(checkpoint_policy(settings))
 
 
 class Assembly:
@@ -105,7 +105,7 @@ class Assembly:
             memory = self._announce(run, room, memory)
         with self._startup.stage(CHECKPOINT):
             layers = LayerRange(0, run.parameters.architecture.layer_count)
-            stage = await build_stage(
+            live = await bring_up_stage(
                 compute=compute,
                 settings=self._settings,
                 identity=identity,
@@ -114,13 +114,14 @@ class Assembly:
                 device=device,
                 threads=threads,
             )
-        feed, cache = self._feed(data, run, identity, stage)
-        trainer = self._trainer(run, compute, stage, feed, Tokenizer(data.table))
+        self._publisher.warn(*live.stage.warnings)
+        feed, cache = self._feed(data, run, identity, live)
+        trainer = self._trainer(run, compute, live, feed, Tokenizer(data.table))
         if not self._settings.training:
             trainer.pause(reason="Started with --no-training: resume to train.")
         self._startup.tell(FIRST_STEP, "")
         sampler = ResourceSampler(device, self._settings.data_dir, threads)
-        return RunningNode(trainer, feed, stage, cache, device, threads, memory, sampler, self._startup)
+        return RunningNode(trainer, feed, live, cache, device, threads, memory, sampler, self._startup)
 
     async def close(self) -> None:
         """End threads, files and connections."""
@@ -228,7 +229,9 @@ class Assembly:
         )
         return memory
 
-    def _feed(self, data: OpenedData, run: OwnRun, identity: NodeIdentity, stage: Stage) -> tuple[DataFeed, ShardCache]:
+    def _feed(
+        self, data: OpenedData, run: OwnRun, identity: NodeIdentity, live: LiveStage
+    ) -> tuple[DataFeed, ShardCache]:
         cache = ShardCache(
             self._settings.data_dir / "data_cache",
             limit_bytes=self._settings.max_storage * 1_000_000,
@@ -240,26 +243,26 @@ class Assembly:
             run_id=run.run_id,
             node_id=identity.node_id,
             sequence_length=run.parameters.architecture.sequence_length,
-            start=stage.record.progress.position,
-            start_node=stage.record.node_id,
+            start=live.stage.record.progress.position,
+            start_node=live.stage.record.node_id,
             is_demo=self._demo is not None,
         )
         return feed, cache
 
     def _trainer(
-        self, run: OwnRun, compute: ComputeThread, stage: Stage, feed: DataFeed, tokenizer: Tokenizer
+        self, run: OwnRun, compute: ComputeThread, live: LiveStage, feed: DataFeed, tokenizer: Tokenizer
     ) -> Trainer:
         parts = TrainerParts(
             parameters=run.parameters,
             compute=compute,
-            executor=stage.executor,
-            route=(LocalHop(compute, stage.executor),),
+            executor=live.stage.executor,
+            route=(LocalHop(compute, live.stage.executor),),
             feed=feed,
-            outer=stage.outer,
-            saver=stage.saver,
-            generator=TextGenerator(compute, stage.executor.model, tokenizer),
+            outer=live.outer,
+            saver=live.saver,
+            generator=TextGenerator(compute, live.stage.executor.model, tokenizer),
         )
-        return Trainer(parts, stage.record)
+        return Trainer(parts, live.stage.record)
 
 
 _RUN_OF_DEMO = "A demonstration: this computer trains a small model on embedded text, alone."

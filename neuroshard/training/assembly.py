@@ -21,9 +21,8 @@ from neuroshard.training.executor import StageExecutor
 from neuroshard.training.outer_sync import OuterProgress
 from neuroshard.training.precision import Precision, PrecisionProbe, probe_precision
 from neuroshard.training.record import StageIdentity, TrainingRecord
-from neuroshard.training.saving import expectation, put_back
+from neuroshard.training.saving import expectation, put_back, thread_warning
 from neuroshard.training.stage_state import OUTER_TENSORS, materialise_moments, stage_tensors
-from neuroshard.types import NodeId
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Stage:
     keeper: CheckpointKeeper
     outer_progress: OuterProgress = field(default_factory=OuterProgress)
     record: TrainingRecord = field(default_factory=TrainingRecord)
-    restored_node: NodeId | None = None  # whose data position the record holds
     is_restored: bool = False
     warnings: tuple[str, ...] = ()
     probe: PrecisionProbe | None = None  # None: the precision was given or stored
@@ -95,13 +93,7 @@ def _restored_stage(
     keeper: CheckpointKeeper,
 ) -> Stage:
     record, outer_state, outer_progress = put_back(loaded, executor)
-    executor.precision = Precision(loaded.meta.precision)
-    if loaded.meta.threads != identity.threads:
-        text = (
-            f"The checkpoint was made with {loaded.meta.threads} CPU threads, now there are {identity.threads}: "
-            "training goes on, but its last digits will differ."
-        )
-        warnings = (*warnings, text)
+    warning = thread_warning(loaded.meta.threads, identity.threads)
     return Stage(
         executor,
         outer_state,
@@ -109,7 +101,6 @@ def _restored_stage(
         keeper,
         outer_progress,
         record,
-        restored_node=loaded.meta.node_id,
         is_restored=True,
-        warnings=warnings,
+        warnings=warnings if warning is None else (*warnings, warning),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,8 @@ from neuroshard.training.outer_sync import OuterProgress, OuterSync
 from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity, TrainingRecord, from_meta, restore_random_state, to_meta
 from neuroshard.training.stage_state import load_stage_tensors, stage_tensors
+
+_LOG = logging.getLogger(__name__)
 
 WRITE_POLL_SECONDS = 0.05
 
@@ -75,7 +78,12 @@ class Saver:
 
     def _restore(self) -> tuple[TrainingRecord, OuterState, OuterProgress] | None:
         loaded = self._keeper.restore(expectation(self._identity)).loaded
-        return None if loaded is None else put_back(loaded, self._executor)
+        if loaded is None:
+            return None
+        warning = thread_warning(loaded.meta.threads, self._identity.threads)
+        if warning is not None:
+            _LOG.warning("%s", warning)
+        return put_back(loaded, self._executor)
 
     def _capture(self, record: TrainingRecord) -> StateCapture:
         outer = self._outer
@@ -95,9 +103,20 @@ def expectation(identity: StageIdentity) -> Expectation:
     return Expectation(identity.wallet_id, identity.run_id, identity.architecture, identity.layers)
 
 
+def thread_warning(stored: int, present: int) -> str | None:
+    """What to say when a checkpoint was made with another number of CPU threads."""
+    if stored == present:
+        return None
+    return (
+        f"The checkpoint was made with {stored} CPU threads, now there are {present}: "
+        "training goes on, but its last digits will differ."
+    )
+
+
 def put_back(loaded: LoadedCheckpoint, executor: StageExecutor) -> tuple[TrainingRecord, OuterState, OuterProgress]:
     """Load a checkpoint into a stage; runs on the compute thread. Raises CheckpointError for a malformed record."""
     record, progress = from_meta(loaded.meta)
+    executor.precision = Precision(loaded.meta.precision)  # a run keeps the arithmetic it began with
     state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
     restore_random_state(loaded.meta)
     executor.precision = Precision(loaded.meta.precision)  # another one would not continue bit for bit
