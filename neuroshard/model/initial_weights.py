@@ -20,7 +20,8 @@ def initialise(model: StageModel, seed: int) -> None:
     """Fill every parameter from (seed, its name): equal bytes whatever the split, thread count, device or platform.
 
     Matrices are uniform with standard deviation 1/sqrt(inputs), and 1/sqrt(2 layers) of that where they write to the
-    residual stream (Radford et al. 2019); embedding and head have 0.02; norms are one.
+    residual stream (Radford et al. 2019); the embedding has 1, the head 0.02, and norms are one. Measured on the demo
+    after 240 steps: an embedding of 0.02 is 0.6 nats behind one of 1, whose scale the first updates do not drown.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -32,7 +33,9 @@ def initialise(model: StageModel, seed: int) -> None:
 
 
 def _standard_deviation(name: str, inputs: int, layer_count: int) -> float:
-    if not name.startswith("layers."):
+    if name == "embedding.weight":
+        return 1.0
+    if name == "head.weight":
         return 0.02
     writes_to_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
     return 1 / sqrt(inputs) / (sqrt(2 * layer_count) if writes_to_residual else 1)

@@ -52,7 +52,7 @@ class HostNeed:
     velocity: int
     checkpoint_staging: int  # copies of weights and moments; the outer state is written by reference
     contribution: int  # the round: local weights and pseudo-gradient
-    exchange: int  # the round: encoded, received and aggregated vector
+    exchange: int  # the round: slices received from the members, and the aggregate
     next_outer_state: int  # the round: new anchor and velocity, before the old ones are dropped
 
     @property
@@ -101,7 +101,7 @@ def memory_need(
             velocity=vector,
             checkpoint_staging=3 * vector,
             contribution=2 * vector,
-            exchange=3 * vector,
+            exchange=2 * vector,
             next_outer_state=2 * vector,
         ),
     )

@@ -90,7 +90,8 @@ def test_initial_weights_have_the_intended_spread_and_differ_by_tensor_and_seed(
     named = dict(model.named_parameters())
     assert named["layers.0.attention.query_key_value.weight"].std().item() == pytest.approx(32**-0.5, rel=0.05)
     assert named["layers.0.feed_forward.down.weight"].std().item() == pytest.approx((48 * 6) ** -0.5, rel=0.05)
-    assert named["embedding.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert named["embedding.weight"].std().item() == pytest.approx(1.0, rel=0.05)
+    assert named["head.weight"].std().item() == pytest.approx(0.02, rel=0.05)
     assert all(bool((p == 1).all()) for name, p in named.items() if "norm" in name)
     matrices = [digest for name, digest in digests(model).items() if "norm" not in name]
     assert len(set(matrices)) == len(matrices)

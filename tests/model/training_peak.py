@@ -39,11 +39,10 @@ def train_step(model: StageModel, optimizer: torch.optim.AdamW, batch: int, bf16
 
 
 def run_round(model: StageModel, state: OuterState) -> OuterState:
-    """Through encoded, received and aggregated vectors, all alive at once."""
+    """Local weights, contribution, received and aggregated vector, new state: all alive at once."""
     local = flatten(model)
     contribution = pseudo_gradient(state.anchor, local)
-    encoded = contribution.numpy().tobytes()
-    received = torch.frombuffer(bytearray(encoded), dtype=torch.float32)
+    received = torch.frombuffer(bytearray(contribution.numpy().data), dtype=torch.float32)
     aggregate = received.clone()
     after = nesterov_outer_step(state, aggregate, 0.7, 0.5)
     load_vector(model, after.anchor)
