@@ -81,8 +81,7 @@ class Trainer:
         Errors that training cannot repair rise from here.
         """
         self._last_step = last_step
-        for noted in self.record.progress.noted:
-            self.parts.feed.note_evaluation(noted.train_loss, noted.held_out_loss, noted.step)
+        self._tell_feed_again()
         async with anyio.create_task_group() as background:
             self._background = background
             try:
@@ -124,7 +123,9 @@ class Trainer:
         return CommandResult("failed" if failed else "saved", message)
 
     async def wait_for_state(self, *states: NodeState) -> NodeState:
-        """Wait until the trainer is in one of these states."""
+        """Wait until the trainer is in one of these states; until its first batch it counts as waiting for data."""
+        if self._state is NodeState.STARTING and NodeState.WAITING_FOR_DATA in states:
+            return NodeState.WAITING_FOR_DATA
         while self._state not in states:
             await self._state_changed.wait()
         return self._state
@@ -159,6 +160,14 @@ class Trainer:
             checkpoints=self._checkpoint_status(),
             history=record.history.snapshot(),
         )
+
+    def _tell_feed_again(self) -> None:
+        """A feed that goes on where the record stops must know the losses of the shard it is in."""
+        progress, feed = self.record.progress, self.parts.feed
+        if progress.position != feed.position:
+            self.record.progress = replace(progress, noted=())
+        for noted in self.record.progress.noted:
+            feed.note_evaluation(noted.train_loss, noted.held_out_loss, noted.step)
 
     async def _loop(self) -> None:
         while not (self._control.is_stopping or self._is_finished):

@@ -17,10 +17,16 @@ from neuroshard.training.generation import TextGenerator
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.pipeline import Hop
 from neuroshard.training.saving import Saver
+from neuroshard.types import DataPosition
 
 
 class Feed(Protocol):
     """What the trainer needs of the data room's DataFeed."""
+
+    @property
+    def position(self) -> DataPosition:
+        """The next unread window."""
+        ...
 
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
         """The next batch; nothing is consumed when cancelled."""

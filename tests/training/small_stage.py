@@ -24,7 +24,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.parts import TrainerParts
+from neuroshard.training.parts import Feed, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity
@@ -115,7 +115,7 @@ def make_stage(compute: ComputeThread, folder: Path, parameters: RunParameters =
 def make_trainer(
     compute: ComputeThread,
     stage: Stage,
-    feed: MemoryFeed | None = None,
+    feed: Feed | None = None,
     parameters: RunParameters = PARAMETERS,
     monotonic: Callable[[], float] | None = None,
 ) -> Trainer:

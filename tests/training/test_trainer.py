@@ -198,6 +198,10 @@ def test_losses_are_noted_to_the_feed_and_noted_again_after_a_restart(compute: C
     feed = MemoryFeed()
     trio.run(make_trainer(compute, make_stage(compute, tmp_path), feed).run, 18)
     assert [step for _, _, step in feed.noted] == list(range(1, 19))
-    again = MemoryFeed()
-    trio.run(make_trainer(compute, make_stage(compute, tmp_path), again).run, 18)
+    stage = make_stage(compute, tmp_path)
+    again = MemoryFeed(stage.record.progress.position)
+    trio.run(make_trainer(compute, stage, again).run, 18)
     assert again.noted == feed.noted[15:]  # those on the present shard: 16 steps use up one
+    elsewhere = MemoryFeed()  # as under another node key
+    trio.run(make_trainer(compute, make_stage(compute, tmp_path), elsewhere).run, 18)
+    assert elsewhere.noted == []

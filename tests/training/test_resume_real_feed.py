@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import anyio
+import pytest
+import trio
+from small_stage import ARCHITECTURE, IDENTITY, make_stage, make_trainer, state_digest, windows
+
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.feed import DataFeed
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.genesis.writer import GenesisWriter
+from neuroshard.data.opening import open_genesis
+from neuroshard.data.rotation import RotationRule
+from neuroshard.data.source import open_source
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.loop import Trainer
+
+WINDOWS = 40
+EAGER = RotationRule(losses=3, memorised_variance=1e9, memorised_mean=1e9)  # leaves a shard after three steps
+
+
+@pytest.fixture
+def genesis_folder(tmp_path: Path) -> Path:
+    """16 shards of the made-up language."""
+    folder = tmp_path / "genesis"
+    width = ARCHITECTURE.sequence_length + 1
+    writer = GenesisWriter(folder, tokens_per_shard=WINDOWS * width)
+    for shard in range(16):
+        writer.add_shard(windows(shard, WINDOWS).flatten().numpy())
+    writer.finish(None, tokenizer=b"{}", next_merge_id=266, now="2026-01-01T00:00:00Z", tokenizer_version="1")
+    return folder
+
+
+def train_on(genesis_folder: Path, folder: Path, compute: ComputeThread, last_step: int, rule: RotationRule) -> Trainer:
+    """Start or resume with the real feed, as a node does, and train up to a step."""
+    stage = make_stage(compute, folder / "checkpoints")
+
+    async def main() -> Trainer:
+        fetcher = Fetcher(open_source(str(genesis_folder)), rng=Random(1))
+        genesis = await open_genesis(fetcher, folder / "store")
+        cache = ShardCache(folder / "cache", limit_bytes=10**8, vocabulary_size=ARCHITECTURE.vocabulary_size)
+        feed = DataFeed(
+            genesis,
+            cache,
+            run_id=IDENTITY.run_id,
+            node_id=IDENTITY.node_id,
+            sequence_length=ARCHITECTURE.sequence_length,
+            start=stage.record.progress.position,
+            start_node=stage.record.node_id,
+            rule=rule,
+        )
+        trainer = make_trainer(compute, stage, feed)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed.run)
+            await trainer.run(last_step)
+            tasks.cancel_scope.cancel()
+        assert trainer.snapshot().data.shard is not None
+        return trainer
+
+    return trio.run(main)
+
+
+@pytest.mark.parametrize("rule", [RotationRule(), EAGER], ids=["to the end", "early"])
+def test_resuming_is_exact_across_shards_and_early_rotations(
+    genesis_folder: Path, tmp_path: Path, compute: ComputeThread, rule: RotationRule
+) -> None:
+    whole = train_on(genesis_folder, tmp_path / "whole", compute, 14, rule)
+    for stop_at in (2, 3, 10):
+        train_on(genesis_folder, tmp_path / "parts", compute, stop_at, rule)
+    resumed = train_on(genesis_folder, tmp_path / "parts", compute, 14, rule)
+    assert state_digest(resumed) == state_digest(whole)
+    position = resumed.record.progress.position
+    assert position == whole.record.progress.position
+    assert position is not None
+    assert position.order == (4 if rule is EAGER else 1)
