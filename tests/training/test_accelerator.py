@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer
+from torch import Tensor
+
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.assembly import Stage, build_stage
+from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.precision import Precision
+from neuroshard.training.stage_state import OUTER_TENSORS, stage_tensors
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def stage_on_gpu(compute: ComputeThread, folder: Path, precision: Precision | None) -> Stage:
+    return compute.submit(
+        lambda: build_stage(PARAMETERS, IDENTITY, torch.device("cuda"), CheckpointStore(folder), precision=precision)
+    ).result()
+
+
+def device_tensors(stage: Stage) -> Iterator[Tensor]:
+    executor = stage.executor
+    named = stage_tensors(executor.model, executor.optimizer, stage.outer_state)
+    return (tensor for name, tensor in named.items() if name not in OUTER_TENSORS)
+
+
+@pytest.mark.parametrize("precision", [None, *Precision])
+def test_it_learns_pauses_and_resumes_on_the_gpu(
+    compute: ComputeThread, tmp_path: Path, precision: Precision | None
+) -> None:
+    stage = stage_on_gpu(compute, tmp_path, precision)
+    trainer = make_trainer(compute, stage)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run, 60)
+            while trainer.steps < 5:
+                await trio.sleep(0.001)
+            trainer.pause()
+            await trainer.wait_for_state(NodeState.PAUSED)
+            assert {tensor.device.type for tensor in device_tensors(stage)} == {"cpu"}
+            assert (await trainer.save_now()).state == "saved"
+            trainer.resume()
+            await trainer.wait_for_state(NodeState.TRAINING)
+            assert {tensor.device.type for tensor in device_tensors(stage)} == {"cuda"}
+
+    trio.run(main)
+    history = trainer.snapshot().history
+    assert sum(p.loss for p in history[-10:]) < sum(p.loss for p in history[:10]) - 1
+    again = stage_on_gpu(compute, tmp_path, None)
+    assert again.is_restored
+    assert again.executor.precision is stage.executor.precision
+    for a, b in zip(device_tensors(stage), device_tensors(again), strict=True):
+        assert torch.equal(a, b)
+    resumed = make_trainer(compute, again, MemoryFeed(again.record.progress.position))
+    trio.run(resumed.run, 70)
+    assert resumed.snapshot().training.skipped_steps == 0
