@@ -9,17 +9,7 @@ from typing import cast
 
 from benchmarks.record import Report, store, table, write_results_page
 
-NAMES = (
-    "start",
-    "data",
-    "loss_kernel",
-    "verification",
-    "checkpoints",
-    "learning",
-    "dashboards",
-    "node_speed",
-    "kill",
-)
+NAMES = ("start", "data", "loss_kernel", "learning", "dashboards", "kill", "node_speed")
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.types import Architecture
 
 
-def train(architecture: Architecture, batch_size: int, threads: int) -> None:
+def train(architecture: Architecture, batch_size: int, threads: int, precision: str) -> None:
     """Serve training for as long as standard input is open."""
     torch.set_num_threads(threads)
     model = StageModel(architecture)
@@ -34,14 +34,15 @@ def train(architecture: Architecture, batch_size: int, threads: int) -> None:
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
-        loss = model.loss_sum(model(inputs), labels) / labels.numel()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = model.loss_sum(model(inputs), labels) / labels.numel()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), inner.max_grad_norm)
         optimizer.step()
         loss.item()
 
     step()
-    print("ready", flush=True)
+    print(json.dumps({"matmul_flops": matmul_peak()}), flush=True)
     for line in sys.stdin:
         deadline = time.perf_counter() + float(line)
         start = time.perf_counter()
@@ -53,6 +54,19 @@ def train(architecture: Architecture, batch_size: int, threads: int) -> None:
         print(json.dumps({"steps": steps, "seconds": now - start}), flush=True)
 
 
+def matmul_peak(size: int = 2048, seconds: float = 2.0) -> float:
+    """Best measured speed of a large fp32 matrix product on this process's threads, operations a second."""
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    out = torch.empty(size, size)
+    best = float("inf")
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        start = time.perf_counter()
+        torch.mm(left, right, out=out)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    train(Architecture(**given["architecture"]), given["batch_size"], given["threads"])
+    train(Architecture(**given["architecture"]), given["batch_size"], given["threads"], given["precision"])

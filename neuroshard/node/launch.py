@@ -25,6 +25,7 @@ from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.identity import wallet_of
 from neuroshard.node.stopping import StopRequest
+from neuroshard.node.summary import summary
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import NodeStatus
@@ -95,6 +96,8 @@ def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None) -> int:
             )
             report = _run_to_the_end(application.run)
         log.info("%s", report.message)
+        if demo is not None and demo.steps is not None:
+            sys.stdout.write(summary(board.current()))
         return report.exit_code
 
 

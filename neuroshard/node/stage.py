@@ -73,6 +73,8 @@ async def bring_up_stage(
     )
     if stage.probe is not None:
         log.info("Precision %s: bf16 would be %.2f times as fast.", stage.probe.chosen.value, stage.probe.gain)
+    if stage.is_restored:
+        log.info("Going on at step %s.", f"{stage.record.progress.steps:,}")
     model = stage.executor.model
     rounds = StageRounds(run.run_id, 0, TensorSchema.of(model).sha256, run.parameters.outer)
     outer = OuterSync(

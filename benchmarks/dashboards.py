@@ -1,0 +1,106 @@
+"""What 20 open dashboards and 20 requests a second cost the training."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import fmean
+
+import httpx
+
+from benchmarks.node_process import NodeProcess, running_node
+from benchmarks.record import Report, Row, mean_with_interval
+
+PAIRS = 12
+SEGMENT_SECONDS = 8.0
+STREAMS = 20
+REQUESTS_A_SECOND = 20
+PATHS = ("/api/status", "/api/training/history", "/api/training/global", "/api/training/verify")
+
+
+def measure() -> Report:
+    """Tokens a second with and without the crowd, in turns, on one demo node."""
+    with tempfile.TemporaryDirectory() as folder, running_node(Path(folder), [], demo=True) as node:
+        node.wait_for_steps(20)
+        quiet: list[float] = []
+        crowded: list[float] = []
+        latencies: list[float] = []
+        for pair in range(PAIRS):
+            for with_crowd in (False, True) if pair % 2 == 0 else (True, False):
+                if with_crowd:
+                    with _Crowd(node) as crowd:
+                        crowded.append(_rate(node))
+                    latencies += crowd.latencies
+                else:
+                    quiet.append(_rate(node))
+    ratio, half = mean_with_interval([a / b for a, b in zip(crowded, quiet, strict=True)])
+    latencies.sort()
+    return Report(
+        "dashboards",
+        "Open dashboards while training",
+        (
+            Row(
+                f"tokens/s with {STREAMS} event streams and {REQUESTS_A_SECOND} requests/s / without, {PAIRS} pairs",
+                f"{ratio:.3f} ± {half:.3f} (95 %)",
+                "> 0.95",
+                ratio > 0.95,
+            ),
+            Row("tokens/s with, without", f"{fmean(crowded):,.0f}, {fmean(quiet):,.0f}", "report", None),
+            Row(
+                "request latency, median and worst",
+                f"{latencies[len(latencies) // 2] * 1e3:.0f} ms, {latencies[-1] * 1e3:.0f} ms",
+                "report",
+                None,
+            ),
+        ),
+        ("The crowd itself runs on the same two cores and takes its share of them.",),
+    )
+
+
+def _rate(node: NodeProcess) -> float:
+    """Tokens a second between the first and the last step of a segment."""
+    started = time.time()
+    time.sleep(SEGMENT_SECONDS)
+    points = [p for p in node.get("/api/training/history")["points"] if p["time"] >= started]
+    return float(points[-1]["tokens"] - points[0]["tokens"]) / float(points[-1]["time"] - points[0]["time"])
+
+
+class _Crowd:
+    """Streams that read what comes, and one client that asks at a fixed pace."""
+
+    def __init__(self, node: NodeProcess) -> None:
+        self._node = node
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._listen) for _ in range(STREAMS)]
+        self._threads.append(threading.Thread(target=self._ask))
+        self.latencies: list[float] = []
+
+    def __enter__(self) -> _Crowd:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _listen(self) -> None:
+        with (
+            httpx.Client(trust_env=False, timeout=20) as client,
+            client.stream("GET", f"{self._node.url}/api/events") as stream,
+        ):
+            for _ in stream.iter_raw():
+                if self._stop.is_set():
+                    return
+
+    def _ask(self) -> None:
+        with httpx.Client(trust_env=False, timeout=20) as client:
+            count = 0
+            while not self._stop.wait(1 / REQUESTS_A_SECOND):
+                start = time.perf_counter()
+                client.get(self._node.url + PATHS[count % len(PATHS)]).raise_for_status()
+                self.latencies.append(time.perf_counter() - start)
+                count += 1

@@ -1,0 +1,54 @@
+"""A data folder whose run is fixed beforehand, so that a node trains the model that a benchmark wants."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from benchmarks.node_process import TOKEN
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.data.genesis.manifest import parse_manifest
+from neuroshard.data.tokenizer import TokenizerTable
+from neuroshard.genesis import BuildOptions, StandardLibraryText, build_genesis
+from neuroshard.identity import Wallet, parse_token
+from neuroshard.node.own_run import OwnRuns
+from neuroshard.types import Architecture
+
+
+def build_data(folder: Path, vocabulary: int) -> tuple[GenesisPins, int]:
+    """A Genesis folder from the embedded text; its pins and the ids in use."""
+    wallet = Wallet.from_secret(parse_token(TOKEN))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    build_genesis(StandardLibraryText(), folder, wallet, now=now, options=BuildOptions(vocabulary=vocabulary))
+    manifest = parse_manifest((folder / "manifest.json").read_bytes())
+    tokenizer = (folder / "tokenizer.json").read_bytes()
+    table = TokenizerTable.load(tokenizer)
+    pins = GenesisPins(
+        root=manifest.root(),
+        total_shards=manifest.total_shards,
+        signing_key=manifest.signing_key,
+        tokenizer_sha256=sha256(tokenizer).hexdigest(),
+        next_merge_id=table.next_merge_id,
+    )
+    return pins, table.next_merge_id
+
+
+def fix_run(
+    data_dir: Path, pins: GenesisPins, architecture: Architecture, batch_size: int, learning_rate: float
+) -> RunParameters:
+    """Store the run that a node with the benchmark's token will find in this data folder."""
+    parameters = RunParameters(
+        name="benchmark",
+        version=1,
+        architecture=architecture,
+        stage_count=1,
+        batch_size=batch_size,
+        sequences_per_step=batch_size,
+        initial_weights_seed=1,
+        genesis=pins,
+        inner=InnerOptimization(learning_rate=learning_rate),
+        outer=OuterOptimization(),
+    )
+    OwnRuns(data_dir, Wallet.from_secret(parse_token(TOKEN))).create(parameters)
+    return parameters
