@@ -9,7 +9,6 @@ from functools import partial
 
 import anyio
 import anyio.to_thread
-import torch
 
 from neuroshard.config.settings import Settings
 from neuroshard.data.cache import ShardCache
@@ -29,6 +28,7 @@ from neuroshard.node.probe import Device, choose_device, default_threads, matmul
 from neuroshard.node.proposal import Room, check_fit, propose, propose_demo, run_parameters
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
+from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.stage import LiveStage, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.tasks import accompanied
 from neuroshard.status.snapshot import DataStatus, MemoryStatus, ModelStatus, NodeState, RunStatus
@@ -61,6 +61,7 @@ class RunningNode:
     threads: int
     memory: MemoryStatus
     sampler: ResourceSampler
+    rotations: RotationLog
     startup: StartupProgress
 
     def apply_settings(self, settings: Settings) -> None:
@@ -120,15 +121,24 @@ class Assembly:
         if not self._settings.training:
             trainer.pause(reason="Started with --no-training: resume to train.")
         self._startup.tell(FIRST_STEP, "")
-        sampler = ResourceSampler(device, self._settings.data_dir, threads)
-        return RunningNode(trainer, feed, live, cache, device, threads, memory, sampler, self._startup)
+        return RunningNode(
+            trainer=trainer,
+            feed=feed,
+            live=live,
+            cache=cache,
+            device=device,
+            threads=threads,
+            memory=memory,
+            sampler=ResourceSampler(device, self._settings.data_dir, threads),
+            rotations=RotationLog(self._settings.data_dir, run.run_id, identity),
+            startup=self._startup,
+        )
 
     async def close(self) -> None:
         """End threads, files and connections."""
         await self._closing.aclose()
 
     def _compute_thread(self, threads: int) -> ComputeThread:
-        torch.set_num_threads(1)  # of every other thread: only the compute thread's products may use the cores
         compute = ComputeThread(threads)
         self._closing.callback(compute.close)
         return compute

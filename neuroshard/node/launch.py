@@ -83,6 +83,7 @@ def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None) -> int:
             webbrowser.open(url)
         stop = StopRequest()
         with _signals(stop):
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # of all threads but the compute thread, which sets its own
             # Only now: importing PyTorch takes seconds, and the dashboard already answers.
             from neuroshard.node.application import Application
 

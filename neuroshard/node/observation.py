@@ -51,6 +51,7 @@ class Observer:
             resources=self._resources,
             history=seen.history,
         )
+        self._node.rotations.record(self._node.feed.rotations)
         if seen.training.step_seconds > 0:
             self._node.startup.complete()
 
