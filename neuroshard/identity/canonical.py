@@ -22,7 +22,9 @@ def canonical_json(value: JsonValue) -> bytes:
 
 
 def parse_json(data: bytes, max_bytes: int) -> JsonValue:
-    """Read JSON that others wrote: at most max_bytes, no key twice, no number that is not finite.
+    """Read JSON that others wrote: at most max_bytes, no key twice, only finite numbers, only text that is Unicode.
+
+    So whatever it gives can be written and signed again.
 
     Raises ValueError that says what is wrong.
     """
@@ -38,6 +40,8 @@ def parse_json(data: bytes, max_bytes: int) -> JsonValue:
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
     _check_depth(value)
+    if b"\\u" in data:  # only an escape can stand for half a surrogate pair
+        _check_unicode(value)
     return cast("JsonValue", value)
 
 
@@ -49,6 +53,13 @@ def _check_depth(value: Any) -> None:
         level = [child for item in level for child in _children(item)]
     # what is written again must not meet the interpreter's recursion limit
     raise ValueError(f"JSON is nested more than {MAX_JSON_DEPTH} deep")
+
+
+def _check_unicode(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("JSON has text that is not Unicode") from None
 
 
 def _children(value: Any) -> Iterable[Any]:

@@ -139,7 +139,7 @@ def _message(domain: str, payload: JsonValue, issued_at: float, delegation: Dele
         {
             "domain": domain,
             "payload": payload,
-            "issued_at": issued_at,
+            "issued_at": float(issued_at),  # a reader has a float, and 5 and 5.0 are other bytes
             "node": delegation.node_public_key.hex(),
             "wallet": delegation.wallet_public_key.hex(),
         },

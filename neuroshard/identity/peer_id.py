@@ -29,4 +29,7 @@ def public_key_of(node_id: str) -> bytes:
         raise ValueError(f"{node_id!r} is not a node id: it is not base58") from None
     if len(raw) != len(_PREFIX) + PUBLIC_KEY_BYTES or not raw.startswith(_PREFIX):
         raise ValueError(f"{node_id!r} is not the peer id of an Ed25519 key")
-    return raw[len(_PREFIX) :]
+    public_key = raw[len(_PREFIX) :]
+    if node_id_of(public_key) != node_id:  # base58 readers forgive white space; a node has one name
+        raise ValueError(f"{node_id!r} is not written as a peer id is")
+    return public_key

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from neuroshard.config.run_parameters import RunParameters
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import DataError
 from neuroshard.identity.canonical import canonical_json, parse_json
 from neuroshard.identity.fields import exact_object, hex_field, number_field, text_field
@@ -24,6 +24,7 @@ from neuroshard.types import JsonValue, RunId
 
 MAX_RUN_PARAMETERS_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 256
+SHA256_BYTES = 32
 _MAX_INTEGER = 2**63 - 1
 _Value = TypeVar("_Value")
 
@@ -115,6 +116,15 @@ def _check_sizes(parameters: RunParameters) -> None:
         raise ValueError("stage_count must not exceed layer_count")
     if not 0 <= parameters.outer.trim_fraction < 0.5:
         raise ValueError("trim_fraction must be in [0, 0.5)")
+    _check_digests(parameters.genesis)
+
+
+def _check_digests(pins: GenesisPins) -> None:
+    """Digests become parts of file names and addresses."""
+    hex_field(pins.root, SHA256_BYTES, "root")
+    hex_field(pins.tokenizer_sha256, SHA256_BYTES, "tokenizer_sha256")
+    if pins.signing_key is not None:
+        hex_field(pins.signing_key, PUBLIC_KEY_BYTES, "signing_key")
 
 
 def _message(parameters: RunParameters) -> bytes:

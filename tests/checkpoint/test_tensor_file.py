@@ -63,6 +63,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         file_with(entry(shape=[True, 2])),
         file_with(entry(shape=[1] * 9 + [2])),
         file_with(entry(shape=[2**47, 2**47, 0])),
+        file_with(entry(shape=[0, 2**47, 2**47], data_offsets=[0, 0]), b""),
         file_with(entry(shape=[10**30])),
         file_with(entry(data_offsets=[0, 8, 8])),
         file_with(entry(data_offsets=[4, 12])),

@@ -52,6 +52,17 @@ def test_a_claim_survives_the_wire_and_names_its_maker() -> None:
     assert verified.issued_at == NOW
 
 
+def test_a_claim_issued_at_a_whole_number_of_seconds_verifies() -> None:
+    sent = sign_claim(identity_of(1, 2), "report", None, int(NOW)).encode()
+    assert verify_claim(SignedClaim.decode(sent), "report", NOW).issued_at == NOW
+
+
+def test_a_claim_with_text_that_is_not_unicode_is_malformed() -> None:
+    sent = sign_claim(identity_of(1, 2), "report", {"name": "Z"}, NOW).encode()
+    with pytest.raises(MalformedClaimError, match="not Unicode"):
+        SignedClaim.decode(sent.replace(b'"Z"', rb'"\ud800"'))
+
+
 def test_the_golden_claim_verifies() -> None:
     vector = VECTORS["claim"]
     claim = SignedClaim.decode(vector["encoded"].encode())

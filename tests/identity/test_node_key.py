@@ -122,3 +122,10 @@ def test_other_peer_ids_and_lengths_are_refused() -> None:
         public_key_of("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")  # an RSA key's, from the libp2p specification
     with pytest.raises(ValueError, match="32 bytes"):
         node_id_of(bytes(31))
+
+
+@pytest.mark.parametrize("added", [" ", "\n", "\t "])
+def test_a_node_has_one_name_only(added: str) -> None:
+    node_id = NodeKey.from_seed(bytes(32)).node_id
+    with pytest.raises(ValueError, match="peer id"):
+        public_key_of(node_id + added)

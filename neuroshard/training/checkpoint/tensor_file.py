@@ -210,6 +210,8 @@ def _spec(name: str, entry: object) -> TensorSpec:
     code, sizes, place = fields["dtype"], fields["shape"], fields["data_offsets"]
     if code not in _DTYPES or not _whole_numbers(sizes, 8) or not _whole_numbers(place, 2) or len(place) != 2:
         raise CheckpointError(f"The tensor file gives {name!r} an unknown type, shape or place.")
+    if math.prod(max(size, 1) for size in sizes) >= 1 << 48:  # an empty tensor may have a size nobody can index
+        raise CheckpointError(f"The tensor file gives {name!r} an unknown type, shape or place.")
     spec = TensorSpec(_DTYPES[code], tuple(sizes), place[0])
     if spec.stop != place[1]:
         raise CheckpointError(f"The tensor file's place for {name!r} does not fit its shape.")
