@@ -22,7 +22,7 @@ from neuroshard.optim.outer import OuterState, fresh_outer_state, nesterov_outer
 
 # what a running node has imported
 LIBRARIES = (
-    "fastapi uvicorn httpx trio anyio tiktoken regex sse_starlette prometheus_client pydantic_settings rich typer "
+    "fastapi uvicorn httpx trio anyio tiktoken regex prometheus_client rich typer "
     "cryptography.hazmat.primitives.asymmetric.ed25519"
 )
 
