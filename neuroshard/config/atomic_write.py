@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TEMPORARY_PREFIX = ".tmp-"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether a write failed because space or a quota is used up."""
+    return error.errno in _FULL
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:

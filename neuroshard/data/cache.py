@@ -14,6 +14,7 @@ from threading import Lock
 
 import numpy as np
 
+from neuroshard.config.atomic_write import TEMPORARY_PREFIX
 from neuroshard.data.genesis.torch_file import TokenRecord
 from neuroshard.data.storage import storage_error
 from neuroshard.data.windows import TokenArray
@@ -52,7 +53,7 @@ class ShardCache:
         self._reserved: dict[ShardId, int] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in (*folder.glob("*.part"), *folder.glob(".writing-*")):
+            for leftover in (*folder.glob("*.part"), *folder.glob(f"{TEMPORARY_PREFIX}*")):
                 leftover.unlink()
             found = sorted((path.stat().st_mtime_ns, path) for path in folder.glob("*.tokens"))
             self._sizes = {path: path.stat().st_size for _, path in found}

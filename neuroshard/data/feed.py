@@ -14,6 +14,7 @@ from torch import Tensor
 
 from neuroshard.data.assignment import Assignment, held_out_count, held_out_shards
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.loading import ShardLoader, UnusableShardError
 from neuroshard.data.opening import Genesis
 from neuroshard.data.rotation import DEFAULT_ROTATION_RULE, Rotation, RotationReason, RotationRule, plateau_reason
@@ -23,7 +24,6 @@ from neuroshard.data.windows import (
     gather_windows,
     held_out_window_key,
     make_batch,
-    unigram_entropy,
     window_count,
     window_key,
     window_order,
@@ -302,7 +302,7 @@ class DataFeed:
         if missing == count:
             raise DataError("The held-out shards are shorter than one sequence, so learning cannot be measured.")
         rows = np.concatenate(parts).astype(np.int64)
-        entropy = unigram_entropy(np.concatenate(whole), self._cache.vocabulary_size)
+        entropy = unigram_entropy(np.bincount(np.concatenate(whole)))
         return HeldOut(torch.from_numpy(rows), entropy)  # pyright: ignore[reportUnknownMemberType]
 
     def _expected_windows(self) -> int:

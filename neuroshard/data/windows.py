@@ -78,18 +78,6 @@ def make_batch(parts: list[TokenArray], position: DataPosition) -> Batch:
     return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), position, sequences * (width - 1))  # pyright: ignore[reportUnknownMemberType]
 
 
-def unigram_entropy(token_ids: NDArray[np.integer[Any]], vocabulary_size: int) -> float:
-    """Entropy of the token frequencies in nats a token: the loss of a model that knows frequencies only.
-
-    H = -sum p ln p over the ids that occur. Raises ValueError for ids outside 0..vocabulary_size-1 or no ids at all.
-    """
-    if token_ids.size == 0 or int(token_ids.min()) < 0 or int(token_ids.max()) >= vocabulary_size:
-        raise ValueError(f"token ids must be a non-empty array of values in 0..{vocabulary_size - 1}")
-    counts = np.bincount(token_ids.reshape(-1).astype(np.int64), minlength=vocabulary_size)
-    share = counts[counts > 0] / token_ids.size
-    return float(-(share * np.log(share)).sum())
-
-
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Finaliser of SplitMix64; unsigned array arithmetic wraps modulo 2**64 without a warning."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

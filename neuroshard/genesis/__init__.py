@@ -4,7 +4,6 @@ from neuroshard.genesis.build import STAGES, BuildOptions, BuiltGenesis, build_g
 from neuroshard.genesis.documents import Document, StageProgress, TextSource
 from neuroshard.genesis.embedded import StandardLibraryText
 from neuroshard.genesis.folder_text import FolderText
-from neuroshard.genesis.packing import unigram_entropy
 from neuroshard.genesis.report import BuildReport, read_report
 from neuroshard.genesis.server import GenesisServer
 from neuroshard.genesis.verification import FolderVerification, verify_folder
@@ -23,6 +22,5 @@ __all__ = [
     "TextSource",
     "build_genesis",
     "read_report",
-    "unigram_entropy",
     "verify_folder",
 ]

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.genesis.manifest import SourceCount
 from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.storage import storage_error, write_atomically
@@ -36,7 +37,6 @@ from neuroshard.genesis.packing import (
     default_merge_count,
     plan_shards,
     section_characters,
-    unigram_entropy,
 )
 from neuroshard.genesis.report import REPORT_NAME, UNFINISHED_SUFFIX, BuildReport, read_report
 from neuroshard.genesis.verification import verify_folder

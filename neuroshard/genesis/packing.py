@@ -1,4 +1,4 @@
-"""From token ids to shards of equal size: pure arithmetic on sizes, and the unigram entropy of a text."""
+"""From token ids to shards of equal size: pure arithmetic on sizes."""
 
 from __future__ import annotations
 
@@ -40,15 +40,6 @@ def cut_shards(ids: NDArray[np.uint32], plan: ShardPlan) -> Iterable[NDArray[np.
     """Consecutive pieces of ids (n,), each of shape (tokens_per_shard,)."""
     used = plan.shard_count * plan.tokens_per_shard
     return ids[:used].reshape(plan.shard_count, plan.tokens_per_shard)
-
-
-def unigram_entropy(counts: NDArray[np.int64]) -> float:
-    """H = -sum p ln p in nats a token, for counts (vocabulary,): the loss of a model that knows frequencies only."""
-    total = int(counts.sum())
-    if total == 0:
-        raise ValueError("the entropy of no tokens is undefined")
-    p = counts[counts > 0] / total
-    return float(-(p * np.log(p)).sum())
 
 
 def default_merge_count(text_bytes: int) -> int:

@@ -6,11 +6,10 @@ import math
 import time
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.data.windows import gather_windows, make_batch, unigram_entropy, window_count, window_order
+from neuroshard.data.windows import gather_windows, make_batch, window_count, window_order
 from neuroshard.types import DataPosition, ShardId
 
 AT = DataPosition(0, ShardId(0), 0)
@@ -68,13 +67,3 @@ def test_batches_form_fast_enough() -> None:
             make_batch([gather_windows(ids, order, start, sequences, length)], AT)
         best = min(best, time.perf_counter() - began)
     assert 4000 * length / best > 30e6  # 100 M tokens/s when the machine has nothing else to do
-
-
-def test_unigram_entropy_of_known_distributions() -> None:
-    assert unigram_entropy(np.arange(8), 8) == pytest.approx(math.log(8))
-    assert unigram_entropy(np.zeros((3, 4), dtype=np.int64), 5) == 0
-    assert unigram_entropy(np.array([0, 0, 1]), 2) == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
-    with pytest.raises(ValueError, match="token ids must be"):
-        unigram_entropy(np.arange(9), 8)
-    with pytest.raises(ValueError, match="non-empty"):
-        unigram_entropy(np.array([], dtype=np.int64), 8)

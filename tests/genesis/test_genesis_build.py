@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
 from neuroshard.data.genesis.torch_file import inspect_shard
 from neuroshard.data.genesis.writer import GenesisWriter
@@ -23,7 +24,6 @@ from neuroshard.genesis import (
     FolderText,
     build_genesis,
     read_report,
-    unigram_entropy,
     verify_folder,
 )
 from neuroshard.genesis.documents import Fraction

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.errors import DataError
-from neuroshard.genesis import unigram_entropy
 from neuroshard.genesis.byte_ranges import Answer, answer_for
 from neuroshard.genesis.packing import ShardPlan, cut_shards, default_merge_count, plan_shards, section_characters
 
@@ -27,14 +26,6 @@ def test_too_little_text_is_told() -> None:
 def test_shards_are_consecutive_pieces() -> None:
     shards = list(cut_shards(np.arange(11, dtype=np.uint32), ShardPlan(3, 3)))
     assert [shard.tolist() for shard in shards] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-
-
-def test_unigram_entropy_of_known_distributions() -> None:
-    assert unigram_entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(np.log(4))
-    assert unigram_entropy(np.array([7])) == 0.0
-    assert unigram_entropy(np.array([3, 1])) == pytest.approx(0.5623351446)
-    with pytest.raises(ValueError, match="no tokens"):
-        unigram_entropy(np.array([0, 0]))
 
 
 def test_sizes_follow_the_text() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from neuroshard.config.atomic_write import TEMPORARY_PREFIX, sync_folder, write_atomically
+from neuroshard.config.atomic_write import TEMPORARY_PREFIX, is_disk_full, sync_folder, write_atomically
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.training.checkpoint.metadata import (
@@ -37,7 +36,6 @@ log = logging.getLogger(__name__)
 
 _JSON_NAME = re.compile(r"step-(\d{1,18})\.json")
 _TENSORS_NAME = re.compile(r"step-(\d{1,18})(?:-\d+)?\.safetensors")
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class CheckpointStore:
         except InterruptedError:
             raise
         except OSError as error:
-            if error.errno in _FULL:
+            if is_disk_full(error):
                 need = staging.layout.file_bytes / 1e6
                 raise DiskFullError(
                     f"The disk of {self.folder} is full: a checkpoint needs {need:.0f} MB.", "Free some space."
