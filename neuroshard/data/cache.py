@@ -173,6 +173,7 @@ class ShardCache:
             chunk = wide[start : start + _CHUNK_TOKENS]
             lowest, largest = int(chunk.min()), int(chunk.max())
             if lowest < 0 or largest >= self.vocabulary_size:
+                del wide, chunk  # Windows cannot remove or shorten a file while an error's traceback keeps it mapped
                 wrong = lowest if lowest < 0 else largest
                 raise DataError(
                     f"{record.path.name} has the token id {wrong}, "

@@ -89,8 +89,7 @@ class ShardLoader:
 
     async def _fetch_once(self, shard: ShardId, key: bytes, keep: Collection[ShardId], patient: bool) -> CachedShard:
         exact = self._genesis.manifest.tokens_per_shard
-        expected = exact or self._expected_tokens()
-        most = exact or MAX_SHARD_TOKENS
+        most = exact or self._most_tokens()
         request = FileRequest(
             shard_name(shard),
             least_bytes=shard_size_limits(exact or 1)[0],
@@ -105,7 +104,7 @@ class ShardLoader:
                 record.verify_checksum()
             return self._cache.store(shard, key, record)
 
-        await self._reserve(shard, shard_size_limits(expected)[1] + self._cache.file_size(expected), keep)
+        await self._reserve(shard, shard_size_limits(most)[1] + self._cache.file_size(most), keep)
         try:
             return await self._genesis.fetcher.fetch_file(request, self._cache.folder / f"{request.name}.part", accept)
         except DataError as error:
@@ -123,8 +122,8 @@ class ShardLoader:
                 return
             await released.wait()
 
-    def _expected_tokens(self) -> int:
-        """What a shard of a minimal manifest probably holds."""
+    def _most_tokens(self) -> int:
+        """What a shard of a minimal manifest may hold: twice the average it claims. So much room is set aside."""
         manifest = self._genesis.manifest
         average = -(-manifest.total_tokens // manifest.total_shards)
-        return min(average, MAX_SHARD_TOKENS) or DEFAULT_SHARD_TOKENS
+        return min(2 * (average or DEFAULT_SHARD_TOKENS), MAX_SHARD_TOKENS)

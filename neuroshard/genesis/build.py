@@ -20,7 +20,7 @@ from neuroshard.data.genesis.manifest import SourceCount
 from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.storage import storage_error, write_atomically
 from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable, count_words, learn_from_counts
-from neuroshard.errors import DataError, StorageError, UsageError
+from neuroshard.errors import DataError, UsageError
 from neuroshard.genesis.documents import (
     Document,
     StageProgress,
@@ -29,6 +29,7 @@ from neuroshard.genesis.documents import (
     shuffled,
     without_repeats,
 )
+from neuroshard.genesis.folder_swap import refuse_foreign_files, replace_folder, unfinished_folder
 from neuroshard.genesis.packing import (
     MAX_SHARD_TOKENS,
     MIN_SHARD_TOKENS,
@@ -38,7 +39,7 @@ from neuroshard.genesis.packing import (
     plan_shards,
     section_characters,
 )
-from neuroshard.genesis.report import REPORT_NAME, UNFINISHED_SUFFIX, BuildReport, read_report
+from neuroshard.genesis.report import REPORT_NAME, BuildReport, read_report
 from neuroshard.genesis.verification import verify_folder
 from neuroshard.identity.signing import Signer
 
@@ -85,22 +86,25 @@ def build_genesis(
     `now` is an ISO 8601 date for the manifest.
 
     The work happens in a folder beside it that takes its place at the end, so an interrupted build is never seen.
-    Raises DataError when there is too little text, StorageError or DiskFullError when the folder cannot be written or
-    holds something that was not built here.
+    Raises DataError when there is too little text, StorageError or DiskFullError when the folder cannot be written,
+    or when something in it was not built here.
     """
     fingerprint = _fingerprint(source, options, signer)
     existing = read_report(folder)
     if existing is not None and existing.fingerprint == fingerprint and _is_sound(folder):
         return BuiltGenesis(folder, existing, is_reused=True)
-    _refuse_foreign_folder(folder, existing)
+    try:
+        refuse_foreign_files(folder, has_report=existing is not None)
+    except OSError as error:
+        raise storage_error(folder, error) from error
     prepared = _prepare(source, options, progress)
-    unfinished = folder.with_name(folder.name + UNFINISHED_SUFFIX)
+    unfinished = unfinished_folder(folder)
     try:
         if unfinished.exists():
             shutil.rmtree(unfinished)  # an earlier build was interrupted
         unfinished.mkdir(parents=True)
         report = _write(prepared, unfinished, signer, fingerprint=fingerprint, now=now, progress=progress)
-        _replace_folder(unfinished, folder)
+        replace_folder(unfinished, folder)
     except OSError as error:
         raise storage_error(folder, error) from error
     finally:
@@ -131,18 +135,6 @@ def _is_sound(folder: Path) -> bool:
         return verify_folder(folder).is_sound
     except DataError:
         return False  # no manifest, or none that can be read: built again
-
-
-def _refuse_foreign_folder(folder: Path, report: BuildReport | None) -> None:
-    """Only what a build left behind is ever replaced: not a file, not a folder with other things in it."""
-    if report is not None or not folder.exists():
-        return
-    try:
-        is_empty = folder.is_dir() and not any(folder.iterdir())
-    except OSError as error:
-        raise storage_error(folder, error) from error
-    if not is_empty:
-        raise StorageError(f"{folder} holds something that was not built here.", "Name a new or empty folder.")
 
 
 def _prepare(source: TextSource, options: BuildOptions, progress: StageProgress) -> _Prepared:
@@ -201,15 +193,3 @@ def _write(
     )
     write_atomically(folder / REPORT_NAME, report.to_json())
     return report
-
-
-def _replace_folder(finished: Path, folder: Path) -> None:
-    """Put the finished folder in place; an older build steps aside first and is removed last."""
-    outdated = folder.with_name(folder.name + ".outdated")
-    if outdated.exists():
-        shutil.rmtree(outdated)
-    if folder.exists():
-        folder.rename(outdated)
-    finished.rename(folder)
-    if outdated.exists():
-        shutil.rmtree(outdated)

@@ -220,6 +220,25 @@ def test_unverified_folder_with_shards_of_other_lengths(tmp_path: Path) -> None:
     run(work)
 
 
+def test_shards_larger_than_an_unverified_manifest_says_never_break_the_storage_limit(tmp_path: Path) -> None:
+    source = tmp_path / "minimal"
+    source.mkdir()
+    for shard in range(4):
+        with (source / f"shard_{shard}.pt").open("wb") as file:
+            write_shard(file, shard_tokens(shard, 20_000))
+    (source / "manifest.json").write_text('{"total_shards": 4, "total_tokens": 400}')
+    (source / "tokenizer.json").write_text("{}")
+
+    async def work() -> None:
+        feed = await make_feed(source, tmp_path, limit=170_000)  # a file of 160 kB would fit, its cached form too
+        with anyio.move_on_after(0.3) as scope:
+            await feed.next_batch(1)
+        assert scope.cancelled_caught  # such files are refused, and the search goes on
+        assert feed.status().cached_shards == 0
+
+    run(work)
+
+
 def test_shards_shorter_than_a_sequence_are_an_error_not_an_endless_loop(tmp_path: Path) -> None:
     write_genesis(tmp_path / "g", tokens=LENGTH, shards=4)
 

@@ -54,6 +54,14 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, token: int) -> N
     assert list(cache.folder.iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped")
+def test_a_refused_shard_file_does_not_stay_mapped(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        make_cache(tmp_path).store(ShardId(0), KEY, record_of(tmp_path, np.array([1, 2, 10**6])))
+    assert caught.value.__traceback__ is not None
+    assert str(tmp_path / "shard_0.pt") not in Path("/proc/self/maps").read_text()
+
+
 def test_a_cached_shard_of_a_larger_vocabulary_is_refused(tmp_path: Path) -> None:
     fill(make_cache(tmp_path), tmp_path, 0)
     with pytest.raises(DataError, match="outside the run's vocabulary of 500"):

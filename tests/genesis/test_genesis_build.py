@@ -183,6 +183,27 @@ def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b"cat"
 
 
+@pytest.mark.parametrize(
+    "place", ["g/notes.txt", "g/pages/notes.txt", "g.outdated/notes.txt", "g.unfinished/notes.txt"]
+)
+def test_files_of_the_user_are_never_removed_with_an_older_build(tmp_path: Path, place: str) -> None:
+    build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL)
+    mine = tmp_path / place
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(StorageError, match="not built here"):
+        build_genesis(some_text(31), tmp_path / "g", Key(), now=NOW, options=SMALL)
+    assert mine.read_text() == "mine"
+    assert verify_folder(tmp_path / "g").is_sound
+
+
+def test_shards_of_another_maker_are_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "shard_0.pt").write_bytes(b"downloaded")
+    with pytest.raises(StorageError, match="not built here"):
+        build_genesis(some_text(), tmp_path, Key(), now=NOW, options=SMALL)
+    assert (tmp_path / "shard_0.pt").read_bytes() == b"downloaded"
+
+
 @pytest.mark.parametrize("vocabulary", [0, 265, 32_001])
 def test_a_vocabulary_out_of_range_is_refused(vocabulary: int) -> None:
     with pytest.raises(UsageError, match="32000"):

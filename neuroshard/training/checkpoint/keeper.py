@@ -43,7 +43,6 @@ class CheckpointKeeper:
         self._schedule = CheckpointSchedule(policy, staging.layout.file_bytes)
         self._status = CheckpointStatus(folder=str(store.folder), interval_seconds=self._schedule.interval_seconds)
         self._saved: tuple[int, float] | None = None  # step and monotonic time of the newest complete state
-        self._taken: tuple[int, float] | None = None  # of the state in the writer
         self._stall_seconds = 0.0
         self._write_seconds = staging.layout.file_bytes / ASSUMED_BYTES_PER_SECOND  # until one was measured
         self._restored: str | None = None
@@ -140,7 +139,6 @@ class CheckpointKeeper:
         started = self._clock()
         self._staging.copy_from(state.tensors)
         self._stall_seconds = self._clock() - started
-        self._taken = (state.meta.step, started)  # before the writer can have finished with it
         self._writer.submit(state.meta, self._staging)
         self._schedule = self._schedule.taken(state.meta.step, started)
 
@@ -152,5 +150,5 @@ class CheckpointKeeper:
         self._seen = report
         if report.generation is not None:
             self._write_seconds = report.seconds
-            self._saved = self._taken
+            self._saved = (report.step, report.started)
         self._generations = self.store.generations()

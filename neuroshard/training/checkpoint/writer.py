@@ -28,6 +28,7 @@ class WriteReport:
     """How one write went. `alarm` is what people must be told when it failed."""
 
     step: int
+    started: float  # by the writer's clock; the state was taken just before
     seconds: float
     generation: CheckpointGeneration | None
     alarm: str | None = None
@@ -86,16 +87,16 @@ class CheckpointWriter:
         try:
             generation = self._store.write(meta, staging, self._cancel.is_set)
         except InterruptedError:
-            return WriteReport(meta.step, self._clock() - started, None, "The last checkpoint was given up.")
+            return WriteReport(meta.step, started, self._clock() - started, None, "The last checkpoint was given up.")
         except StorageError as error:
             alarm = f"{error} No checkpoint of step {meta.step} was saved; training goes on, older checkpoints stay."
             log.error("%s", alarm)  # noqa: TRY400 - a full disk needs no traceback
-            return WriteReport(meta.step, self._clock() - started, None, alarm)
+            return WriteReport(meta.step, started, self._clock() - started, None, alarm)
         finally:
             staging.release()
         seconds = self._clock() - started
         log.info("checkpoint of step %d saved in %.1f s (%.0f MB)", meta.step, seconds, generation.bytes / 1e6)
-        return WriteReport(meta.step, seconds, generation)
+        return WriteReport(meta.step, started, seconds, generation)
 
 
 def _lower_priority() -> None:

@@ -1,0 +1,62 @@
+"""Putting a finished folder in the place of an older build, and touching nothing that no build left behind."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from neuroshard.config.atomic_write import TEMPORARY_PREFIX
+from neuroshard.errors import StorageError
+from neuroshard.genesis.report import REPORT_NAME, UNFINISHED_SUFFIX
+
+OUTDATED_SUFFIX = ".outdated"  # of an older build that stepped aside
+_BUILT_NAME = re.compile(
+    rf"({re.escape(REPORT_NAME)}|manifest\.json|tokenizer\.json|shard_[0-9]+\.pt|pages(/[0-9]+\.bin)?"
+    rf"|tokenizers(/[0-9a-f]{{64}}\.json)?|((pages|tokenizers)/)?{re.escape(TEMPORARY_PREFIX)}.*)"
+)
+
+
+def unfinished_folder(folder: Path) -> Path:
+    """Where the build of `folder` works until it is done."""
+    return folder.with_name(folder.name + UNFINISHED_SUFFIX)
+
+
+def refuse_foreign_files(folder: Path, *, has_report: bool) -> None:
+    """Raises StorageError unless the folder is absent, empty or a build's own, and what builds put beside it is too.
+
+    A build's own folder has a readable report (`has_report`) and holds nothing else than a build writes.
+    """
+    found = _foreign_entry(folder)
+    if found is None and not has_report and folder.exists() and any(folder.iterdir()):
+        found = folder
+    for beside in (unfinished_folder(folder), _outdated_folder(folder)):
+        found = found or _foreign_entry(beside)
+    if found is not None:
+        raise StorageError(f"{found} was not built here, and would be replaced.", "Name a new or empty folder.")
+
+
+def replace_folder(finished: Path, folder: Path) -> None:
+    """Put the finished folder in place; an older build steps aside first and is removed last. Raises OSError."""
+    outdated = _outdated_folder(folder)
+    if outdated.exists():
+        shutil.rmtree(outdated)
+    if folder.exists():
+        folder.rename(outdated)
+    finished.rename(folder)
+    if outdated.exists():
+        shutil.rmtree(outdated)
+
+
+def _outdated_folder(folder: Path) -> Path:
+    return folder.with_name(folder.name + OUTDATED_SUFFIX)
+
+
+def _foreign_entry(folder: Path) -> Path | None:
+    """Something in the folder that no build writes, or the path itself when it is no folder."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        return folder
+    entries = (path for path in folder.rglob("*") if not _BUILT_NAME.fullmatch(path.relative_to(folder).as_posix()))
+    return next(entries, None)
