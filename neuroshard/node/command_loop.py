@@ -73,9 +73,9 @@ class CommandLoop:
             answer.set_result(await self._carry_out(command))
         except NeuroShardError as error:
             answer.set_exception(error)
-        except anyio.get_cancelled_exc_class():
-            answer.set_exception(NotReadyError("The node is stopping."))
-            raise
+        finally:
+            if not answer.done():  # cancelled, or a defect that ends the node: nobody may wait for ever
+                answer.set_exception(NotReadyError("The node is stopping."))
 
     async def _carry_out(self, command: Command) -> Answer:
         match command:
@@ -101,16 +101,18 @@ class CommandLoop:
         """Pause and wait until the accelerator is free."""
         trainer = self._running()
         trainer.pause(duration_seconds)
-        state = await trainer.wait_for_state(NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING)
+        state = await trainer.wait_until_paused()
+        if state is not NodeState.PAUSED:
+            return CommandResult(state, "The pause did not begin: the node was resumed or stopped meanwhile.")
         until = "until it is resumed" if duration_seconds is None else f"for {duration_seconds:,.0f} seconds"
         return CommandResult(state, f"Paused {until}; nothing is lost.")
 
     async def _resume(self) -> CommandResult:
         trainer = self._running()
         trainer.resume()
-        state = await trainer.wait_for_state(
-            NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.STOPPING, NodeState.NOT_TRAINING
-        )
+        state = await trainer.wait_until_resumed()
+        if state in (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING):
+            return CommandResult(state, "Training does not go on: the node was paused again or stopped meanwhile.")
         return CommandResult(state, "Training goes on.")
 
     def _running(self) -> Trainer:

@@ -101,6 +101,7 @@ class TrainingStatus:
     tokens: int = 0
     loss: float | None = None  # last step
     loss_ema: float | None = None
+    initial_loss: float | None = None  # mean of the run's first steps
     lr: float = 0.0
     tokens_per_second: float = 0.0
     step_seconds: float = 0.0

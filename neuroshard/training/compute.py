@@ -85,6 +85,7 @@ class ComputeThread:
         with self._intake:
             if not self._closed:
                 self._closed = True
+                self.cancelled.set()
                 self._jobs.put(_Job(Priority.LAST, next(self._numbers), None))
         self._thread.join()
 

@@ -29,6 +29,8 @@ class LossHistory:
         self._open_steps = 0
         self._recent = deque(points[-RECENT_POINTS:], maxlen=RECENT_POINTS)
         self._snapshot: tuple[LossPoint, ...] | None = None
+        self._shown: list[LossPoint] = []  # complete groups of the last snapshot, so that the next only adds to them
+        self._shown_size = 1
         self._make_room()
 
     def __len__(self) -> int:
@@ -53,14 +55,20 @@ class LossHistory:
     def snapshot(self) -> tuple[LossPoint, ...]:
         """At most 1,000 points for display; the same object until a step is added."""
         if self._snapshot is None:
-            points = [*self._points, self._open] if self._open else self._points
-            self._snapshot = tuple(merge_neighbours(points, max(1, -(-len(points) // SNAPSHOT_POINTS))))
+            size = max(1, -(-len(self) // SNAPSHOT_POINTS))
+            if size != self._shown_size:
+                self._shown, self._shown_size = [], size
+            complete = len(self._points) - len(self._points) % size
+            self._shown += merge_neighbours(self._points[len(self._shown) * size : complete], size)
+            rest = self._points[complete:] if self._open is None else [*self._points[complete:], self._open]
+            self._snapshot = (*self._shown, *merge_neighbours(rest, size))
         return self._snapshot
 
     def _make_room(self) -> None:
         while len(self._points) >= self._capacity:
             self._points = merge_neighbours(self._points, 2)
             self._stride *= 2
+            self._shown = []
 
 
 def merge_neighbours(points: Sequence[LossPoint], size: int) -> list[LossPoint]:

@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 from torch import Tensor
 
-from neuroshard.errors import NotReadyError
+from neuroshard.errors import NotReadyError, StorageError
 from neuroshard.optim.inner import stage_clip_norm
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.status.commands import CommandResult, Generate, GenerationSummary
@@ -100,10 +100,12 @@ class Trainer:
     def pause(self, duration_seconds: float | None = None, reason: str = "Paused by the user.") -> None:
         """Stop after the microbatch in work and free the accelerator; nothing is lost."""
         self._control.pause(reason, duration_seconds)
+        self._wake_waiting()
 
     def resume(self) -> None:
         """Go on after a pause."""
         self._control.resume()
+        self._wake_waiting()
 
     def stop(self) -> None:
         """End after the microbatch in work; `run` returns when the final checkpoint is on disk."""
@@ -111,24 +113,40 @@ class Trainer:
         self._set_state(NodeState.STOPPING)
 
     async def save_now(self) -> CommandResult:
-        """Save a checkpoint of the last step and wait until it is on disk. Raises NotReadyError without checkpoints."""
+        """Save a checkpoint of the last step and wait until it is on disk. Raises NotReadyError, StorageError."""
         if self.parts.saver is None or self._background is None:
             raise NotReadyError("Checkpoints cannot be saved now.", "Try again when training runs.")
         saved = self._saved
         self._control.save()
         await saved.wait()
         report = self._last_report
-        failed = report is None or report.generation is None
-        message = (report.alarm if report else None) or f"Checkpoint of step {self.record.progress.steps} saved."
-        return CommandResult("failed" if failed else "saved", message)
+        if report is None or report.generation is None:
+            raise StorageError((report.alarm if report else None) or "The checkpoint was not saved.")
+        return CommandResult(self._present_state()[0], f"Checkpoint of step {report.step} saved.")
+
+    @property
+    def last_save_failed(self) -> bool:
+        """Whether the newest checkpoint that was waited for did not reach the disk."""
+        return self._last_report is not None and self._last_report.generation is None
 
     async def wait_for_state(self, *states: NodeState) -> NodeState:
-        """Wait until the trainer is in one of these states; until its first batch it counts as waiting for data."""
-        if self._state is NodeState.STARTING and NodeState.WAITING_FOR_DATA in states:
-            return NodeState.WAITING_FOR_DATA
+        """Wait until the trainer is in one of these states."""
         while self._state not in states:
             await self._state_changed.wait()
         return self._state
+
+    async def wait_until_paused(self) -> NodeState:
+        """Wait until the pause holds, or until somebody takes it back or stops the trainer; the state then."""
+        ends = (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING)
+        while self._control.is_paused and self._state not in ends:
+            await self._state_changed.wait()
+        return self._present_state()[0]
+
+    async def wait_until_resumed(self) -> NodeState:
+        """Wait until the pause has ended, or until somebody asks for another one; the state then."""
+        while self._state is NodeState.PAUSED and not self._control.is_paused:
+            await self._state_changed.wait()
+        return self._present_state()[0]
 
     async def generate(self, request: Generate) -> GenerationSummary:
         """Continue a prompt between microbatches. Raises NotReadyError when this node cannot."""
@@ -264,6 +282,8 @@ class Trainer:
             policy = replace(progress.non_finite, last_step=progress.steps)
             self.record.progress = replace(progress, non_finite=policy)
             _LOG.warning("The held-out loss at step %d is not a number.", evaluation.step)
+            if self.record.evaluations.is_empty:  # without a baseline no step is made: do not try for ever
+                self._control.pause("Paused: the held-out loss is not a number. Resume to measure it again.")
             return None
         _LOG.info("Held-out loss at step %d: %.3f nats a token.", evaluation.step, evaluation.mean)
         return evaluation.mean
@@ -368,6 +388,9 @@ class Trainer:
 
     def _set_state(self, state: NodeState) -> None:
         self._state = state
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
         changed, self._state_changed = self._state_changed, anyio.Event()
         changed.set()
 

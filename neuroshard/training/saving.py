@@ -116,7 +116,6 @@ def thread_warning(stored: int, present: int) -> str | None:
 def put_back(loaded: LoadedCheckpoint, executor: StageExecutor) -> tuple[TrainingRecord, OuterState, OuterProgress]:
     """Load a checkpoint into a stage; runs on the compute thread. Raises CheckpointError for a malformed record."""
     record, progress = from_meta(loaded.meta)
-    executor.precision = Precision(loaded.meta.precision)  # a run keeps the arithmetic it began with
     state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
     restore_random_state(loaded.meta)
     executor.precision = Precision(loaded.meta.precision)  # another one would not continue bit for bit

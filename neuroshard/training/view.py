@@ -52,6 +52,7 @@ def training_status(
         tokens=progress.tokens,
         loss=progress.loss,
         loss_ema=progress.loss_ema,
+        initial_loss=progress.initial_loss,
         lr=learning_rate_at(progress.steps, parameters.inner),
         tokens_per_second=speed.tokens_per_second,
         step_seconds=speed.step_seconds,

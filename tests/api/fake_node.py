@@ -70,6 +70,7 @@ def training_status(steps: int = 20) -> NodeStatus:
             tokens=steps * 512,
             loss=6.8,
             loss_ema=6.9,
+            initial_loss=6.99,
             tokens_per_second=900.0,
             held_out=(HeldOutPoint(0, STARTED, 7.1, 0.0, 0.1), HeldOutPoint(10, STARTED + 10, 6.5, 0.6, 0.1)),
         ),

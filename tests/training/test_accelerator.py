@@ -46,7 +46,7 @@ def test_it_learns_pauses_and_resumes_on_the_gpu(
             trainer.pause()
             await trainer.wait_for_state(NodeState.PAUSED)
             assert {tensor.device.type for tensor in device_tensors(stage)} == {"cpu"}
-            assert (await trainer.save_now()).state == "saved"
+            assert (await trainer.save_now()).state == "paused"
             trainer.resume()
             await trainer.wait_for_state(NodeState.TRAINING)
             assert {tensor.device.type for tensor in device_tensors(stage)} == {"cuda"}

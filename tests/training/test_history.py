@@ -65,3 +65,15 @@ def test_a_restored_curve_goes_on_as_evenly(before: int, after: int) -> None:
     assert steps[-1] == before + after
     assert len(steps) <= 200
     assert len(steps) >= min(50, (before + after) // 2)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 6_000), st.integers(1, 700))
+def test_a_snapshot_that_adds_to_the_last_one_equals_one_made_at_once(count: int, every: int) -> None:
+    looked_at, fresh = LossHistory(), LossHistory()
+    for index, point in enumerate(points(count)):
+        looked_at.add(point)
+        fresh.add(point)
+        if index % every == 0:
+            looked_at.snapshot()
+    assert looked_at.snapshot() == fresh.snapshot()

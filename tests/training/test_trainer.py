@@ -3,16 +3,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import anyio
+import anyio.to_thread
 import pytest
 import torch
 import trio
 from small_stage import PARAMETERS, MemoryFeed, make_stage, make_trainer, state_digest, train
 
+from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread
+from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits
+from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.loop import Trainer
 
 
@@ -83,7 +86,7 @@ def test_pause_frees_and_resume_goes_on_without_loss(compute: ComputeThread, tmp
             steps = trainer.steps
             await anyio.sleep(0.02)
             assert trainer.steps == steps
-            assert (await trainer.save_now()).state == "saved"
+            assert (await trainer.save_now()).state == "paused"
             trainer.resume()
             await trainer.wait_for_state(NodeState.TRAINING)
 
@@ -126,7 +129,7 @@ def test_requests_are_served_while_data_are_missing(compute: ComputeThread, tmp_
             trainer.pause()
             await trainer.wait_for_state(NodeState.PAUSED)
         if ask == "save":
-            assert (await trainer.save_now()).state == "saved"
+            assert (await trainer.save_now()).message == f"Checkpoint of step {trainer.steps} saved."
 
     run_with(trainer, scenario)
     assert CheckpointStore(tmp_path).generations()[0].step == trainer.steps
@@ -205,3 +208,87 @@ def test_losses_are_noted_to_the_feed_and_noted_again_after_a_restart(compute: C
     elsewhere = MemoryFeed()  # as under another node key
     trio.run(make_trainer(compute, make_stage(compute, tmp_path), elsewhere).run, 18)
     assert elsewhere.noted == []
+
+
+def test_a_pause_that_is_taken_back_before_it_holds_does_not_keep_its_sender_waiting(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    at_work, release = Event(), Event()
+
+    def long_microbatch() -> None:
+        at_work.set()
+        release.wait(20)
+
+    async def scenario() -> None:
+        await steps_reach(trainer, 2)
+        compute.submit(long_microbatch, Priority.SMALL)
+        await anyio.to_thread.run_sync(at_work.wait)
+        await anyio.sleep(0.02)  # the trainer waits for the compute thread now, so it cannot see the pause
+        states: list[NodeState] = []
+
+        async def pause() -> None:
+            trainer.pause()
+            states.append(await trainer.wait_until_paused())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pause)
+            await anyio.sleep(0.01)
+            assert not states
+            trainer.resume()
+        assert states == [NodeState.TRAINING]
+        release.set()
+
+    run_with(trainer, scenario)
+
+
+def test_a_resume_that_meets_another_pause_does_not_keep_its_sender_waiting(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+
+    async def scenario() -> None:
+        trainer.pause()
+        assert await trainer.wait_until_paused() is NodeState.PAUSED
+        trainer.resume()
+        trainer.pause(reason="Again.")
+        assert await trainer.wait_until_resumed() is NodeState.PAUSED
+        trainer.resume()
+        assert await trainer.wait_until_resumed() is not NodeState.PAUSED
+
+    run_with(trainer, scenario)
+
+
+def test_a_checkpoint_that_the_disk_refuses_is_an_error_for_whoever_asked(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    stage = make_stage(compute, tmp_path / "state")
+    trainer = make_trainer(compute, stage)
+
+    async def scenario() -> None:
+        await steps_reach(trainer, 2)
+        stage.keeper.store.limits = StorageLimits(own_bytes=1)
+        with pytest.raises(StorageError):
+            await trainer.save_now()
+
+    run_with(trainer, scenario)
+    assert trainer.last_save_failed
+
+
+def test_a_baseline_that_is_not_a_number_pauses_instead_of_being_measured_for_ever(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    norm = trainer.parts.executor.model.norm
+    assert norm is not None
+    compute.submit(lambda: norm.weight.data.fill_(float("nan"))).result()
+
+    async def scenario() -> None:
+        await trainer.wait_for_state(NodeState.PAUSED)
+        assert "not a number" in trainer.snapshot().reason
+        assert trainer.steps == 0
+        await compute.run(lambda: norm.weight.data.fill_(1.0))
+        trainer.resume()
+        await steps_reach(trainer, 1)
+
+    run_with(trainer, scenario)

@@ -38,7 +38,7 @@ def verify_view(status: NodeStatus) -> VerifyBody:
         sync_success_rate=sync_success_rate(status.diloco),
         global_loss=global_loss(status),
         local_loss=training.loss_ema,
-        initial_loss=status.history[0].loss if status.history else None,
+        initial_loss=training.initial_loss,
         steps=training.steps,
         held_out_loss=held_out[-1].loss if held_out else None,
         held_out_initial_loss=held_out[0].loss if held_out else None,
