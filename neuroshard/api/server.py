@@ -62,7 +62,7 @@ class ApiServer:
         )
         self._server = _Server(config, app.state.broadcaster)
         self._listener = listener
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME)
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)  # a stop waits 5 s at most
         self._ended = threading.Event()
 
     def start(self) -> None:

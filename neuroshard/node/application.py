@@ -9,7 +9,7 @@ from functools import partial
 import anyio
 import trio
 
-from neuroshard.errors import NeuroShardError
+from neuroshard.errors import NeuroShardError, StorageError
 from neuroshard.identity import Wallet
 from neuroshard.node.assembly import Assembly, RunningNode
 from neuroshard.node.command_loop import CommandLoop
@@ -82,12 +82,20 @@ class Application:
     async def _start_up(self, assembly: Assembly) -> RunningNode | None:
         """The running parts, or None when a stop came first."""
         with anyio.CancelScope() as scope:
-            self._stop.react(scope.cancel)
+
+            def give_up() -> None:
+                self._publisher.state(NodeState.STOPPING, "Stopping; nothing was trained since the start.")
+                scope.cancel()
+
+            self._stop.react(give_up)
             return await assembly.build()
         return None
 
     async def _train(self, node: RunningNode) -> None:
-        """Train until a stop was asked for, or the demo's steps are done. Raises NeuroShardError."""
+        """Train until a stop was asked for, or the demo's steps are done. Raises NeuroShardError.
+
+        Also when the final checkpoint was not saved: whoever stopped the node must not believe that all is safe.
+        """
         observer = Observer(node, self._publisher)
         trainer = node.trainer
         self._stop.react(trainer.stop)
@@ -97,3 +105,8 @@ class Application:
             await accompanied(partial(trainer.run, last_step), node.feed.run, observer.run)
         finally:
             observer.publish()
+        if trainer.last_save_failed:
+            raise StorageError(
+                "The final checkpoint could not be saved; the steps since the one before it are lost.",
+                "The log says why. Older checkpoints are still there: `neuroshard checkpoint list`.",
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 
 import trio
@@ -22,7 +23,8 @@ class StopRequest:
         with self._lock:
             is_first, self.reason = self.reason is None, self.reason or reason
             if is_first and self._token is not None:
-                self._token.run_sync_soon(self._happen)
+                with suppress(trio.RunFinishedError):  # the loop has ended already: nothing is left to stop
+                    self._token.run_sync_soon(self._happen)
 
     def react(self, reaction: Callable[[], object]) -> None:
         """On a stop, call this on the event loop's thread: at once when it was asked for already."""
