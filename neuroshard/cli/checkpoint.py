@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.options import AsJson, DataDir
+from neuroshard.cli.options import AsJson, DataDir, node_folder
 from neuroshard.cli.remote import DemoNode
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ app = typer.Typer(help="List, check, export and restore checkpoints.", no_args_i
 @app.command("list")
 def list_checkpoints(data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
     """List the saved states, newest first."""
-    found = _generations(_folder(data_dir, demo=demo))
+    found = _generations(node_folder(data_dir, demo=demo))
     if as_json:
         typer.echo(json.dumps([asdict(generation) for _, generation in found]))
         return
@@ -41,7 +41,7 @@ def verify(data_dir: DataDir = None, demo: DemoNode = False) -> None:
     from neuroshard.errors import CheckpointError
 
     damaged = 0
-    for store, item in _generations(_folder(data_dir, demo=demo)):
+    for store, item in _generations(node_folder(data_dir, demo=demo)):
         try:
             store.verify(item)
         except CheckpointError as error:
@@ -70,7 +70,7 @@ def export(
 
     if format_name != "torch":
         raise UsageError(f"--format {format_name} is not known.", "Use --format torch.")
-    found = _generations(_folder(data_dir, demo=demo))
+    found = _generations(node_folder(data_dir, demo=demo))
     if checkpoint is not None:
         found = [(store, item) for store, item in found if Path(item.path) == checkpoint.absolute()]
     if not found:
@@ -93,7 +93,7 @@ def restore(
     from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
     from neuroshard.training.checkpoint.set_aside import go_back
 
-    folder = _folder(data_dir, demo=demo)
+    folder = node_folder(data_dir, demo=demo)
     try:
         lock = InstanceLock.acquire(folder)
     except AlreadyRunningError as error:
@@ -110,14 +110,6 @@ def restore(
     for _, aside in moved:
         for path in aside:
             typer.echo(f"set aside: {path}")
-
-
-def _folder(data_dir: Path | None, *, demo: bool) -> Path:
-    from neuroshard.config.loading import resolve_data_dir
-    from neuroshard.node.demo import DEMO_FOLDER
-
-    folder = resolve_data_dir(data_dir)
-    return folder / DEMO_FOLDER if demo else folder
 
 
 def _stores(folder: Path) -> list[CheckpointStore]:

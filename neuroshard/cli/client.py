@@ -9,6 +9,7 @@ from typing import Any, NoReturn, cast
 
 import httpx
 
+from neuroshard.cli.options import node_folder
 from neuroshard.errors import NetworkRefusedError, NeuroShardError, UsageError
 
 TIMEOUT_SECONDS = 30.0
@@ -62,7 +63,10 @@ class NodeClient:
             raise no_node(self.base_url) from error
         if response.is_error:
             self.refuse(response)
-        return cast("dict[str, Any]", response.json())
+        try:
+            return cast("dict[str, Any]", response.json())
+        except ValueError as error:
+            raise NetworkRefusedError(f"What answers at {self.base_url} is no NeuroShard node.") from error
 
 
 def no_node(base_url: str) -> NetworkRefusedError:
@@ -82,22 +86,27 @@ def _refusal(response: httpx.Response) -> RequestRefusedError:
     return RequestRefusedError(f"The node refused: {detail}")
 
 
+def is_held(data_dir: Path | None, *, demo: bool) -> bool:
+    """Whether a live process holds the data folder."""
+    from neuroshard.training.checkpoint.lock import read_lock_owner
+
+    return read_lock_owner(node_folder(data_dir, demo=demo)) is not None
+
+
 def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> NodeClient:
     """Client of the node that uses this data folder.
 
     Raises NetworkRefusedError when none is running there, UsageError when its secret cannot be read.
     """
-    from neuroshard.config.loading import resolve_data_dir
-    from neuroshard.node.demo import DEMO_FOLDER
     from neuroshard.training.checkpoint.lock import read_lock_owner
 
-    folder = resolve_data_dir(data_dir)
-    folder = folder / DEMO_FOLDER if demo else folder
+    folder = node_folder(data_dir, demo=demo)
     owner = read_lock_owner(folder)
     if owner is None and port is None:
+        hint = "" if demo else "for a running demo add --demo; or "
         raise NetworkRefusedError(
             f"No node is running with the data folder {folder}.",
-            "Start one with `neuroshard`; for a running demo add --demo; or name its --data-dir or --port.",
+            f"Start one with `neuroshard{' demo' if demo else ''}`; {hint}name its --data-dir or --port.",
         )
     secret_file = folder / "api-secret"
     try:

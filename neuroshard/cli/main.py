@@ -14,7 +14,7 @@ from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, text, wall
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, tell
 from neuroshard.cli.options import DataDir, DeviceOption, GenesisSource, Host, MemoryLimit, Port, Threads
-from neuroshard.errors import NeuroShardError
+from neuroshard.errors import NeuroShardError, UsageError
 
 app = typer.Typer(
     name="neuroshard",
@@ -76,6 +76,7 @@ def run(
 ) -> None:
     """Run a node: derive the wallet from the token, load data, train, and show it at http://localhost:8000."""
     if context.invoked_subcommand is not None:
+        _refuse_lost_options(context, context.invoked_subcommand)
         return
     from neuroshard.cli.options import given
     from neuroshard.config.loading import load_settings
@@ -99,6 +100,16 @@ def run(
         verbose=verbose or None,
     )
     raise typer.Exit(run_node(load_settings(flags, os.environ)))
+
+
+def _refuse_lost_options(context: typer.Context, command: str) -> None:
+    """Options before a command belong to no command: a limit that is silently not obeyed would be a trap."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    lost = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if lost:
+        option = f"--{lost[0].removesuffix('_source').replace('_', '-')}"
+        action = f"Put it after the command: neuroshard {command} {option} ..."
+        raise UsageError(f"{option} stands before `{command}`, where nobody reads it.", action)
 
 
 def main() -> None:

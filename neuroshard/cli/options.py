@@ -35,3 +35,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 def given(**flags: object) -> dict[str, object]:
     """Only the flags that were really given; the others are left to environment, file and defaults."""
     return {key: value for key, value in flags.items() if value is not None}
+
+
+def node_folder(data_dir: Path | None, *, demo: bool) -> Path:
+    """The data folder that a command means."""
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.node.demo import DEMO_FOLDER
+
+    folder = resolve_data_dir(data_dir)
+    return folder / DEMO_FOLDER if demo else folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -83,7 +84,7 @@ def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) 
 
 def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) -> None:
     """Stop the node after a final checkpoint."""
-    from neuroshard.cli.client import connect
+    from neuroshard.cli.client import connect, is_held
     from neuroshard.errors import NetworkRefusedError
 
     client = connect(data_dir, port, demo=demo)
@@ -92,6 +93,10 @@ def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) ->
     while client.answers():
         if time.monotonic() > deadline:
             raise NetworkRefusedError("The node still answers.", "Look at `neuroshard logs`.")
+        time.sleep(0.1)
+    while is_held(data_dir, demo=demo):  # so that the next start does not meet this one's end
+        if time.monotonic() > deadline:
+            raise NetworkRefusedError("The process has not ended yet.", "Look at its log.")
         time.sleep(0.1)
     typer.echo("Stopped.")
 
@@ -112,7 +117,13 @@ def logs(
         answer = client.get(f"/api/logs?after={after}")
         for record in answer["records"]:
             after = record["sequence"]
-            typer.echo(json.dumps(record) if as_json else f"{record['time']} {record['level']:7} {record['message']}")
+            typer.echo(json.dumps(record) if as_json else log_line(record))
         if not follow:
             return
         time.sleep(FOLLOW_SECONDS)
+
+
+def log_line(record: Mapping[str, Any]) -> str:
+    """A log record for people, in local time."""
+    when = datetime.fromtimestamp(record["time"]).astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{when} {record['level']:7} {record['message']}"

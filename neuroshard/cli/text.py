@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from neuroshard.cli.options import AsJson, DataDir, Port
 from neuroshard.cli.remote import DemoNode
+
+if TYPE_CHECKING:
+    from neuroshard.cli.client import NodeClient
 
 GENERATION_SECONDS = 300.0
 _EVENT = "data: "
@@ -41,27 +45,42 @@ def generate(
     if as_json:
         typer.echo(json.dumps(client.post("/v1/completions", body)))
         return
-    import httpx
-
-    with httpx.stream(
-        "POST",
-        f"{client.base_url}/v1/completions",
-        json=body,
-        headers=client.headers(),
-        timeout=GENERATION_SECONDS,
-        trust_env=False,
-    ) as response:
-        if response.is_error:
-            response.read()
-            client.refuse(response)
-        for line in response.iter_lines():
-            typer.echo(_text_of(line), nl=False)
+    for piece in _pieces(client, body):
+        typer.echo(piece, nl=False)
     typer.echo("")
 
 
+def _pieces(client: NodeClient, body: Mapping[str, object]) -> Iterator[str]:
+    """The text as it comes. Raises NetworkRefusedError when no node answers, RequestRefusedError for its refusal."""
+    import httpx
+
+    from neuroshard.cli.client import no_node
+
+    try:
+        with httpx.stream(
+            "POST",
+            f"{client.base_url}/v1/completions",
+            json=body,
+            headers=client.headers(),
+            timeout=GENERATION_SECONDS,
+            trust_env=False,
+        ) as response:
+            if response.is_error:
+                response.read()
+                client.refuse(response)
+            for line in response.iter_lines():
+                yield _text_of(line)
+    except httpx.TransportError as error:
+        raise no_node(client.base_url) from error
+
+
 def _text_of(line: str) -> str:
-    """The text that one line of the event stream carries."""
+    """The text that one line of the event stream carries. Raises RequestRefusedError for an error on the way."""
+    from neuroshard.cli.client import RequestRefusedError
+
     if not line.startswith(_EVENT) or line == f"{_EVENT}[DONE]":
         return ""
     event = cast("dict[str, Any]", json.loads(line[len(_EVENT) :]))
+    if "error" in event:
+        raise RequestRefusedError(f"The node broke off: {event['error']['message']}")
     return "".join(choice["text"] for choice in event.get("choices", []))
