@@ -18,6 +18,7 @@ from neuroshard.data.retry import FileDamagedError, FileMissingError, SourceBusy
 from neuroshard.errors import DataUnavailableError, UsageError
 
 _MAX_REDIRECTS = 3
+_MAX_VALIDATOR_CHARACTERS = 256
 _OK, _PARTIAL, _BEYOND_THE_END = 200, 206, 416
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MISSING = frozenset({403, 404, 410})  # object stores answer 403 for a key they do not have
@@ -56,6 +57,8 @@ class HttpSource:
             response = await self._send(self._base.join(name), headers)
         except httpx.HTTPError as error:
             raise _in_words(self._base.host, error) from error
+        except UnicodeError as error:  # a host name in a redirect that no domain can have
+            raise DataUnavailableError(f"{self._base.host} redirects to something that is no URL.") from error
         body = _Body(response)
         try:
             yield _opened(response, body, name, offset if "Range" in headers else 0)
@@ -122,10 +125,10 @@ def _refuse_status(response: httpx.Response, name: str, offset: int) -> None:
 
 def _validator(response: httpx.Response) -> str | None:
     """A strong ETag, else the date: only those may stand in If-Range (RFC 9110, 13.1.5)."""
-    etag = response.headers.get("etag", "")
-    if etag.startswith('"') and len(etag) <= 256:
-        return etag
-    return response.headers.get("last-modified") if not etag else None
+    etag, date = response.headers.get("etag", ""), response.headers.get("last-modified")
+    chosen = date if not etag else etag if etag.startswith('"') else None
+    is_usable = chosen is not None and chosen.isascii() and len(chosen) <= _MAX_VALIDATOR_CHARACTERS
+    return chosen if is_usable else None  # what cannot be sent back is no validator
 
 
 class _Body:

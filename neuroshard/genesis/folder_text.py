@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import stat
 from hashlib import sha256
 from pathlib import Path
 
@@ -72,8 +73,11 @@ class FolderText:
                 path = Path(folder) / name
                 if name.startswith(".") or path.suffix.lower() not in TEXT_SUFFIXES or path.is_symlink():
                     continue
+                size = self._size(path)
+                if size is None:
+                    continue
                 found.append(path)
-                total += self._size(path)
+                total += size
                 if total > MAX_TOTAL_BYTES or len(found) > MAX_FILES:
                     raise DataError(
                         f"{self._folder} has more than {MAX_TOTAL_BYTES >> 20} MB or {MAX_FILES:,} files of text.",
@@ -83,11 +87,15 @@ class FolderText:
             raise DataError(f"There are no text files in {self._folder}.", EXPECTED)
         return sorted(found)
 
-    def _size(self, path: Path) -> int:
+    def _size(self, path: Path) -> int | None:
+        """Bytes of a regular file; None for a pipe or device, whose reading might never end."""
         try:
-            size = path.stat().st_size
+            status = path.stat()
         except OSError as error:
             raise _unreadable(path, error) from error
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        size = status.st_size
         if size > MAX_FILE_BYTES:
             raise DataError(
                 f"{path} has {size >> 20} MB; at most {MAX_FILE_BYTES >> 20} MB a file are read.", "Split it."

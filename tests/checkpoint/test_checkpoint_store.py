@@ -217,6 +217,21 @@ def test_the_own_limit_deletes_old_generations_but_never_the_newest(tmp_path: Pa
     assert [item.step for item in store.generations()] == [30, 20]
 
 
+def test_an_old_generation_that_cannot_be_deleted_does_not_fail_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path)
+    write_steps(store, 10, 20, 30)
+
+    def gone(_: object) -> None:
+        raise CheckpointError("it is gone")
+
+    monkeypatch.setattr(store, "_delete", gone)
+    write_steps(store, 40)
+    assert store.generations()[0].step == 40
+    assert "cannot be deleted: it is gone" in caplog.text
+
+
 def test_too_little_free_space_is_noticed_before_writing(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, StorageLimits(reserve_bytes=10**18))
     with pytest.raises(DiskFullError, match="No room"):

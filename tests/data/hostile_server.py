@@ -80,6 +80,15 @@ def drops_after(count: int) -> Behaviour:
     return behave
 
 
+def drops_with_validator(name: str, validator: str) -> Behaviour:
+    def behave(request: Request, body: bytes | None) -> None:
+        assert body is not None
+        request.head(200, Content_Length=len(body), **{name: validator})
+        request.wfile.write(body[:100_000])
+
+    return behave
+
+
 def answers(status: int, **headers: object) -> Behaviour:
     def behave(request: Request, body: bytes | None) -> None:
         request.head(status, Content_Length=0, **headers)

@@ -83,6 +83,10 @@ def test_connection_dropped_at_every_64_kib_resumes_by_range() -> None:
         [hostile.drops_after(100_000), hostile.sends_wrong_part],
         [hostile.drops_after(100_000), hostile.answers(416)],
         [hostile.drops_after(100_000), hostile.serves(OTHER)],  # another ETag in the middle
+        [hostile.drops_with_validator("ETag", '"\u00e9"')],  # cannot be sent back
+        [hostile.drops_with_validator("Last-Modified", "\u00e9" * 5000)],
+        [hostile.answers(302, Location="http://xn--a/")],  # no domain can have this name
+        [hostile.answers(302, Location="//xn--zzzzzzzzzzzzz9999999999/")],
         [hostile.drops_after(0)] * 3,
         [hostile.serves(OTHER)],  # wrong digest
         [hostile.serves(FILE[:-1])],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,13 @@ def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "inside" / "folder").symlink_to(tmp_path / "outside")
     (tmp_path / "inside" / "loop").symlink_to(tmp_path / "inside")
     assert FolderText(tmp_path / "inside").documents(silent) == [Document("open.txt", "open")]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path / "open.txt", "open")
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert FolderText(tmp_path).documents(silent) == [Document("open.txt", "open")]
 
 
 def test_an_edit_changes_the_fingerprint_and_a_copy_does_not(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 DIGEST_BYTES = 32
 MAX_PAGE_BYTES = PAGE_DIGESTS * DIGEST_BYTES
-MAX_TOKENIZER_BYTES = 512 * 1024 * 1024  # a table of 10 M entries; a run's own is far smaller
 
 
 def shard_name(shard: ShardId) -> str:

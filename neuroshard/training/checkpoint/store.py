@@ -263,7 +263,7 @@ class CheckpointStore:
         for generation in superfluous(generations, at_last_outer[-1] if at_last_outer else None):
             try:
                 self._delete(generation)
-            except OSError as error:
+            except (OSError, StorageError) as error:  # the new one is complete, whatever becomes of the old
                 log.warning("old checkpoint %s cannot be deleted: %s", generation.path, error)
         self._remove_leftovers()
 
