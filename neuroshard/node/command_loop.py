@@ -29,7 +29,7 @@ from neuroshard.training.loop import Trainer
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.02  # how soon a command is noticed
+LOOK_SECONDS = 0.05  # how soon a command is noticed; each look takes the interpreter from the compute thread
 
 
 class CommandLoop:
