@@ -20,7 +20,7 @@ from neuroshard.identity import NodeIdentity, Wallet
 from neuroshard.model.family import parameter_count
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.node.configuration import Configuration
-from neuroshard.node.data_opening import OpenedData, open_data
+from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data
 from neuroshard.node.demo import DemoData, DemoOptions
 from neuroshard.node.identity import node_identity
 from neuroshard.node.own_run import OwnRun, OwnRuns
@@ -100,7 +100,7 @@ class Assembly:
         with self._startup.stage(DATA):
             fetcher = Fetcher(open_source(location))
             self._closing.push_async_callback(fetcher.source.aclose)
-            data = await self._open_data(fetcher, runs)
+            data = await self._open_data(fetcher, runs, room)
         with self._startup.stage(MODEL):
             run = self._choose_run(data, room, runs, "demo" if self._demo else fetcher.source.description)
             memory = self._announce(run, room, memory)
@@ -178,10 +178,11 @@ class Assembly:
             )
             return data.serve()
 
-    async def _open_data(self, fetcher: Fetcher, runs: OwnRuns) -> OpenedData:
+    async def _open_data(self, fetcher: Fetcher, runs: OwnRuns, room: Room) -> OpenedData:
         """Open the data set; while its source does not answer, the status says so."""
         store = self._settings.data_dir / "data_cache" / "descriptions"
-        return await accompanied(partial(open_data, fetcher, store, runs), partial(self._tell_waiting, fetcher))
+        limit = largest_tokenizer_bytes(room.tier_mb)
+        return await accompanied(partial(open_data, fetcher, store, runs, limit), partial(self._tell_waiting, fetcher))
 
     async def _tell_waiting(self, fetcher: Fetcher) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -15,6 +16,7 @@ from neuroshard.data.opening import Genesis, open_genesis
 from neuroshard.data.source import FolderSource, open_source
 from neuroshard.data.tokenizer import TokenizerTable
 from neuroshard.errors import DataUnavailableError
+from neuroshard.model.memory_need import MEGABYTE, PROCESS_BYTES
 from neuroshard.node.own_run import OwnRun, OwnRuns
 
 log = logging.getLogger(__name__)
@@ -29,25 +31,32 @@ class OpenedData:
     run: OwnRun | None
 
 
-async def open_data(fetcher: Fetcher, store: Path, runs: OwnRuns) -> OpenedData:
+def largest_tokenizer_bytes(tier_mb: int) -> int:
+    """The largest tokenizer.json to accept: parsing one takes about 30 times its size in memory, measured."""
+    spare = tier_mb * MEGABYTE - PROCESS_BYTES
+    return max(2 * MEGABYTE, spare // 40)
+
+
+async def open_data(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_bytes: int) -> OpenedData:
     """Open the source; waits as long as it does not answer. Raises DataError when its data cannot be used.
 
     A source on the network that fed a run before is opened from the copies kept for that run, so a restart does not
     need it. A folder is read anew, because its owner may have built other data there.
     """
+    opened = partial(open_genesis, fetcher, store, max_tokenizer_bytes=max_tokenizer_bytes)
     known = runs.of_source(fetcher.source.description)
     memory, run = known if known is not None else (None, None)
     if run is not None and not isinstance(fetcher.source, FolderSource):
-        genesis = await open_genesis(fetcher, store, pins=run.parameters.genesis)
+        genesis = await opened(pins=run.parameters.genesis)
         return OpenedData(genesis, TokenizerTable.load(genesis.tokenizer), run)
     trust = UNKNOWN_SOURCE
     if memory is not None and memory.signing_key is not None:
         trust = ManifestTrust(memory.signing_key, was_signed=True)
-    genesis = await open_genesis(fetcher, store, trust=trust)
+    genesis = await opened(trust=trust)
     table = TokenizerTable.load(genesis.tokenizer)
     found = runs.of_data(genesis.pins(table.next_merge_id))
     if found is not None:
-        genesis = await open_genesis(fetcher, store, pins=found.parameters.genesis)
+        genesis = await opened(pins=found.parameters.genesis)
     elif run is not None:
         log.warning("%s holds other data than before: a new run begins, the old one stays.", fetcher.source.description)
     return OpenedData(genesis, table, found)
