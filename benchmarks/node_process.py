@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,16 +63,24 @@ class NodeProcess:
 
     def wait_for_steps(self, steps: int, seconds: float = START_SECONDS) -> float:
         """Wait until the node has made this many steps; seconds since process start."""
+        self.wait_for(f"step {steps}", lambda status: status["training"]["steps"] >= steps, seconds)
+        return time.perf_counter() - self.started
+
+    def wait_for(
+        self, event: str, holds: Callable[[dict[str, Any]], bool], seconds: float = START_SECONDS
+    ) -> dict[str, Any]:
+        """The first status of which `holds` is true. Raises TimeoutError that names the event."""
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
             self._must_live()
             try:
-                if self.get("/api/status")["training"]["steps"] >= steps:
-                    return time.perf_counter() - self.started
+                status = self.get("/api/status")
+                if holds(status):
+                    return status
             except httpx.TransportError:
                 pass
             time.sleep(0.05)
-        raise TimeoutError(f"no step {steps} within {seconds} s")
+        raise TimeoutError(f"no {event} within {seconds} s")
 
     def kill(self) -> None:
         """SIGKILL: the power cut."""
@@ -98,23 +106,41 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_node(data_dir: Path, arguments: Sequence[str], *, demo: bool = False) -> NodeProcess:
-    """Start `neuroshard` (or `neuroshard demo`) headless on a free port."""
-    port = free_port()
+def start_node(
+    data_dir: Path,
+    arguments: Sequence[str],
+    *,
+    demo: bool = False,
+    port: int | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> NodeProcess:
+    """Start `neuroshard` (or `neuroshard demo`) headless, on a free port unless one is given.
+
+    Of the environment it sees nothing of NeuroShard but `variables`, and a token unless it is a demo.
+    """
+    port = free_port() if port is None else port
     command = [sys.executable, "-m", "neuroshard", *(["demo"] if demo else [])]
     command += ["--headless", "--port", str(port), "--data-dir", str(data_dir), *arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
     if not demo:
         environment["NEUROSHARD_TOKEN"] = TOKEN
+    environment |= variables or {}
     started = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return NodeProcess(process, port, data_dir / "demo" if demo else data_dir, started)
 
 
 @contextmanager
-def running_node(data_dir: Path, arguments: Sequence[str], *, demo: bool = False) -> Iterator[NodeProcess]:
-    """A node that is gone when the block ends, however it ends."""
-    node = start_node(data_dir, arguments, demo=demo)
+def running_node(
+    data_dir: Path,
+    arguments: Sequence[str],
+    *,
+    demo: bool = False,
+    port: int | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[NodeProcess]:
+    """A node that is gone when the block ends, however it ends. Arguments as for `start_node`."""
+    node = start_node(data_dir, arguments, demo=demo, port=port, variables=variables)
     try:
         yield node
     finally:

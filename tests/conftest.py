@@ -1,0 +1,63 @@
+"""Real material for tests that start real processes, made once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from pydoc_data import topics
+
+import pytest
+
+TEXT_BYTES = 150_000
+# Checkpoints as often as the ten steps between two of them allow, so that a test need not wait for the clock.
+SAVING_OFTEN = {"NEUROSHARD_CHECKPOINT_MIN_SECONDS": "0", "NEUROSHARD_CHECKPOINT_WRITE_GB_PER_DAY": "1000000"}
+
+
+@pytest.fixture(scope="session")
+def small_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with about 150 kB of real English text."""
+    folder = tmp_path_factory.mktemp("text")
+    written = 0
+    for name, text in sorted(topics.topics.items()):
+        if written < TEXT_BYTES:
+            (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+            written += len(text)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_genesis(small_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A signed Genesis folder: 16 shards of about 5,000 tokens, so that a shard lasts ten steps of one sequence."""
+    from benchmarks.node_process import TOKEN
+    from neuroshard.genesis import BuildOptions, FolderText, build_genesis
+    from neuroshard.identity import Wallet, parse_token
+
+    folder = tmp_path_factory.mktemp("genesis") / "small"
+    options = BuildOptions(vocabulary=400)
+    wallet = Wallet.from_secret(parse_token(TOKEN))
+    build_genesis(FolderText(small_text), folder, wallet, now="2026-01-01T00:00:00+00:00", options=options)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def quick(small_genesis: Path) -> list[str]:
+    """Flags of a node whose steps take milliseconds: the smallest model on the small Genesis folder."""
+    return ["--genesis", str(small_genesis), "--memory", "500", "--cpu-threads", "1", "--inner-steps", "5"]
+
+
+@pytest.fixture(scope="session")
+def saving_often() -> Mapping[str, str]:
+    """Environment of a node that saves every ten steps."""
+    return SAVING_OFTEN
+
+
+@pytest.fixture(scope="session")
+def trained_folder(quick: list[str], saving_often: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data folder of a node that trained and was stopped well; it holds three checkpoints. Copy it, do not change it."""
+    from benchmarks.node_process import running_node
+
+    folder = tmp_path_factory.mktemp("trained") / "node"
+    with running_node(folder, quick, variables=saving_often) as node:
+        node.wait_for("three checkpoints", lambda status: len(status["checkpoints"]["generations"]) >= 3)
+        assert node.stop() == 0
+    return folder
