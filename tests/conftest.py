@@ -53,7 +53,7 @@ def saving_often() -> Mapping[str, str]:
 
 @pytest.fixture(scope="session")
 def trained_folder(quick: list[str], saving_often: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data folder of a node that trained and was stopped well; it holds three checkpoints. Copy it, do not change it."""
+    """Data folder of a node that trained and was stopped well, with three checkpoints. Copy it, do not change it."""
     from benchmarks.node_process import running_node
 
     folder = tmp_path_factory.mktemp("trained") / "node"

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from neuroshard.status.snapshot import CheckpointGeneration
     from neuroshard.training.checkpoint.store import CheckpointStore
 
+_SHOWN_PRECISION = 0.999_999  # seconds: the list shows whole ones, and what it shows can be gone back to
+
 app = typer.Typer(help="List, check, export and restore checkpoints.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_checkpoints(data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
-    """List the saved states, newest first."""
+    """List the saved states with their local time, newest first."""
     found = _generations(node_folder(data_dir, demo=demo))
     if as_json:
         typer.echo(json.dumps([asdict(generation) for _, generation in found]))
@@ -30,7 +32,7 @@ def list_checkpoints(data_dir: DataDir = None, demo: DemoNode = False, as_json: 
     if not found:
         typer.echo("No checkpoints yet.")
     for _, item in found:
-        when = datetime.fromtimestamp(item.time, UTC).isoformat(timespec="seconds")
+        when = datetime.fromtimestamp(item.time, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S")  # as --at reads it
         loss = "      " if item.loss is None else f"{item.loss:6.3f}"
         typer.echo(f"step {item.step:>9,}  {when}  loss {loss}  {item.bytes / 1e6:8.1f} MB  {item.path}")
 
@@ -99,7 +101,7 @@ def restore(
     except AlreadyRunningError as error:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.") from error
     try:
-        moved = [go_back(store, at.timestamp()) for store in _stores(folder)]
+        moved = [go_back(store, at.timestamp() + _SHOWN_PRECISION) for store in _stores(folder)]
     finally:
         lock.release()
     kept = [generation for generation, _ in moved if generation is not None]

@@ -12,7 +12,8 @@ import httpx
 from neuroshard.cli.options import node_folder
 from neuroshard.errors import NetworkRefusedError, NeuroShardError, UsageError
 
-TIMEOUT_SECONDS = 30.0
+READ_SECONDS = 30.0
+COMMAND_SECONDS = 70.0  # the node itself gives up on a command after at most 60
 
 
 class RequestRefusedError(NeuroShardError):
@@ -28,11 +29,13 @@ class NodeClient:
 
     def get(self, path: str) -> dict[str, Any]:
         """JSON body of a GET. Raises NetworkRefusedError when no node answers."""
-        return self._request("GET", path, None)
+        return self._request("GET", path, None, READ_SECONDS)
 
-    def post(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+    def post(
+        self, path: str, body: Mapping[str, object] | None = None, seconds: float = COMMAND_SECONDS
+    ) -> dict[str, Any]:
         """JSON body of a POST. Raises RequestRefusedError with the node's own explanation."""
-        return self._request("POST", path, body or {})
+        return self._request("POST", path, body or {}, seconds)
 
     def answers(self) -> bool:
         """Whether the node is up."""
@@ -49,14 +52,14 @@ class NodeClient:
         """What authorises a call."""
         return {"Authorization": f"Bearer {self.secret}"}
 
-    def _request(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+    def _request(self, method: str, path: str, body: Mapping[str, object] | None, seconds: float) -> dict[str, Any]:
         try:
             response = httpx.request(
                 method,
                 self.base_url + path,
                 json=body,
                 headers=self.headers(),
-                timeout=TIMEOUT_SECONDS,
+                timeout=seconds,
                 trust_env=False,
             )
         except httpx.TransportError as error:

@@ -14,7 +14,7 @@ from neuroshard.cli.remote import DemoNode
 if TYPE_CHECKING:
     from neuroshard.cli.client import NodeClient
 
-GENERATION_SECONDS = 300.0
+GENERATION_SECONDS = 310.0  # the node itself gives up after 300
 _EVENT = "data: "
 
 
@@ -43,7 +43,7 @@ def generate(
     if seed is not None:
         body["seed"] = seed
     if as_json:
-        typer.echo(json.dumps(client.post("/v1/completions", body)))
+        typer.echo(json.dumps(client.post("/v1/completions", body, GENERATION_SECONDS)))
         return
     for piece in _pieces(client, body):
         typer.echo(piece, nl=False)

@@ -15,7 +15,7 @@ from neuroshard.data.cache import ShardCache
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
-from neuroshard.data.tokenizer import Tokenizer
+from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer
 from neuroshard.identity import NodeIdentity, Wallet
 from neuroshard.model.family import parameter_count
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
@@ -95,6 +95,8 @@ class Assembly:
             threads = self._settings.cpu_threads or default_threads()
             compute = self._compute_thread(threads)
             room, memory = await self._measure(compute, device)
+            if self._demo is None:
+                propose(room, FIRST_MERGE_ID)  # memory too small for any model is told before anything is fetched
         location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
         runs = OwnRuns(self._settings.data_dir, self._wallet)
         with self._startup.stage(DATA):

@@ -15,11 +15,15 @@ from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, UNKNOWN_SOURCE,
 from neuroshard.data.opening import Genesis, open_genesis
 from neuroshard.data.source import FolderSource, open_source
 from neuroshard.data.tokenizer import TokenizerTable
-from neuroshard.errors import DataUnavailableError
+from neuroshard.errors import DataError, DataUnavailableError
 from neuroshard.model.memory_need import MEGABYTE, PROCESS_BYTES
 from neuroshard.node.own_run import OwnRun, OwnRuns
 
 log = logging.getLogger(__name__)
+
+OF_A_FOLDER = 1  # refusals until a source is given up: what lies on a disk does not mend itself
+OF_A_SERVER = 5
+CHECK_SOURCE = "Check --genesis: it must name a Genesis folder or its address."
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,17 @@ async def open_data(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_
     A source on the network that fed a run before is opened from the copies kept for that run, so a restart does not
     need it. A folder is read anew, because its owner may have built other data there.
     """
-    opened = partial(open_genesis, fetcher, store, max_tokenizer_bytes=max_tokenizer_bytes)
+    try:
+        return await _open(fetcher, store, runs, max_tokenizer_bytes)
+    except DataError as error:
+        source = fetcher.source.description
+        message = error.message if source in error.message else f"{source} cannot be used: {error.message}"
+        raise DataError(message, error.action or CHECK_SOURCE) from error
+
+
+async def _open(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_bytes: int) -> OpenedData:
+    patience = OF_A_FOLDER if isinstance(fetcher.source, FolderSource) else OF_A_SERVER
+    opened = partial(open_genesis, fetcher, store, max_tokenizer_bytes=max_tokenizer_bytes, give_up_after=patience)
     known = runs.of_source(fetcher.source.description)
     memory, run = known if known is not None else (None, None)
     if run is not None and not isinstance(fetcher.source, FolderSource):

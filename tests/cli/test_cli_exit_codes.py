@@ -1,0 +1,187 @@
+"""What a mistake leads to: an exit code that a script can read, and words that a person can act on."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from command_run import Command
+
+from benchmarks.node_process import TOKEN
+from neuroshard import __version__
+
+pytestmark = pytest.mark.process
+GOOD_PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+HEAVY = {"torch", "numpy", "fastapi", "uvicorn", "trio", "httpx", "cryptography"}
+
+
+def test_the_version_is_printed(neuroshard: Command) -> None:
+    outcome = neuroshard("--version")
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"neuroshard {__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("demo", "--help"), ("checkpoint", "--help")])
+def test_help_imports_nothing_heavy(neuroshard: Command, arguments: tuple[str, ...]) -> None:
+    command = neuroshard.arguments(*arguments)
+    ran = subprocess.run(
+        [command[0], "-X", "importtime", *command[1:]],
+        env=neuroshard.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0
+    assert "Usage: neuroshard" in ran.stdout
+    imported = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in ran.stderr.splitlines()}
+    assert "typer" in imported
+    assert imported & HEAVY == set()
+
+
+def test_help_names_the_commands_that_exist_and_no_others(neuroshard: Command) -> None:
+    shown = neuroshard("--help").out
+    built = [
+        "demo",
+        "status",
+        "pause",
+        "resume",
+        "stop",
+        "logs",
+        "doctor",
+        "wallet",
+        "checkpoint",
+        "generate",
+        "genesis",
+    ]
+    assert [name for name in built if f"│ {name} " not in shown] == []
+    assert [name for name in ("trainer", "seed", "authorizer", "monitor", "run") if f"│ {name} " in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (("--memroy", "500"), "--memory"),
+        (("demo", "--step", "3"), "--steps"),
+        (("statsu",), "status"),
+        (("--port", "70000"), "0 to 65535"),
+        (("--device", "tpu"), "auto, cuda, mps or cpu"),
+        (("--genesis", "ftp://example.org"), "https://"),
+        (("--port", "9000", "status"), "status --port"),
+    ],
+)
+def test_a_wrong_command_line_is_2_and_says_what_is_right(
+    neuroshard: Command, arguments: tuple[str, ...], suggestion: str
+) -> None:
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)(*arguments)
+    assert outcome.code == 2
+    assert suggestion in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_an_unknown_variable_is_2_and_names_the_nearest(neuroshard: Command) -> None:
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN, NEUROSHARD_MEMROY="500")()
+    assert outcome.code == 2
+    assert "NEUROSHARD_MEMROY" in outcome.err
+    assert "Did you mean memory?" in outcome.err
+
+
+def test_an_unknown_key_of_the_file_is_2_and_names_the_nearest(neuroshard: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('prot = 9000\ngenesis = "somewhere"\n')
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)("--data-dir", tmp_path)
+    assert outcome.code == 2
+    assert "prot" in outcome.err
+    assert str(tmp_path / "config.toml") in outcome.err
+    assert "Did you mean port?" in outcome.err
+
+
+def test_no_token_is_3_and_says_where_to_get_one(neuroshard: Command, tmp_path: Path) -> None:
+    outcome = neuroshard("--data-dir", tmp_path / "node")
+    assert outcome.code == 3
+    assert "NEUROSHARD_TOKEN" in outcome.err
+    assert "neuroshard wallet new" in outcome.err
+    assert not (tmp_path / "node").exists()
+
+
+@pytest.mark.parametrize("token", ["", "   "])
+def test_an_empty_token_is_3(neuroshard: Command, tmp_path: Path, token: str) -> None:
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=token)("--data-dir", tmp_path)
+    assert outcome.code == 3
+    assert "empty" in outcome.err
+
+
+def test_a_phrase_with_a_wrong_word_is_3_and_is_not_repeated(neuroshard: Command, tmp_path: Path) -> None:
+    wrong = GOOD_PHRASE.replace("yellow", "zebra")
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=wrong)("--data-dir", tmp_path)
+    assert outcome.code == 3
+    assert "checksum" in outcome.err
+    assert wrong not in outcome.err
+
+
+def test_an_unreadable_token_file_is_3(neuroshard: Command, tmp_path: Path) -> None:
+    outcome = neuroshard("--data-dir", tmp_path, "--token-file", tmp_path / "nowhere")
+    assert outcome.code == 3
+    assert str(tmp_path / "nowhere") in outcome.err
+
+
+def test_a_busy_port_is_4_and_names_it(neuroshard: Command, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)("--data-dir", tmp_path, "--port", port, "--headless")
+    assert outcome.code == 4
+    assert f"Port {port} on 127.0.0.1 is busy." in outcome.err
+    assert "--port" in outcome.err
+
+
+def test_a_command_without_a_node_is_4(neuroshard: Command, tmp_path: Path) -> None:
+    outcome = neuroshard("status", "--data-dir", tmp_path)
+    assert outcome.code == 4
+    assert str(tmp_path) in outcome.err
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize("inside", ["", "node"])
+def test_a_file_in_place_of_the_data_folder_is_5(neuroshard: Command, tmp_path: Path, inside: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    folder = tmp_path / "file" / inside
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)("--data-dir", folder, "--headless")
+    assert outcome.code == 5
+    assert str(folder) in outcome.err
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+@pytest.mark.parametrize("content", [None, "broken"])
+def test_a_genesis_folder_that_is_none_is_6(neuroshard: Command, tmp_path: Path, content: str | None) -> None:
+    genesis = tmp_path / "genesis"
+    if content == "broken":
+        genesis.mkdir()
+        (genesis / "manifest.json").write_text("{")
+    arguments = ("--data-dir", tmp_path / "node", "--genesis", genesis, "--headless", "--port", 0)
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)(*arguments)
+    assert outcome.code == 6
+    assert str(genesis) in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_too_little_memory_is_2_and_says_how_much_is_needed(neuroshard: Command, tmp_path: Path) -> None:
+    """Told before the data come: nobody should wait for a download to learn that it was in vain."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        arguments = ("--data-dir", tmp_path / "node", "--genesis", address, "--headless", "--port", 0)
+        outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)(*arguments, "--memory", 100)
+    assert outcome.code == 2
+    assert "500 MB" in outcome.err
+    assert "--memory" in outcome.err
+
+
+def test_a_device_that_is_not_there_is_2(neuroshard: Command, tmp_path: Path, small_genesis: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this computer has a CUDA device")
+    arguments = ("--data-dir", tmp_path / "node", "--genesis", small_genesis, "--headless", "--port", 0)
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)(*arguments, "--device", "cuda")
+    assert outcome.code == 2
+    assert "--device cpu" in outcome.err

@@ -1,0 +1,195 @@
+"""Commands for a node that runs, and what of its secrets can be seen while it does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from command_run import Command
+
+from benchmarks.node_process import NodeProcess, running_node
+from neuroshard.identity import Wallet, parse_token
+
+pytestmark = pytest.mark.process
+SECRET_TOKEN = "an opaque token that nobody else may read 4711"
+
+
+@pytest.fixture(scope="module")
+def node(
+    quick: list[str], saving_often: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NodeProcess]:
+    """A node that trains while the tests of this module talk to it; its token was typed as a flag."""
+    folder = tmp_path_factory.mktemp("running") / "node"
+    with running_node(folder, [*quick, "--token", SECRET_TOKEN], variables=saving_often) as node:
+        node.wait_for("checkpoint", lambda status: status["checkpoints"]["last_saved_step"] is not None)
+        yield node
+
+
+@pytest.fixture
+def neuroshard(node: NodeProcess, tmp_path: Path) -> Command:
+    """The command beside that node."""
+    return Command(tmp_path / "home", {"NEUROSHARD_DATA_DIR": str(node.data_dir)})
+
+
+def test_the_token_is_not_on_the_command_line(node: NodeProcess) -> None:
+    place = Path(f"/proc/{node.process.pid}/cmdline")
+    if not place.exists():
+        pytest.skip("this system does not show command lines in /proc")
+    visible = place.read_bytes()
+    assert b"--token ***" in visible.replace(b"\0", b" ")
+    assert SECRET_TOKEN.encode() not in visible
+
+
+def test_the_token_is_in_no_log_and_no_answer(node: NodeProcess) -> None:
+    secret = (node.data_dir / "api-secret").read_text().strip()
+    logs = [path.read_text() for path in (node.data_dir / "logs").iterdir()]
+    assert any("Dashboard:" in text for text in logs)
+    places = ("/api/status", "/api/config", "/api/logs", "/api/checkpoints", "/api/data", "/api/training/global")
+    answers = [json.dumps(node.get(place)) for place in places]
+    for text in (*logs, *answers):
+        assert SECRET_TOKEN not in text
+        assert secret not in text
+
+
+def test_no_file_of_the_data_folder_holds_the_token(node: NodeProcess) -> None:
+    """The wallet is derived anew at every start, so nothing needs to keep what leads to it."""
+    files = [path for path in node.data_dir.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
+    assert len(files) > 5
+    assert [path for path in files if SECRET_TOKEN.encode() in path.read_bytes()] == []
+    private = [node.data_dir / "api-secret", node.data_dir / "keys" / "node-key"]
+    if sys.platform != "win32":
+        assert [oct(path.stat().st_mode & 0o777) for path in private] == ["0o600", "0o600"]
+
+
+def test_status_tells_people_and_programs_the_same(neuroshard: Command, node: NodeProcess) -> None:
+    shown = neuroshard("status")
+    assert shown.code == 0
+    facts = neuroshard("status", "--json").json()
+    for line in (f"wallet       {facts['wallet_id']}", f"node         {facts['node_id']}", str(node.data_dir)):
+        assert line in shown.out
+    assert facts["wallet_id"] == Wallet.from_secret(parse_token(SECRET_TOKEN)).wallet_id
+    assert "state        training: Training." in shown.out
+    assert "could lose at most" in shown.out
+
+
+def test_pause_and_resume(neuroshard: Command, node: NodeProcess) -> None:
+    paused = neuroshard("pause")
+    assert (paused.code, paused.out) == (0, "Paused until it is resumed; nothing is lost.\n")
+    steps = node.wait_for("pause", lambda status: status["state"] == "paused")["training"]["steps"]
+    assert "Paused by the user." in neuroshard("status").out
+    assert neuroshard("status", "--json").json()["training"]["steps"] == steps
+    resumed = neuroshard("resume")
+    assert (resumed.code, resumed.out) == (0, "Training goes on.\n")
+    node.wait_for_steps(steps + 1)
+
+
+def test_a_pause_can_end_by_itself(neuroshard: Command, node: NodeProcess) -> None:
+    assert neuroshard("pause", "--for", "0.5").code == 0
+    node.wait_for("end of the pause", lambda status: status["state"] == "training", seconds=20)
+
+
+def test_logs_are_lines_for_people_and_objects_for_programs(neuroshard: Command) -> None:
+    lines = neuroshard("logs").out.splitlines()
+    assert any("Dashboard: http://localhost:" in line for line in lines)
+    records = [json.loads(line) for line in neuroshard("logs", "--json").out.splitlines()]
+    assert {"sequence", "time", "level", "logger", "message"} <= records[0].keys()
+    numbers = [record["sequence"] for record in records]
+    assert numbers == sorted(set(numbers))
+
+
+def test_generate_continues_a_prompt(neuroshard: Command) -> None:
+    streamed = neuroshard("generate", "The ", "--max-tokens", "8", "--temperature", "0")
+    assert streamed.code == 0
+    assert streamed.out.endswith("\n")
+    assert len(streamed.out) > 1
+    whole = neuroshard("generate", "The ", "--max-tokens", "8", "--seed", "1", "--json").json()
+    assert whole["usage"]["completion_tokens"] == 8
+    assert whole["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_refusal_of_the_node_is_told_in_its_words(neuroshard: Command) -> None:
+    outcome = neuroshard("generate", "The ", "--max-tokens", "1000000")
+    assert outcome.code == 1
+    assert outcome.err.startswith("neuroshard: The node refused: ")
+    assert "max_tokens" in outcome.err
+
+
+def test_checkpoints_are_listed_checked_and_exported_beside_the_node(
+    neuroshard: Command, node: NodeProcess, tmp_path: Path
+) -> None:
+    neuroshard("pause")  # so that no generation is replaced while it is read
+    try:
+        found = neuroshard("checkpoint", "list", "--json").json()
+        assert [item["step"] for item in found] == [
+            item["step"] for item in node.get("/api/checkpoints")["generations"]
+        ]
+        verified = neuroshard("checkpoint", "verify")
+        assert (verified.code, verified.out.count("ok ")) == (0, len(found))
+        assert neuroshard("checkpoint", "export", tmp_path / "model.pt").code == 0
+        assert (tmp_path / "model.pt").stat().st_size > 100_000
+    finally:
+        neuroshard("resume")
+
+
+def test_going_back_needs_a_stopped_node(neuroshard: Command) -> None:
+    outcome = neuroshard("checkpoint", "restore", "--at", "2020-01-01")
+    assert outcome.code == 2
+    assert "neuroshard stop" in outcome.err
+
+
+def test_the_doctor_finds_everything_well(neuroshard: Command, node: NodeProcess, small_genesis: Path) -> None:
+    healthy = neuroshard.having(NEUROSHARD_TOKEN=SECRET_TOKEN, NEUROSHARD_GENESIS=str(small_genesis))
+    outcome = healthy("doctor", "--json")
+    assert outcome.code == 0
+    facts = outcome.json()
+    assert {finding["subject"] for finding in facts["findings"]} == {
+        "python", "torch", "memory", "disk", "port", "token", "data",
+    }  # fmt: skip
+    details = {finding["subject"]: finding["detail"] for finding in facts["findings"]}
+    assert str(node.port) in details["port"]
+    assert "16 shards, signed" in details["data"]
+    assert facts["settings"]["genesis"] == {**facts["settings"]["genesis"], "source": "environment"}
+    assert SECRET_TOKEN not in outcome.out
+
+
+def test_the_doctor_says_what_is_wrong_and_what_to_do(neuroshard: Command, tmp_path: Path) -> None:
+    outcome = neuroshard("doctor", "--genesis", tmp_path / "nowhere")
+    assert outcome.code == 1
+    assert "BAD token" in outcome.out
+    assert "neuroshard wallet new" in outcome.out
+    assert "BAD data" in outcome.out
+    assert str(tmp_path / "nowhere") in outcome.out
+
+
+def test_a_second_start_names_the_first_and_ends_well(neuroshard: Command, node: NodeProcess) -> None:
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=SECRET_TOKEN)("--headless", "--port", "0")
+    assert outcome.code == 0
+    assert f"(process {node.process.pid}): http://localhost:{node.port}" in outcome.out
+    assert node.get("/health")["status"] == "ok"
+
+
+def test_commands_find_the_node_by_its_folder_or_its_port(node: NodeProcess, tmp_path: Path) -> None:
+    bare = Command(tmp_path / "home")
+    assert bare("status", "--data-dir", node.data_dir, "--json").json()["data_dir"] == str(node.data_dir)
+    lost = bare("status")
+    assert lost.code == 4
+    assert "--data-dir" in lost.err
+
+
+def test_the_same_token_in_another_folder_is_a_second_node(node: NodeProcess, quick: list[str], tmp_path: Path) -> None:
+    with running_node(tmp_path / "second", [*quick, "--token", SECRET_TOKEN]) as second:
+        status = second.wait_for("second node id", lambda status: status["node_id"] is not None)
+        first = node.get("/api/status")
+        assert status["wallet_id"] == first["wallet_id"]
+        assert status["node_id"] != first["node_id"]
+
+
+def test_stop_returns_when_the_folder_is_free_again(neuroshard: Command, node: NodeProcess) -> None:
+    """Last of this module: afterwards the node is gone."""
+    outcome = neuroshard("stop")
+    assert (outcome.code, outcome.out) == (0, "Stopping after a final checkpoint.\nStopped.\n")
+    assert neuroshard("checkpoint", "restore", "--at", "2020-01-01").code == 5  # not 2: nobody holds the folder
+    assert node.process.wait(20) == 0

@@ -1,0 +1,148 @@
+"""Commands that work while no node runs: wallets, Genesis folders, saved states."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from command_run import Command
+
+from benchmarks.node_process import TOKEN
+from neuroshard.identity import Wallet, parse_token
+from neuroshard.training.checkpoint.metadata import Manifest, decode_manifest, encode_manifest
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def stopped(trained_folder: Path, tmp_path: Path) -> Path:
+    """Data folder of a stopped node, ours to spoil."""
+    return shutil.copytree(trained_folder, tmp_path / "node")
+
+
+def test_a_new_wallet_can_be_used_at_once(neuroshard: Command) -> None:
+    made = neuroshard("wallet", "new", "--json").json()
+    assert len(made["phrase"].split()) == 12
+    shown = neuroshard.having(NEUROSHARD_TOKEN=made["phrase"])("wallet", "show", "--json").json()
+    assert shown["wallet_id"] == made["wallet_id"]
+    other = neuroshard("wallet", "new", "--words", "24")
+    assert len(other.out.split()) == 24  # the words alone: the advice goes to standard error
+    assert "Write the words down" in other.err
+
+
+def test_a_token_file_is_read(neuroshard: Command, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    shown = neuroshard("wallet", "show", "--token-file", tmp_path / "token")
+    assert shown.code == 0
+    assert Wallet.from_secret(parse_token(TOKEN)).wallet_id in shown.out
+    assert TOKEN not in shown.out
+
+
+def test_a_genesis_folder_is_built_and_verified(neuroshard: Command, small_text: Path, tmp_path: Path) -> None:
+    owner = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)
+    build = ("genesis", "build", "--text", small_text, "--out", tmp_path / "genesis", "--vocabulary", "300")
+    built = owner(*build)
+    assert built.code == 0
+    assert f"signed by wallet {Wallet.from_secret(parse_token(TOKEN)).wallet_id}" in built.out
+    assert owner(*build).out.startswith("Already there")
+    sound = neuroshard("genesis", "verify", tmp_path / "genesis", "--json")
+    assert sound.code == 0
+    assert sound.json() == {
+        "sound": True,
+        "shards": 16,
+        "checked": 16,
+        "signed_by": Wallet.from_secret(parse_token(TOKEN)).public_key.hex(),
+        "problems": [],
+    }
+    flip(tmp_path / "genesis" / "shard_3.pt")
+    damaged = neuroshard("genesis", "verify", tmp_path / "genesis")
+    assert damaged.code == 6
+    assert "shard_3.pt" in damaged.out
+
+
+def test_a_genesis_folder_is_served_until_the_end(neuroshard: Command, small_genesis: Path) -> None:
+    command = neuroshard.arguments("genesis", "serve", small_genesis, "--port", "0")
+    neuroshard.home.mkdir()
+    with subprocess.Popen(command, env=neuroshard.environment(), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            told = server.stdout.readline()
+            url = told.rsplit(" ", 1)[1].strip()
+            manifest = httpx.get(f"{url}/manifest.json", trust_env=False).raise_for_status().json()
+            assert manifest["total_shards"] == 16
+        finally:
+            server.terminate()
+        assert server.wait(20) == 0
+
+
+def test_saved_states_are_listed_newest_first(neuroshard: Command, stopped: Path) -> None:
+    found = saved_states(neuroshard, stopped)
+    steps = [item["step"] for item in found]
+    assert len(steps) >= 3
+    assert steps == sorted(steps, reverse=True)
+    lines = neuroshard("checkpoint", "list", "--data-dir", stopped).out.splitlines()
+    assert [line.split()[1] for line in lines] == [f"{step:,}" for step in steps]
+
+
+def test_a_damaged_state_is_5_and_named(neuroshard: Command, stopped: Path) -> None:
+    newest = saved_states(neuroshard, stopped)[0]
+    flip(Path(newest["path"]).with_suffix(".safetensors"))
+    outcome = neuroshard("checkpoint", "verify", "--data-dir", stopped)
+    assert outcome.code == 5
+    assert f"DAMAGED  {newest['path']}" in outcome.out
+    assert "ok " in outcome.out
+
+
+def test_the_exported_file_has_the_classic_keys(neuroshard: Command, stopped: Path, tmp_path: Path) -> None:
+    found = saved_states(neuroshard, stopped)
+    chosen = ("--checkpoint", found[1]["path"])
+    outcome = neuroshard("checkpoint", "export", tmp_path / "model.pt", "--data-dir", stopped, *chosen)
+    assert outcome.code == 0
+    classic = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert {"layer_ids", "architecture", "layers", "optimizer", "diloco", "training_rounds"} <= classic.keys()
+    assert classic["training_rounds"] == found[1]["step"]
+    assert neuroshard("checkpoint", "export", tmp_path / "x", "--format", "onnx", "--data-dir", stopped).code == 2
+
+
+def test_the_time_in_the_list_is_the_time_to_go_back_to(neuroshard: Command, stopped: Path) -> None:
+    """Whoever copies a time from the list gets that state, wherever on earth the computer stands."""
+    place_states_in_time(neuroshard, stopped)
+    elsewhere = neuroshard.having(TZ="Asia/Kolkata")
+    line = elsewhere("checkpoint", "list", "--data-dir", stopped).out.splitlines()[1]
+    step, time = line.split()[1:3]
+    outcome = elsewhere("checkpoint", "restore", "--data-dir", stopped, "--at", time)
+    assert outcome.code == 0
+    assert f"goes on from step {step}:" in outcome.out
+    left = saved_states(neuroshard, stopped)
+    assert left[0]["step"] == int(step)
+    aside = [Path(told.removeprefix("set aside: ")) for told in outcome.out.splitlines() if "set aside" in told]
+    assert [path.is_dir() for path in aside] == [True]
+
+
+def saved_states(neuroshard: Command, folder: Path) -> list[dict[str, Any]]:
+    """What `checkpoint list` says."""
+    return neuroshard("checkpoint", "list", "--data-dir", folder, "--json").json()
+
+
+def place_states_in_time(neuroshard: Command, folder: Path) -> None:
+    """Give the states times half an hour apart, none of them at a whole second."""
+    first = datetime(2026, 1, 1).astimezone().timestamp()
+    for age, item in enumerate(saved_states(neuroshard, folder)):
+        path = Path(item["path"])
+        manifest = decode_manifest(path.read_bytes())
+        moved = replace(manifest.meta, time=first - 1800 * age + 0.7)
+        path.write_bytes(encode_manifest(Manifest(moved, manifest.tensors)))
+
+
+def flip(path: Path) -> None:
+    """Damage one byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
