@@ -57,15 +57,6 @@ class LoadedSettings:
         }
 
 
-@dataclass(frozen=True)
-class TokenText:
-    """The token as the user gave it, where it came from, and what is wrong with how it is kept."""
-
-    text: SecretStr
-    source: Source
-    warnings: tuple[str, ...] = ()
-
-
 def load_settings(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None, data_dir: Path | None = None
 ) -> LoadedSettings:
@@ -135,7 +126,7 @@ def read_config(path: Path) -> dict[str, object]:
     return stored
 
 
-def read_token(loaded: LoadedSettings) -> TokenText:
+def read_token(loaded: LoadedSettings) -> SecretStr:
     """The token of these settings, given directly or in a file. Raises TokenError when it is missing or empty."""
     token, source = loaded.settings.token, loaded.sources["token"]
     if token is None:
@@ -149,7 +140,7 @@ def read_token(loaded: LoadedSettings) -> TokenText:
         raise TokenError(
             f"The wallet token (from {_source_name(source, 'token')}) is empty.", "Give your wallet's token."
         )
-    return TokenText(SecretStr(text), source, loaded.warnings)
+    return SecretStr(text)
 
 
 def read_token_file(path: Path) -> tuple[SecretStr, tuple[str, ...]]:

@@ -22,6 +22,7 @@ from neuroshard.node.tasks import accompanied
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import NodeState
+from neuroshard.telemetry.counters import Counters
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Application:
         wallet: Wallet,
         board: StatusBoard,
         commands: CommandChannel,
+        counters: Counters,
         stop: StopRequest,
         demo: DemoOptions | None,
     ) -> None:
@@ -51,6 +53,7 @@ class Application:
         self._wallet = wallet
         self._board = board
         self._commands = commands
+        self._counters = counters
         self._demo = demo
         self._publisher = Publisher(board)
         self._stop = stop
@@ -96,7 +99,7 @@ class Application:
 
         Also when the final checkpoint was not saved: whoever stopped the node must not believe that all is safe.
         """
-        observer = Observer(node, self._publisher)
+        observer = Observer(node, self._publisher, self._counters)
         trainer = node.trainer
         self._stop.react(trainer.stop)
         wanted = None if self._demo is None else self._demo.steps

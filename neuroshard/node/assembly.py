@@ -56,6 +56,7 @@ class RunningNode:
     trainer: Trainer
     feed: DataFeed
     live: LiveStage
+    fetcher: Fetcher
     cache: ShardCache
     device: Device
     threads: int
@@ -121,12 +122,15 @@ class Assembly:
         feed, cache = self._feed(data, run, identity, live)
         trainer = self._trainer(run, compute, live, feed, Tokenizer(data.table))
         if not self._settings.training:
-            trainer.pause(reason="Started with --no-training: resume to train.")
-        self._startup.tell(FIRST_STEP, "")
+            trainer.pause(reason="Started without training: resume to train.")
+            self._startup.complete()
+        else:
+            self._startup.tell(FIRST_STEP, "")
         return RunningNode(
             trainer=trainer,
             feed=feed,
             live=live,
+            fetcher=fetcher,
             cache=cache,
             device=device,
             threads=threads,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from neuroshard.config.loading import LoadedSettings
-from neuroshard.errors import TokenError
+from neuroshard.config.loading import LoadedSettings, read_token
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 
 DELEGATION_SECONDS = 365 * 24 * 3600.0
@@ -18,14 +17,7 @@ def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
 
     Raises TokenError when there is none or it is damaged.
     """
-    token = loaded.settings.token
-    if token is None:
-        raise TokenError(
-            "No wallet token was given.",
-            "Set NEUROSHARD_TOKEN (or --token, --token-file); `neuroshard wallet new` makes one, "
-            "`neuroshard demo` needs none.",
-        )
-    secret = parse_token(token.get_secret_value())
+    secret = parse_token(read_token(loaded).get_secret_value())
     warnings = (*loaded.warnings, secret.warning) if secret.warning else loaded.warnings
     return Wallet.from_secret(secret), secret.kind, warnings
 

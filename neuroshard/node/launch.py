@@ -80,7 +80,7 @@ def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None) -> int:
         url = _dashboard_url(settings.host, port)
         log.info("NeuroShard %s. Dashboard: %s", __version__, url)
         if settings.browser:
-            webbrowser.open(url)
+            _open_browser(url)
         stop = StopRequest()
         with _signals(stop):
             _prepare_native_threads()
@@ -92,6 +92,7 @@ def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None) -> int:
                 wallet=wallet,
                 board=board,
                 commands=commands,
+                counters=counters,
                 stop=stop,
                 demo=demo,
             )
@@ -120,8 +121,15 @@ def _show_first_instance(running: AlreadyRunningError, *, open_browser: bool) ->
     url = f"http://localhost:{running.port}" if running.port else "its dashboard"
     sys.stdout.write(f"A node already runs on this data folder (process {running.pid}): {url}\n")
     if open_browser and running.port:
-        webbrowser.open(url)
+        _open_browser(url)
     return 0
+
+
+def _open_browser(url: str) -> None:
+    """Show the dashboard. Not where only a browser in the terminal could: it would take the terminal over."""
+    has_desktop = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if has_desktop:
+        webbrowser.open(url)
 
 
 def _dashboard_url(host: str, port: int) -> str:

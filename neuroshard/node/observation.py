@@ -11,16 +11,24 @@ from neuroshard.node.assembly import RunningNode
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.resources import peak_megabytes, resident_megabytes
 from neuroshard.status.snapshot import ResourceStatus
+from neuroshard.telemetry.counters import Counters
 
 PUBLISH_SECONDS = 0.5
 RESOURCE_SECONDS = 2.0
+_COUNTED = {
+    "refused_files": "Files from the data source that were damaged or wrong and were thrown away",
+    "damaged_cache_files": "Cached shards that were found damaged and were fetched again",
+}
 
 
 class Observer:
     """Turns the trainer's own snapshot and samples of this computer into the node's status."""
 
-    def __init__(self, node: RunningNode, publisher: Publisher) -> None:
+    def __init__(self, node: RunningNode, publisher: Publisher, counters: Counters) -> None:
         self._node = node
+        self._counters = counters
+        for name, help_text in _COUNTED.items():
+            counters.declare(name, help_text)
         self._publisher = publisher
         self._resources = ResourceStatus(
             device=node.device.kind, device_name=node.device.name, cpu_threads_limit=node.threads
@@ -51,9 +59,15 @@ class Observer:
             resources=self._resources,
             history=seen.history,
         )
+        self._count("refused_files", self._node.fetcher.refused_files)
+        self._count("damaged_cache_files", self._node.cache.damaged_files)
         self._node.rotations.record(self._node.feed.rotations)
         if seen.training.step_seconds > 0:
             self._node.startup.complete()
+
+    def _count(self, name: str, total: int) -> None:
+        """Let a counter catch up with what a part has counted itself."""
+        self._counters.add(name, max(0, total - self._counters.value(name)))
 
     async def _sample_resources(self) -> None:
         while True:

@@ -1,12 +1,11 @@
-"""The inner optimizer: AdamW on one stage's parameters and the clipping of their gradients."""
+"""The inner optimizer: AdamW on one stage's parameters, and the norm its gradients are clipped to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import sqrt
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from neuroshard.config.run_parameters import InnerOptimization
 
@@ -27,23 +26,6 @@ def make_inner_optimizer(model: nn.Module, parameters: InnerOptimization) -> tor
         betas=(parameters.beta1, parameters.beta2),
         fused=True,
     )
-
-
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale all gradients so that their joint L2 norm is at most max_norm; returns the norm before, a scalar.
-
-    A non-finite norm is returned as it is and makes the gradients non-finite: the caller skips that step.
-    """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients:
-        return torch.zeros(())
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if norm.device.type == "cpu" and bool(norm <= max_norm):
-        return norm  # saves one pass over the gradients; on an accelerator the comparison would wait for it
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(scale)
-    return norm
 
 
 def stage_clip_norm(stage: int, stage_count: int, max_norm: float) -> float:

@@ -80,7 +80,6 @@ def to_meta(
         loss_ema=progress.loss_ema,
         outer_step=outer_step,
         inner_step=outer.inner_steps,
-        schedule_position=progress.steps,
         data_position=progress.position,
         rng={_TORCH_GENERATOR: torch.random.get_rng_state().numpy().tobytes().hex()},
         threads=identity.threads,

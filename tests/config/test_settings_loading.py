@@ -136,7 +136,7 @@ def test_alias_diloco_steps_from_every_source(tmp_path: Path) -> None:
 
 
 def token_of(result: LoadedSettings) -> str:
-    return read_token(result).text.get_secret_value()
+    return read_token(result).get_secret_value()
 
 
 def test_token_file_is_stripped_and_open_permissions_are_told(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ class CheckpointMeta:
     loss_ema: float | None = None
     outer_step: int = 0
     inner_step: int = 0  # since the last outer step
-    schedule_position: int = 0  # what learning_rate_at was asked with
     data_position: DataPosition | None = None
     rng: Mapping[str, str] = field(default_factory=dict[str, str])  # generator name -> state as hex
     threads: int = 1  # results are bit-identical only with the same number
