@@ -43,7 +43,7 @@ from neuroshard.genesis.report import REPORT_NAME, BuildReport, read_report
 from neuroshard.genesis.verification import verify_folder
 from neuroshard.identity.signing import Signer
 
-BUILD_VERSION = "1"  # raise it when the same text would give another folder
+BUILD_VERSION = "2"  # raise it when the same text would give another folder
 MAX_VOCABULARY = 32_000
 STAGES = ("collect", "learn", "tokenise", "write")
 

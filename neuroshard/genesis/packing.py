@@ -48,5 +48,8 @@ def default_merge_count(text_bytes: int) -> int:
 
 
 def section_characters(total_characters: int) -> int:
-    """Longest section for a text: eight or more a shard in a small text, never under 2,000 or above 20,000."""
-    return min(20_000, max(2_000, total_characters // (8 * MIN_SHARDS)))
+    """Longest section for a text: 64 or more a shard in a small text, never under 1,000 or above 20,000.
+
+    A shard of few long sections resembles nothing but itself, and the model would follow each shard in turn.
+    """
+    return min(20_000, max(1_000, total_characters // (64 * MIN_SHARDS)))

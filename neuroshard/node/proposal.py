@@ -24,8 +24,11 @@ INNER_STEPS = 500
 TRAINING_EFFICIENCY = 0.5  # of the matrix-product speed that a training step reaches, measured
 
 DEMO_DEPTH = 4
-DEMO_SEQUENCE_LENGTH = 128
-DEMO_BATCH = 8
+DEMO_SEQUENCE_LENGTH = 256
+DEMO_BATCH = 4
+DEMO_LEARNING_RATE = 3e-3
+DEMO_WARMUP_STEPS = 50
+DEMO_DECAY_STEPS = 1_500
 DEMO_INNER_STEPS = 100  # so that a visitor sees outer steps within minutes
 
 
@@ -46,6 +49,7 @@ class Proposal:
     architecture: Architecture
     batch_size: int
     inner_steps: int
+    inner: InnerOptimization
 
 
 def propose(room: Room, vocabulary_size: int) -> Proposal:
@@ -63,19 +67,26 @@ def propose(room: Room, vocabulary_size: int) -> Proposal:
         ),
     )
     batch = batch_size_for(architecture, None, room.tier_mb, room.device, device_tier_mb=room.device_tier_mb)
-    return Proposal(architecture, batch, INNER_STEPS)
+    inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
+    return Proposal(architecture, batch, INNER_STEPS, inner)
 
 
 def propose_demo(vocabulary_size: int) -> Proposal:
-    """The demo's fixed model: small enough to learn words within two minutes on two cores."""
+    """The demo's fixed model: small enough to learn words within two minutes on two cores.
+
+    Its learning rate falls within a visit of four minutes, which shows most; then it goes on at a tenth of it.
+    """
     architecture = architecture_for(DEMO_DEPTH, vocabulary_size, DEMO_SEQUENCE_LENGTH)
-    return Proposal(architecture, DEMO_BATCH, DEMO_INNER_STEPS)
+    inner = InnerOptimization(
+        learning_rate=DEMO_LEARNING_RATE, warmup_steps=DEMO_WARMUP_STEPS, decay_steps=DEMO_DECAY_STEPS
+    )
+    return Proposal(architecture, DEMO_BATCH, DEMO_INNER_STEPS, inner)
 
 
 def run_parameters(
     proposal: Proposal, pins: GenesisPins, *, name: str, inner_steps: int | None = None
 ) -> RunParameters:
-    """Parameters of a run of one's own; the learning rate fits the width of the model, the seed comes from the data."""
+    """Parameters of a run of one's own."""
     return RunParameters(
         name=name,
         version=1,
@@ -85,7 +96,7 @@ def run_parameters(
         sequences_per_step=proposal.batch_size,
         initial_weights_seed=int.from_bytes(hash_parts("neuroshard/weights", pins.root)[:4]),
         genesis=pins,
-        inner=InnerOptimization(learning_rate=scaled_learning_rate(proposal.architecture.hidden_size)),
+        inner=proposal.inner,
         outer=OuterOptimization(inner_steps=inner_steps or proposal.inner_steps),
     )
 

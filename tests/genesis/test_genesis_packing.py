@@ -30,7 +30,7 @@ def test_shards_are_consecutive_pieces() -> None:
 
 def test_sizes_follow_the_text() -> None:
     assert [default_merge_count(size) for size in (0, 2_300_000, 10**9)] == [256, 1_916, 31_734]
-    assert [section_characters(size) for size in (0, 1_000_000, 10**9)] == [2_000, 7_812, 20_000]
+    assert [section_characters(size) for size in (0, 4_000_000, 10**9)] == [1_000, 3_906, 20_000]
 
 
 TAG = '"tag"'
