@@ -93,7 +93,8 @@ def test_saved_states_are_listed_newest_first(neuroshard: Command, stopped: Path
 
 def test_a_damaged_state_is_5_and_named(neuroshard: Command, stopped: Path) -> None:
     newest = saved_states(neuroshard, stopped)[0]
-    flip(Path(newest["path"]).with_suffix(".safetensors"))
+    path = Path(newest["path"])
+    flip(path.with_name(decode_manifest(path.read_bytes()).tensors.file))
     outcome = neuroshard("checkpoint", "verify", "--data-dir", stopped)
     assert outcome.code == 5
     assert f"DAMAGED  {newest['path']}" in outcome.out

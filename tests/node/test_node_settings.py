@@ -1,0 +1,115 @@
+"""Settings of a running node: where they come from, how they change, what a restart makes of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.node_process import TOKEN, NodeProcess, free_port, running_node
+
+pytestmark = pytest.mark.process
+
+
+def test_flags_win_over_variables_and_those_over_the_file(tmp_path: Path, small_genesis: Path) -> None:
+    """And a start without a port flag serves where NEUROSHARD_PORT says."""
+    port = free_port()
+    data_dir = tmp_path / "node"
+    data_dir.mkdir()
+    (data_dir / "config.toml").write_text("port = 1\nmemory = 1500\ninner_steps = 9\nmax_storage = 77\n")
+    variables = {"NEUROSHARD_TOKEN": TOKEN, "NEUROSHARD_PORT": str(port), "NEUROSHARD_MEMORY": "1000"}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+    command = [sys.executable, "-m", "neuroshard", "--headless", "--data-dir", str(data_dir), "--memory", "500"]
+    process = subprocess.Popen(
+        [*command, "--no-training", "--genesis", str(small_genesis)],
+        env=kept | variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    node = NodeProcess(process, port, data_dir, time.perf_counter())
+    try:
+        node.first_answer_seconds()
+        config = node.get("/api/config")
+        assert settings(config, "port", "memory", "max_storage", "training", "device") == {
+            "port": (port, "environment"),
+            "memory": (500, "flag"),
+            "max_storage": (77, "config.toml"),
+            "training": (False, "flag"),
+            "device": ("auto", "default"),
+        }
+        assert settings(config, "token") == {"token": ("(secret)", "environment")}
+        status = node.wait_for("pause", lambda status: status["state"] == "paused")
+        assert status["memory"]["limit_mb"] == 500
+        assert status["diloco"]["inner_steps_total"] == 9
+        assert status["training"]["steps"] == 0
+    finally:
+        node.kill()
+
+
+def test_changed_settings_hold_now_or_after_a_restart(trained: Path, quick: list[str]) -> None:
+    with running_node(trained, [*quick, "--no-training"]) as node:
+        node.wait_for("pause", lambda status: status["state"] == "paused")
+        answer = patch(node, {"max_storage": 55, "verbose": True, "memory": 900})
+        assert answer.status_code == 202
+        result = answer.json()
+        assert result["details"]["at_once"] == ["max_storage"]
+        assert result["details"]["after_restart"] == ["verbose", "memory"]
+        assert result["details"]["overridden"] == {"memory": "flag"}
+        assert "memory: stored, but the flag wins." in result["message"]
+        config = node.get("/api/config")
+        assert settings(config, "max_storage", "verbose", "memory") == {
+            "max_storage": (55, "config.toml"),
+            "verbose": (False, "default"),
+            "memory": (500, "flag"),
+        }
+        node.wait_for("new limit", lambda status: status["data"]["cache_limit_bytes"] == 55_000_000)
+        refused = patch(node, {"max_storage": 66, "prot": 1})
+        assert refused.status_code == 422
+        assert "prot" in refused.json()["detail"]
+        assert "max_storage = 55" in (trained / "config.toml").read_text()
+        assert node.post("/api/shutdown")["state"] == "stopping"
+        assert node.process.wait(20) == 0
+    with running_node(trained, [*quick, "--no-training"]) as node:
+        node.first_answer_seconds()
+        config = node.get("/api/config")
+        assert settings(config, "max_storage", "verbose") == {
+            "max_storage": (55, "config.toml"),
+            "verbose": (True, "config.toml"),
+        }
+        status = node.wait_for("pause", lambda status: status["state"] == "paused")
+        assert status["data"]["cache_limit_bytes"] == 55_000_000
+
+
+def test_pause_and_resume_over_the_api(trained: Path, quick: list[str]) -> None:
+    with running_node(trained, quick) as node:
+        before = node.wait_for("training", lambda status: status["state"] == "training")
+        assert node.post("/api/training/pause", {"duration_seconds": 3600})["state"] == "paused"
+        paused = node.wait_for("pause", lambda status: status["state"] == "paused")
+        assert 3500 < paused["paused_until"] - time.time() < 3700
+        assert paused["training"]["steps"] >= before["training"]["steps"]
+        saved = node.post("/api/checkpoints")
+        assert saved["state"] == "paused"
+        assert f"step {paused['training']['steps']} saved" in saved["message"]
+        status = node.get("/api/status")
+        assert (status["state"], status["training"]["steps"]) == ("paused", paused["training"]["steps"])
+        assert node.post("/api/training/resume")["state"] == "training"
+        node.wait_for_steps(paused["training"]["steps"] + 3)
+        assert node.get("/api/status")["paused_until"] is None
+
+
+def settings(config: dict[str, Any], *keys: str) -> dict[str, tuple[Any, str]]:
+    """Value and source of some settings."""
+    return {key: (config[key]["value"], config[key]["source"]) for key in keys}
+
+
+def patch(node: NodeProcess, changes: dict[str, object]) -> httpx.Response:
+    """PATCH /api/config with the node's secret."""
+    secret = (node.data_dir / "api-secret").read_text(encoding="ascii").strip()
+    headers = {"Authorization": f"Bearer {secret}"}
+    return httpx.patch(f"{node.url}/api/config", json=changes, headers=headers, timeout=20, trust_env=False)
