@@ -1,0 +1,50 @@
+"""The dashboard in front of a real node: it starts, trains, is killed, and comes back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from dashboard_session import OpenPage
+from playwright.sync_api import expect
+
+from benchmarks.node_process import free_port, running_node
+
+pytestmark = [pytest.mark.browser, pytest.mark.process]
+FIRST_START_MS = 90_000
+SLOW_MS = 30_000
+TRAINS = re.compile("Your computer is (training|teaching)")
+STEPS = re.compile(r"in [\d,]+ learning steps?")
+
+
+def test_a_demo_starts_dies_and_comes_back_before_the_readers_eyes(open_page: OpenPage, tmp_path: Path) -> None:
+    port = free_port()
+    with running_node(tmp_path, [], demo=True, port=port) as node:
+        node.first_answer_seconds()
+        page = open_page(node.url, excused="net::ERR")
+        headline = page.get_by_role("heading", level=1)
+        expect(headline).to_have_text("Your computer is getting ready to train.")
+        expect(page.get_by_role("heading", name="Getting ready", exact=True)).to_be_visible()
+        expect(page.get_by_text("Building the demo data", exact=True)).to_be_visible()
+        expect(headline).to_contain_text(TRAINS, timeout=FIRST_START_MS)
+        expect(page.get_by_text(STEPS)).to_be_visible()
+        expect(page.get_by_text("Demo data", exact=True).first).to_be_visible()
+        expect(page.get_by_role("heading", name="Getting ready", exact=True)).to_have_count(0)
+        page.get_by_role("link", name="Checkpoints").click()
+        page.get_by_role("button", name="Save a checkpoint now").click()
+        expect(page.locator(".message")).to_contain_text("saved", timeout=SLOW_MS)
+        node.kill()
+        gone = page.get_by_role("alert")
+        expect(gone).to_contain_text("The node is gone: it does not answer any more.", timeout=SLOW_MS)
+    with running_node(tmp_path, [], demo=True, port=port) as node:
+        expect(gone).to_have_count(0, timeout=SLOW_MS)
+        page.get_by_role("link", name="Overview").click()
+        expect(headline).to_contain_text(TRAINS, timeout=FIRST_START_MS)
+        expect(page.get_by_text(STEPS)).to_be_visible()
+        expect(page.get_by_role("button", name="Pause")).to_be_enabled()
+        page.get_by_role("button", name="Pause").click()
+        expect(headline).to_have_text("Training is paused. Nothing is lost.")
+        status = node.get("/api/status")
+        assert status["state"] == "paused"
+        assert "Restored step" in status["checkpoints"]["restored"]
