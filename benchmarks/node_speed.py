@@ -29,7 +29,7 @@ PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "30"))
 SEGMENT_SECONDS = 6.0
 SETTLE_SECONDS = 1.0  # after a pause: a checkpoint being written must not slow the other side
 BATCH, LENGTH, VOCABULARY = 4, 256, 4096
-SIZES = {"5 M": (256, 4, 4, 2, 704), "16 M": (384, 8, 6, 3, 1024)}
+SIZES = {"5M": (256, 4, 4, 2, 704), "16M": (384, 8, 6, 3, 1024)}
 
 
 @dataclass(frozen=True)
@@ -80,25 +80,19 @@ def bare_loop(architecture: Architecture, precision: str) -> Generator[BareLoop]
         process.stdin.close()
 
 
-def measure() -> Report:
-    """Both sizes, one after the other."""
-    rows: list[Row] = []
-    notes: list[str] = []
-    for name, (width, layers, heads, key_value_heads, feed_forward) in SIZES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            pins, ids = build_data(Path(folder) / "genesis", VOCABULARY)
-            architecture = Architecture(width, layers, heads, key_value_heads, feed_forward, ids, LENGTH)
-            data_dir = Path(folder) / "node"
-            fix_run(data_dir, pins, architecture, BATCH, learning_rate=1e-3)
-            with running_node(data_dir, ["--genesis", str(Path(folder) / "genesis")]) as node:
-                comparison = compare(node, architecture)
-        rows += _rows(name, comparison)
-        notes.append(_threads_note(name, comparison))
+def measure(name: str) -> Report:
+    """One of SIZES."""
+    width, layers, heads, key_value_heads, feed_forward = SIZES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        pins, ids = build_data(Path(folder) / "genesis", VOCABULARY)
+        architecture = Architecture(width, layers, heads, key_value_heads, feed_forward, ids, LENGTH)
+        data_dir = Path(folder) / "node"
+        fix_run(data_dir, pins, architecture, BATCH, learning_rate=1e-3)
+        with running_node(data_dir, ["--genesis", str(Path(folder) / "genesis")]) as node:
+            comparison = compare(node, architecture)
+    title = f"A running node against a bare PyTorch loop, {name} parameters (same precision, all cores)"
     return Report(
-        "node_speed",
-        "A running node against a bare PyTorch loop (same precision, all cores)",
-        tuple(rows),
-        tuple(notes),
+        f"node_speed_{name.lower()}", title, tuple(_rows(name, comparison)), (_threads_note(name, comparison),)
     )
 
 
