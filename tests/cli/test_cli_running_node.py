@@ -21,10 +21,11 @@ SECRET_TOKEN = "an opaque token that nobody else may read 4711"
 def node(
     quick: list[str], saving_often: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[NodeProcess]:
-    """A node that trains while the tests of this module talk to it; its token was typed as a flag."""
+    """A node that the tests of this module talk to; it rests unless a test wants it to train. Its token was a flag."""
     folder = tmp_path_factory.mktemp("running") / "node"
     with running_node(folder, [*quick, "--token", SECRET_TOKEN], variables=saving_often) as node:
         node.wait_for("checkpoint", lambda status: status["checkpoints"]["last_saved_step"] is not None)
+        node.post("/api/training/pause")
         yield node
 
 
@@ -71,24 +72,25 @@ def test_status_tells_people_and_programs_the_same(neuroshard: Command, node: No
     for line in (f"wallet       {facts['wallet_id']}", f"node         {facts['node_id']}", str(node.data_dir)):
         assert line in shown.out
     assert facts["wallet_id"] == Wallet.from_secret(parse_token(SECRET_TOKEN)).wallet_id
-    assert "state        training: Training." in shown.out
+    assert "state        paused: Paused by the user." in shown.out
     assert "could lose at most" in shown.out
 
 
 def test_pause_and_resume(neuroshard: Command, node: NodeProcess) -> None:
-    paused = neuroshard("pause")
-    assert (paused.code, paused.out) == (0, "Paused until it is resumed; nothing is lost.\n")
-    steps = node.wait_for("pause", lambda status: status["state"] == "paused")["training"]["steps"]
-    assert "Paused by the user." in neuroshard("status").out
-    assert neuroshard("status", "--json").json()["training"]["steps"] == steps
+    steps = node.get("/api/status")["training"]["steps"]
     resumed = neuroshard("resume")
     assert (resumed.code, resumed.out) == (0, "Training goes on.\n")
     node.wait_for_steps(steps + 1)
+    paused = neuroshard("pause")
+    assert (paused.code, paused.out) == (0, "Paused until it is resumed; nothing is lost.\n")
+    rest = node.wait_for("pause", lambda status: status["state"] == "paused")["training"]["steps"]
+    assert neuroshard("status", "--json").json()["training"]["steps"] == rest
 
 
 def test_a_pause_can_end_by_itself(neuroshard: Command, node: NodeProcess) -> None:
     assert neuroshard("pause", "--for", "0.5").code == 0
     node.wait_for("end of the pause", lambda status: status["state"] == "training", seconds=20)
+    node.post("/api/training/pause")
 
 
 def test_logs_are_lines_for_people_and_objects_for_programs(neuroshard: Command) -> None:
@@ -117,21 +119,11 @@ def test_a_refusal_of_the_node_is_told_in_its_words(neuroshard: Command) -> None
     assert "max_tokens" in outcome.err
 
 
-def test_checkpoints_are_listed_checked_and_exported_beside_the_node(
-    neuroshard: Command, node: NodeProcess, tmp_path: Path
-) -> None:
-    neuroshard("pause")  # so that no generation is replaced while it is read
-    try:
-        found = neuroshard("checkpoint", "list", "--json").json()
-        assert [item["step"] for item in found] == [
-            item["step"] for item in node.get("/api/checkpoints")["generations"]
-        ]
-        verified = neuroshard("checkpoint", "verify")
-        assert (verified.code, verified.out.count("ok ")) == (0, len(found))
-        assert neuroshard("checkpoint", "export", tmp_path / "model.pt").code == 0
-        assert (tmp_path / "model.pt").stat().st_size > 100_000
-    finally:
-        neuroshard("resume")
+def test_checkpoints_are_listed_and_checked_beside_the_node(neuroshard: Command, node: NodeProcess) -> None:
+    found = neuroshard("checkpoint", "list", "--json").json()
+    assert [item["step"] for item in found] == [item["step"] for item in node.get("/api/checkpoints")["generations"]]
+    verified = neuroshard("checkpoint", "verify")
+    assert (verified.code, verified.out.count("ok ")) == (0, len(found))
 
 
 def test_going_back_needs_a_stopped_node(neuroshard: Command) -> None:

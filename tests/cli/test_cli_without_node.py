@@ -7,7 +7,6 @@ import subprocess
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ from command_run import Command
 from benchmarks.node_process import TOKEN
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.training.checkpoint.metadata import Manifest, decode_manifest, encode_manifest
+from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders
 
 pytestmark = pytest.mark.process
 
@@ -83,7 +83,9 @@ def test_a_genesis_folder_is_served_until_the_end(neuroshard: Command, small_gen
 
 
 def test_saved_states_are_listed_newest_first(neuroshard: Command, stopped: Path) -> None:
-    found = saved_states(neuroshard, stopped)
+    states = saved_states(stopped)
+    found = neuroshard("checkpoint", "list", "--data-dir", stopped, "--json").json()
+    assert [item["path"] for item in found] == [str(path) for path in states]
     steps = [item["step"] for item in found]
     assert len(steps) >= 3
     assert steps == sorted(steps, reverse=True)
@@ -92,51 +94,49 @@ def test_saved_states_are_listed_newest_first(neuroshard: Command, stopped: Path
 
 
 def test_a_damaged_state_is_5_and_named(neuroshard: Command, stopped: Path) -> None:
-    newest = saved_states(neuroshard, stopped)[0]
-    path = Path(newest["path"])
-    flip(path.with_name(decode_manifest(path.read_bytes()).tensors.file))
+    newest = saved_states(stopped)[0]
+    flip(newest.with_name(decode_manifest(newest.read_bytes()).tensors.file))
     outcome = neuroshard("checkpoint", "verify", "--data-dir", stopped)
     assert outcome.code == 5
-    assert f"DAMAGED  {newest['path']}" in outcome.out
+    assert f"DAMAGED  {newest}" in outcome.out
     assert "ok " in outcome.out
 
 
 def test_the_exported_file_has_the_classic_keys(neuroshard: Command, stopped: Path, tmp_path: Path) -> None:
-    found = saved_states(neuroshard, stopped)
-    chosen = ("--checkpoint", found[1]["path"])
-    outcome = neuroshard("checkpoint", "export", tmp_path / "model.pt", "--data-dir", stopped, *chosen)
+    chosen = saved_states(stopped)[1]
+    outcome = neuroshard("checkpoint", "export", tmp_path / "model.pt", "--data-dir", stopped, "--checkpoint", chosen)
     assert outcome.code == 0
     classic = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {"layer_ids", "architecture", "layers", "optimizer", "diloco", "training_rounds"} <= classic.keys()
-    assert classic["training_rounds"] == found[1]["step"]
+    assert classic["training_rounds"] == decode_manifest(chosen.read_bytes()).meta.step
     assert neuroshard("checkpoint", "export", tmp_path / "x", "--format", "onnx", "--data-dir", stopped).code == 2
 
 
 def test_the_time_in_the_list_is_the_time_to_go_back_to(neuroshard: Command, stopped: Path) -> None:
     """Whoever copies a time from the list gets that state, wherever on earth the computer stands."""
-    place_states_in_time(neuroshard, stopped)
+    states = saved_states(stopped)
+    place_in_time(states)
     elsewhere = neuroshard.having(TZ="Asia/Kolkata")
     line = elsewhere("checkpoint", "list", "--data-dir", stopped).out.splitlines()[1]
     step, time = line.split()[1:3]
     outcome = elsewhere("checkpoint", "restore", "--data-dir", stopped, "--at", time)
     assert outcome.code == 0
-    assert f"goes on from step {step}:" in outcome.out
-    left = saved_states(neuroshard, stopped)
-    assert left[0]["step"] == int(step)
+    assert f"goes on from step {step}: {states[1]}" in outcome.out
+    assert saved_states(stopped) == states[1:]
     aside = [Path(told.removeprefix("set aside: ")) for told in outcome.out.splitlines() if "set aside" in told]
-    assert [path.is_dir() for path in aside] == [True]
+    assert [(path / states[0].name).is_file() for path in aside] == [True]
 
 
-def saved_states(neuroshard: Command, folder: Path) -> list[dict[str, Any]]:
-    """What `checkpoint list` says."""
-    return neuroshard("checkpoint", "list", "--data-dir", folder, "--json").json()
+def saved_states(data_dir: Path) -> list[Path]:
+    """The JSON files of the states in a data folder, newest first."""
+    (folder,) = find_stage_folders(data_dir)
+    return [Path(item.path) for item in CheckpointStore(folder).generations()]
 
 
-def place_states_in_time(neuroshard: Command, folder: Path) -> None:
+def place_in_time(states: list[Path]) -> None:
     """Give the states times half an hour apart, none of them at a whole second."""
     first = datetime(2026, 1, 1).astimezone().timestamp()
-    for age, item in enumerate(saved_states(neuroshard, folder)):
-        path = Path(item["path"])
+    for age, path in enumerate(states):
         manifest = decode_manifest(path.read_bytes())
         moved = replace(manifest.meta, time=first - 1800 * age + 0.7)
         path.write_bytes(encode_manifest(Manifest(moved, manifest.tensors)))

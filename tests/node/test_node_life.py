@@ -16,7 +16,7 @@ from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_fol
 pytestmark = pytest.mark.process
 
 
-def test_a_restart_goes_on_at_the_same_step_and_window(trained: Path, quick: list[str]) -> None:
+def test_a_restart_goes_on_where_it_was_and_a_stop_saves_the_last_step(trained: Path, quick: list[str]) -> None:
     saved = newest_state(trained)
     with running_node(trained, [*quick, "--no-training"]) as node:
         status = node.wait_for("pause", lambda status: status["state"] == "paused")
@@ -27,21 +27,15 @@ def test_a_restart_goes_on_at_the_same_step_and_window(trained: Path, quick: lis
         position = (saved.data_position.shard, saved.data_position.window)
         assert (status["data"]["shard"], status["data"]["shard_windows_done"]) == position
         assert f"Restored step {saved.step}." in status["checkpoints"]["restored"]
-        assert "--no-training" in status["state_reason"]
+        assert "resume to train" in status["state_reason"]
         assert node.post("/api/training/resume")["state"] == "training"
-        node.wait_for_steps(saved.step + 3)
-
-
-def test_the_final_checkpoint_holds_the_last_step(trained: Path, quick: list[str]) -> None:
-    """Saved at the stop, whatever the pace of checkpoints: the default one is 30 seconds."""
-    with running_node(trained, quick) as node:
-        seen = node.wait_for("new steps", lambda status: status["training"]["steps"] > newest_state(trained).step)
+        seen = node.wait_for("new steps", lambda status: status["training"]["steps"] > saved.step + 3)
         assert node.stop() == 0
     log = (trained / "logs" / "node.log").read_text().splitlines()
     assert "SIGTERM received" in log[-1]
-    saved = newest_state(trained).step
-    assert saved >= seen["training"]["steps"]
-    assert f"checkpoint of step {saved} saved" in log[-2]
+    final = newest_state(trained).step
+    assert final >= seen["training"]["steps"]
+    assert f"checkpoint of step {final} saved" in log[-2]
 
 
 def test_a_kill_loses_no_more_than_the_status_said(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,55 +54,59 @@ def test_flags_win_over_variables_and_those_over_the_file(tmp_path: Path, small_
         node.kill()
 
 
-def test_changed_settings_hold_now_or_after_a_restart(trained: Path, quick: list[str]) -> None:
-    with running_node(trained, [*quick, "--no-training"]) as node:
+@pytest.fixture(scope="module")
+def node(trained_folder: Path, quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node that was started without training, for the tests below."""
+    folder = shutil.copytree(trained_folder, tmp_path_factory.mktemp("resting") / "node")
+    with running_node(folder, [*quick, "--no-training"]) as node:
         node.wait_for("pause", lambda status: status["state"] == "paused")
-        answer = patch(node, {"max_storage": 55, "verbose": True, "memory": 900})
-        assert answer.status_code == 202
-        result = answer.json()
-        assert result["details"]["at_once"] == ["max_storage"]
-        assert result["details"]["after_restart"] == ["verbose", "memory"]
-        assert result["details"]["overridden"] == {"memory": "flag"}
-        assert "memory: stored, but the flag wins." in result["message"]
-        config = node.get("/api/config")
-        assert settings(config, "max_storage", "verbose", "memory") == {
-            "max_storage": (55, "config.toml"),
-            "verbose": (False, "default"),
-            "memory": (500, "flag"),
-        }
-        node.wait_for("new limit", lambda status: status["data"]["cache_limit_bytes"] == 55_000_000)
-        refused = patch(node, {"max_storage": 66, "prot": 1})
-        assert refused.status_code == 422
-        assert "prot" in refused.json()["detail"]
-        assert "max_storage = 55" in (trained / "config.toml").read_text()
-        assert node.post("/api/shutdown")["state"] == "stopping"
-        assert node.process.wait(20) == 0
-    with running_node(trained, [*quick, "--no-training"]) as node:
-        node.first_answer_seconds()
-        config = node.get("/api/config")
-        assert settings(config, "max_storage", "verbose") == {
+        yield node
+
+
+def test_pause_and_resume_over_the_api(node: NodeProcess) -> None:
+    before = node.get("/api/status")["training"]["steps"]
+    assert node.post("/api/training/resume")["state"] == "training"
+    node.wait_for_steps(before + 3)
+    assert node.post("/api/training/pause", {"duration_seconds": 3600})["state"] == "paused"
+    paused = node.wait_for("pause", lambda status: status["state"] == "paused")
+    assert 3500 < paused["paused_until"] - time.time() < 3700
+    saved = node.post("/api/checkpoints")
+    assert saved["state"] == "paused"
+    assert f"step {paused['training']['steps']} saved" in saved["message"]
+    status = node.get("/api/status")
+    assert (status["state"], status["training"]["steps"]) == ("paused", paused["training"]["steps"])
+    assert node.post("/api/training/resume")["state"] == "training"
+    node.wait_for("end of the pause", lambda status: status["paused_until"] is None)
+
+
+def test_changed_settings_hold_now_or_after_a_restart(node: NodeProcess, quick: list[str]) -> None:
+    """Last of this module: the node is stopped over the API and another one started in its folder."""
+    answer = patch(node, {"max_storage": 55, "verbose": True, "memory": 900})
+    assert answer.status_code == 202
+    result = answer.json()
+    assert result["details"]["at_once"] == ["max_storage"]
+    assert result["details"]["after_restart"] == ["verbose", "memory"]
+    assert result["details"]["overridden"] == {"memory": "flag"}
+    assert "memory: stored, but the flag wins." in result["message"]
+    assert settings(node.get("/api/config"), "max_storage", "verbose", "memory") == {
+        "max_storage": (55, "config.toml"),
+        "verbose": (False, "default"),
+        "memory": (500, "flag"),
+    }
+    node.wait_for("new limit", lambda status: status["data"]["cache_limit_bytes"] == 55_000_000)
+    refused = patch(node, {"max_storage": 66, "prot": 1})
+    assert refused.status_code == 422
+    assert "prot" in refused.json()["detail"]
+    assert "max_storage = 55" in (node.data_dir / "config.toml").read_text()
+    assert node.post("/api/shutdown")["state"] == "stopping"
+    assert node.process.wait(20) == 0
+    with running_node(node.data_dir, [*quick, "--no-training"]) as again:
+        again.first_answer_seconds()
+        assert settings(again.get("/api/config"), "max_storage", "verbose") == {
             "max_storage": (55, "config.toml"),
             "verbose": (True, "config.toml"),
         }
-        status = node.wait_for("pause", lambda status: status["state"] == "paused")
-        assert status["data"]["cache_limit_bytes"] == 55_000_000
-
-
-def test_pause_and_resume_over_the_api(trained: Path, quick: list[str]) -> None:
-    with running_node(trained, quick) as node:
-        before = node.wait_for("training", lambda status: status["state"] == "training")
-        assert node.post("/api/training/pause", {"duration_seconds": 3600})["state"] == "paused"
-        paused = node.wait_for("pause", lambda status: status["state"] == "paused")
-        assert 3500 < paused["paused_until"] - time.time() < 3700
-        assert paused["training"]["steps"] >= before["training"]["steps"]
-        saved = node.post("/api/checkpoints")
-        assert saved["state"] == "paused"
-        assert f"step {paused['training']['steps']} saved" in saved["message"]
-        status = node.get("/api/status")
-        assert (status["state"], status["training"]["steps"]) == ("paused", paused["training"]["steps"])
-        assert node.post("/api/training/resume")["state"] == "training"
-        node.wait_for_steps(paused["training"]["steps"] + 3)
-        assert node.get("/api/status")["paused_until"] is None
+        again.kill()
 
 
 def settings(config: dict[str, Any], *keys: str) -> dict[str, tuple[Any, str]]:
