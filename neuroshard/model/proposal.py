@@ -77,6 +77,6 @@ def _too_little(
         where, wanted, given = "memory on the device", need.device_bytes, device_tier_mb
     wanted_tier = -(-wanted // (500 * MEGABYTE)) * 500
     return TooLittleMemoryError(
-        f"Training this model needs {wanted_tier} MB of {where}; {given} MB may be used.",
+        f"Training this model needs {wanted_tier} MB of {where}; {given} MB may be used, counted in steps of 500 MB.",
         f"Raise --memory or the container's limit to {wanted_tier} MB, or use a computer that has them.",
     )

@@ -107,7 +107,8 @@ def check_fit(parameters: RunParameters, room: Room) -> int:
     megabytes = -(-need.host_bytes // 1_000_000)
     if not need.fits(room.tier_mb, room.device_tier_mb):
         raise TooLittleMemoryError(
-            f"This run needs {megabytes:,} MB of memory here, but only {room.tier_mb:,} MB may be used.",
+            f"This run needs {megabytes:,} MB of memory here, but only {room.tier_mb:,} MB may be used, "
+            "counted in steps of 500 MB.",
             f"Allow {-(-megabytes // 500) * 500} MB with --memory, or start a new run with another --data-dir.",
         )
     return megabytes
