@@ -80,7 +80,6 @@ def run(
         return
     from neuroshard.cli.options import given
     from neuroshard.config.loading import load_settings
-    from neuroshard.node.launch import run_node
 
     flags = given(
         token=token,
@@ -99,7 +98,10 @@ def run(
         log_json=log_json or None,
         verbose=verbose or None,
     )
-    raise typer.Exit(run_node(load_settings(flags, os.environ)))
+    loaded = load_settings(flags, os.environ)
+    from neuroshard.node.launch import run_node  # only now: this takes a while, and mistakes are told before
+
+    raise typer.Exit(run_node(loaded))
 
 
 def _refuse_lost_options(context: typer.Context, command: str) -> None:

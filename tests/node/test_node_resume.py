@@ -13,6 +13,9 @@ import pytest
 from torch import Tensor
 
 from benchmarks.node_process import running_node, start_node
+from neuroshard.identity import Wallet, parse_token
+from neuroshard.node.demo import DemoData, DemoOptions, demo_folder, demo_token
+from neuroshard.node.identity import node_identity
 from neuroshard.training.checkpoint.metadata import CheckpointMeta, Manifest, decode_manifest, encode_manifest
 from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders
 
@@ -21,12 +24,11 @@ pytestmark = pytest.mark.process
 
 def test_a_run_in_pieces_equals_a_run_in_one(small_text: Path, tmp_path: Path) -> None:
     """Weights, optimizer and outer state, byte for byte, across outer steps and changes of shard."""
-    with demo_steps(tmp_path / "whole", small_text, 3):
-        pass
+    prepare_demo(tmp_path / "whole", small_text)
     shutil.copytree(tmp_path / "whole", tmp_path / "pieces")
-    with demo_steps(tmp_path / "whole", small_text, 8):  # beside the others
-        for _ in range(2):
-            with demo_steps(tmp_path / "pieces", small_text, 4):
+    with demo_steps(tmp_path / "whole", small_text, 11):  # beside the others
+        for steps in (4, 7):
+            with demo_steps(tmp_path / "pieces", small_text, steps):
                 pass
     whole, pieces = (newest_of(tmp_path / name) for name in ("whole", "pieces"))
     assert (whole.meta.step, pieces.meta.step) == (11, 11)
@@ -111,6 +113,15 @@ class State:
 
     meta: CheckpointMeta
     tensors: Mapping[str, Tensor]
+
+
+def prepare_demo(data_dir: Path, text: Path) -> None:
+    """Wallet, node key and data of a demo, so that a copy of the folder is the same node."""
+    options = DemoOptions(text_folder=text)
+    folder = demo_folder(data_dir, options)
+    wallet = Wallet.from_secret(parse_token(demo_token(folder)))
+    node_identity(wallet, folder)
+    DemoData(folder, options, wallet).build(lambda _stage, _fraction: None)
 
 
 @contextmanager
