@@ -140,7 +140,7 @@ def test_everything_can_be_reached_by_keyboard(start_node: StartNode, open_page:
     page.get_by_role("link", name="Training").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1, name="Training")).to_be_visible()
-    assert page.title() == "Training · NeuroShard"
+    expect(page).to_have_title("Training · NeuroShard")
 
 
 def test_focus_is_visible(start_node: StartNode, open_page: OpenPage) -> None:
