@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from neuroshard import __version__
 from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, text, wallet
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, tell
-from neuroshard.cli.options import DataDir, DeviceOption, GenesisSource, Host, MemoryLimit, Port, Threads
+from neuroshard.cli.options import DataDir, DeviceOption, GenesisSource, Host, MemoryLimit, Port, Threads, given
 from neuroshard.errors import NeuroShardError, UsageError
 
 app = typer.Typer(
@@ -78,9 +79,6 @@ def run(
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context, context.invoked_subcommand)
         return
-    from neuroshard.cli.options import given
-    from neuroshard.config.loading import load_settings
-
     flags = given(
         token=token,
         token_file=token_file,
@@ -98,10 +96,17 @@ def run(
         log_json=log_json or None,
         verbose=verbose or None,
     )
+    raise typer.Exit(_run_with(flags))
+
+
+def _run_with(flags: Mapping[str, object]) -> int:
+    """Run a node with these flags; the exit code."""
+    from neuroshard.config.loading import load_settings
+
     loaded = load_settings(flags, os.environ)
     from neuroshard.node.launch import run_node  # only now: this takes a while, and mistakes are told before
 
-    raise typer.Exit(run_node(loaded))
+    return run_node(loaded)
 
 
 def _refuse_lost_options(context: typer.Context, command: str) -> None:
