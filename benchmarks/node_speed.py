@@ -26,7 +26,7 @@ from neuroshard.node.probe import default_threads
 from neuroshard.types import Architecture
 
 PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "30"))
-SEGMENT_SECONDS = 6.0
+SEGMENT_SECONDS = 4.0
 SETTLE_SECONDS = 1.0  # after a pause: a checkpoint being written must not slow the other side
 BATCH, LENGTH, VOCABULARY = 4, 256, 4096
 SIZES = {"5M": (256, 4, 4, 2, 704), "16M": (384, 8, 6, 3, 1024)}
