@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Any
 from neuroshard.errors import NeuroShardError
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.snapshot import NodeState, StageState, StartupStage
+
+log = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -28,8 +31,11 @@ class Publisher:
         self.change(state=state, state_reason=reason)
 
     def warn(self, *messages: str) -> None:
-        """Add warnings that stay visible; each text once."""
+        """Add warnings that stay visible, and log them; each text once."""
         known = self._board.current().warnings
+        for message in dict.fromkeys(messages):
+            if message not in known:
+                log.warning("%s", message)
         self.change(warnings=tuple(dict.fromkeys((*known, *messages))))
 
 

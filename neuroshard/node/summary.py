@@ -13,7 +13,8 @@ def summary(status: NodeStatus) -> str:
         rows.append(("training loss", f"{training.loss_ema:.3f} nats a token"))
     if training.held_out:
         first, last = training.held_out[0], training.held_out[-1]
-        rows.append(("held-out loss", f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}"))
+        later = "" if last is first else f", {last.loss:.3f} at step {last.step}"
+        rows.append(("held-out loss", f"{first.loss:.3f} at step {first.step}{later}"))
     rows.append(("verdict", status.verification.reason))
     if checkpoints.last_saved_step is not None:
         rows.append(("checkpoint", f"step {checkpoints.last_saved_step:,} in {checkpoints.folder}"))
