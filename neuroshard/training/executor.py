@@ -100,6 +100,14 @@ class StageExecutor:
         torch.autograd.backward(opened.output, gradient)
         return None if self.model.is_first else opened.inputs.grad
 
+    def loss(self, session: SessionId, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Forward and backward of the last stage at once: the summed loss and the gradient of the inputs.
+
+        Raises SessionError as `forward` does.
+        """
+        loss_sum = self.forward(session, inputs, labels)
+        return loss_sum, self.backward(session)
+
     @torch.no_grad()
     def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Forward without a session: activations (b, t, d), or with labels the summed loss (b,) of each sequence."""

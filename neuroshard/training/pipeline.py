@@ -15,8 +15,12 @@ from neuroshard.training.executor import SessionId, StageExecutor
 class Hop(Protocol):
     """One stage of a route, here or on a peer. The first stage takes token ids, the last one also labels."""
 
-    async def forward(self, session: SessionId, inputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Activations, or the summed loss when labels are given."""
+    async def forward(self, session: SessionId, inputs: Tensor) -> Tensor:
+        """Activations for the next stage."""
+        ...
+
+    async def loss(self, session: SessionId, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Forward and backward of the last stage in one call: summed loss and gradient of the inputs."""
         ...
 
     async def backward(self, session: SessionId, gradient: Tensor | None) -> Tensor | None:
@@ -35,9 +39,13 @@ class LocalHop:
         self._compute = compute
         self._executor = executor
 
-    async def forward(self, session: SessionId, inputs: Tensor, labels: Tensor | None) -> Tensor:
+    async def forward(self, session: SessionId, inputs: Tensor) -> Tensor:
         """See Hop."""
-        return await self._compute.run(lambda: self._executor.forward(session, inputs, labels))
+        return await self._compute.run(lambda: self._executor.forward(session, inputs))
+
+    async def loss(self, session: SessionId, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See Hop."""
+        return await self._compute.run(lambda: self._executor.loss(session, inputs, labels))
 
     async def backward(self, session: SessionId, gradient: Tensor | None) -> Tensor | None:
         """See Hop."""
@@ -66,10 +74,9 @@ async def run_microbatch(
     *before, last = route
     activations = input_ids
     for hop in before:
-        activations = await hop.forward(session, activations, None)
-    loss_sum = await last.forward(session, activations, labels)
-    gradient = None
-    for hop in reversed(route):
+        activations = await hop.forward(session, activations)
+    loss_sum, gradient = await last.loss(session, activations, labels)
+    for hop in reversed(before):
         gradient = await hop.backward(session, gradient)
     return MicrobatchResult(loss_sum, labels.numel())
 
