@@ -2,20 +2,40 @@
 
 from neuroshard.network.in_memory import InMemoryNetwork, InMemoryTransport, Link
 from neuroshard.network.transport import (
+    Connection,
+    Directory,
+    Gossip,
+    GossipCheck,
     Message,
     MessageTooLargeError,
+    Network,
+    PeerRefusedError,
     PeerUnreachableError,
+    RequestHandler,
+    RequestRefusedError,
+    RequestTimeoutError,
+    Subscription,
     Transport,
     TransportClosedError,
 )
 
 __all__ = [
+    "Connection",
+    "Directory",
+    "Gossip",
+    "GossipCheck",
     "InMemoryNetwork",
     "InMemoryTransport",
     "Link",
     "Message",
     "MessageTooLargeError",
+    "Network",
+    "PeerRefusedError",
     "PeerUnreachableError",
+    "RequestHandler",
+    "RequestRefusedError",
+    "RequestTimeoutError",
+    "Subscription",
     "Transport",
     "TransportClosedError",
 ]

@@ -6,23 +6,26 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from random import Random
-from typing import Self, TypeAlias
+from typing import Self
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from neuroshard.errors import UsageError
+from neuroshard.network.inboxes import Inboxes
+from neuroshard.network.serving import RequestServer, accepted, refusal
 from neuroshard.network.transport import (
+    Connection,
     Message,
     MessageTooLargeError,
     PeerUnreachableError,
+    RequestHandler,
+    RequestRefusedError,
+    RequestTimeoutError,
     TransportClosedError,
 )
+from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
-
-MAX_KINDS = 64  # inboxes of one node
-MAX_KIND_CHARACTERS = 64
-
-_Queue: TypeAlias = tuple[MemoryObjectSendStream[Message], MemoryObjectReceiveStream[Message]]
+from neuroshard.wire import Frame, FrameLimits, WireError, check_limits
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,10 @@ class InMemoryNetwork:
         if transport is not None:
             transport.end()
 
+    def nodes(self) -> tuple[NodeId, ...]:
+        """All nodes that are there now."""
+        return tuple(self._transports)
+
     def transport_of(self, node_id: NodeId) -> InMemoryTransport | None:
         """The transport of a node, or None when there is no such node (any more)."""
         return self._transports.get(node_id)
@@ -105,13 +112,13 @@ def _separated(sides: Collection[frozenset[NodeId]], sender: NodeId, receiver: N
 
 
 class InMemoryTransport:
-    """One node's end of an InMemoryNetwork; see Transport."""
+    """One node's end of an InMemoryNetwork; see Transport. Everybody is connected with everybody."""
 
     def __init__(self, network: InMemoryNetwork, local_id: NodeId) -> None:
         self._network = network
         self._local_id = local_id
-        self._queues: dict[str, _Queue] = {}
-        self._ended = False
+        self._inboxes = Inboxes(local_id, network.queue_length)
+        self._server = RequestServer()
 
     @property
     def local_id(self) -> NodeId:
@@ -120,52 +127,90 @@ class InMemoryTransport:
 
     async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
         """See Transport; returns when the message lies in the peer's queue or is lost."""
-        if self._ended:
-            raise TransportClosedError("This node's transport is closed.")
+        self._check_open()
         if len(payload) > self._network.max_payload_bytes:
             raise MessageTooLargeError(f"A message of {len(payload)} bytes is above the limit.")
         await anyio.sleep(self._network.link(self._local_id, peer).delay_seconds)
-        receiver = self._network.transport_of(peer)
-        if receiver is None:
-            raise PeerUnreachableError(f"Peer {peer} cannot be reached.")
+        receiver = self._reachable(peer)
         if not self._network.is_lost(self._local_id, peer):
             await receiver.deliver(Message(self._local_id, kind, payload))
 
     async def receive(self, kind: str) -> Message:
         """See Transport."""
-        try:
-            return await self._queue(kind)[1].receive()
-        except (anyio.ClosedResourceError, anyio.EndOfStream):
-            raise TransportClosedError("This node's transport is closed.") from None
+        return await self._inboxes.receive(kind)
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """See Transport; a lost message is an answer that never comes."""
+        self._check_open()
+        with anyio.move_on_after(timeout_seconds):
+            await anyio.sleep(self._network.link(self._local_id, peer).delay_seconds)
+            receiver = self._reachable(peer)
+            if self._network.is_lost(self._local_id, peer):
+                await anyio.sleep_forever()
+            answer = await receiver.answer(self._local_id, frame)
+            await anyio.sleep(self._network.link(peer, self._local_id).delay_seconds)
+            if self._network.is_lost(peer, self._local_id):
+                await anyio.sleep_forever()
+            check_limits(answer, reply or FrameLimits())
+            return accepted(peer, answer)
+        raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
+
+    def serve(
+        self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
+    ) -> None:
+        """See Transport."""
+        self._server.serve(kind, handler, limits or FrameLimits(), max_concurrent)
+
+    async def connect(self, address: str) -> NodeId:
+        """See Transport; addresses read /memory/p2p/<node id>."""
+        prefix, _, node_id = address.rpartition("/p2p/")
+        if prefix != "/memory":
+            raise UsageError(f"{address!r} is no address of an in-memory network.", "It reads /memory/p2p/<node id>.")
+        await anyio.lowlevel.checkpoint()
+        return self._reachable(NodeId(node_id)).local_id
+
+    def addresses(self) -> tuple[str, ...]:
+        """See Transport."""
+        return (f"/memory/p2p/{self._local_id}",)
+
+    def connections(self) -> tuple[Connection, ...]:
+        """See Transport."""
+        others = (node_id for node_id in self._network.nodes() if node_id != self._local_id)
+        return tuple(
+            Connection(node_id, f"/memory/p2p/{node_id}", ConnectionKind.IN_MEMORY, is_outbound=True, since=0.0)
+            for node_id in others
+        )
 
     async def close(self) -> None:
         """See Transport; the node leaves the network."""
-        if not self._ended:
+        if not self._inboxes.is_closed:
             self._network.kill(self._local_id)
         await anyio.lowlevel.checkpoint()
 
     async def deliver(self, message: Message) -> None:
         """Put a message into this node's queue, waiting while it is full. Raises PeerUnreachableError when it ends."""
-        # strangers may open some queues, since messages may come before their reader; but not any number of them
-        if message.kind not in self._queues and (
-            len(self._queues) >= MAX_KINDS or len(message.kind) > MAX_KIND_CHARACTERS
-        ):
-            raise PeerUnreachableError(f"Peer {self._local_id} does not know messages of kind {message.kind[:64]!r}.")
+        await self._inboxes.deliver(message)
+
+    async def answer(self, sender: NodeId, request: Frame) -> Frame:
+        """This node's answer to a request."""
         try:
-            await self._queue(message.kind)[0].send(message)
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError, TransportClosedError):
-            raise PeerUnreachableError(f"Peer {self._local_id} went away.") from None
+            check_limits(request, self._server.limits_of(request.kind))
+        except (RequestRefusedError, WireError) as error:
+            return refusal(str(error))
+        return await self._server.answer(sender, request)
 
     def end(self) -> None:
         """Close all queues."""
-        self._ended = True
-        for sender, receiver in self._queues.values():
-            sender.close()
-            receiver.close()
+        self._inboxes.close()
 
-    def _queue(self, kind: str) -> _Queue:
-        if self._ended:
+    def _check_open(self) -> None:
+        if self._inboxes.is_closed:
             raise TransportClosedError("This node's transport is closed.")
-        if kind not in self._queues:
-            self._queues[kind] = anyio.create_memory_object_stream[Message](self._network.queue_length)
-        return self._queues[kind]
+
+    def _reachable(self, peer: NodeId) -> InMemoryTransport:
+        receiver = self._network.transport_of(peer)
+        if receiver is None:
+            raise PeerUnreachableError(f"Peer {peer} cannot be reached.")
+        return receiver

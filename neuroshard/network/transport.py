@@ -1,16 +1,26 @@
-"""The interface between rooms that talk to peers and whatever carries their messages."""
+"""The interfaces between rooms that talk to peers and whatever carries their messages."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from neuroshard.errors import NeuroShardError
+from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
+from neuroshard.wire import Frame, FrameLimits
+
+MAX_GOSSIP_BYTES = 64 * 1024
+MAX_REASON_CHARACTERS = 500
 
 
 class PeerUnreachableError(NeuroShardError):
     """A peer that cannot be reached now; another try later may work."""
+
+
+class RequestTimeoutError(PeerUnreachableError):
+    """A peer that was reached but did not answer in time."""
 
 
 class TransportClosedError(NeuroShardError):
@@ -19,6 +29,19 @@ class TransportClosedError(NeuroShardError):
 
 class MessageTooLargeError(NeuroShardError):
     """A message above the transport's limit; it was not sent."""
+
+
+class PeerRefusedError(NeuroShardError):
+    """The peer answered that it refuses; its reason is in the message."""
+
+
+class RequestRefusedError(NeuroShardError):
+    """Raised by a handler: the asking peer is told the reason."""
+
+
+RequestHandler: TypeAlias = Callable[[NodeId, Frame], Awaitable[Frame]]
+GossipCheck: TypeAlias = Callable[[NodeId, bytes], bool]
+"""Whether gossip that came from a node is worth passing on; pure and fast."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +53,23 @@ class Message:
     payload: bytes = field(repr=False)
 
 
+@dataclass(frozen=True)
+class Connection:
+    """A peer this node is connected with now."""
+
+    peer: NodeId
+    address: str
+    kind: ConnectionKind
+    is_outbound: bool
+    since: float  # seconds since the epoch
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rtt_seconds: float | None = None
+    bulk_connections: int = 0  # direct connections for tensors
+
+
 class Transport(Protocol):
-    """Messages between nodes. A message that was sent may still be lost: only an answer proves arrival."""
+    """Messages and requests between nodes. A message that was sent may still be lost: only an answer proves arrival."""
 
     @property
     def local_id(self) -> NodeId:
@@ -49,6 +87,87 @@ class Transport(Protocol):
         """The next message of this kind, from anybody. Raises TransportClosedError."""
         ...
 
-    async def close(self) -> None:
-        """Stop sending and receiving; whoever waits in `receive` gets TransportClosedError."""
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """Ask a peer and wait for its answer, which must keep the limits of `reply` (None: a header, no tensors).
+
+        Raises PeerUnreachableError (RequestTimeoutError when it was reached), PeerRefusedError, WireError for an
+        answer that breaks the limits, MessageTooLargeError or TransportClosedError.
+        """
         ...
+
+    def serve(
+        self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
+    ) -> None:
+        """Answer requests of a kind; one handler a kind, ValueError for a second one.
+
+        A handler refuses by raising RequestRefusedError. Its other errors are logged here and told as "internal error".
+        """
+        ...
+
+    async def connect(self, address: str) -> NodeId:
+        """Connect to a multiaddr that ends with /p2p/<node id>. Raises PeerUnreachableError, UsageError."""
+        ...
+
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs at which others may reach this node."""
+        ...
+
+    def connections(self) -> tuple[Connection, ...]:
+        """Peers this node is connected with."""
+        ...
+
+    async def close(self) -> None:
+        """Stop sending and receiving; whoever waits in `receive` or `request` gets TransportClosedError."""
+        ...
+
+
+class Subscription(Protocol):
+    """The gossip of one topic; its queue is bounded, and what does not fit is dropped and counted."""
+
+    @property
+    def dropped(self) -> int:
+        """Messages that found the queue full."""
+        ...
+
+    async def receive(self) -> bytes:
+        """The next message. Raises TransportClosedError."""
+        ...
+
+    def close(self) -> None:
+        """Take no more messages."""
+        ...
+
+
+class Gossip(Protocol):
+    """Small messages to everybody who listens to a topic."""
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Tell everybody. Raises MessageTooLargeError above MAX_GOSSIP_BYTES, TransportClosedError."""
+        ...
+
+    def subscribe(self, topic: str, check: GossipCheck) -> Subscription:
+        """Listen. What `check` refuses is not passed on, and whoever forwarded it loses reputation."""
+        ...
+
+
+class Directory(Protocol):
+    """Who is where: expiring records that every node signs for itself, under a namespace."""
+
+    async def announce(self, namespace: str, record: bytes) -> None:
+        """Store this node's record, an encoded claim with domain "announcement". Raises PeerUnreachableError."""
+        ...
+
+    async def find(self, namespace: str, limit: int = 64) -> tuple[bytes, ...]:
+        """Records whose signature and age were checked, the newest of each node."""
+        ...
+
+
+@dataclass(frozen=True)
+class Network:
+    """All ways to reach others."""
+
+    transport: Transport
+    gossip: Gossip
+    directory: Directory

@@ -254,9 +254,18 @@ class ResourceStatus:
     threads: tuple[ThreadShare, ...] = ()
 
 
+class ConnectionKind(StrEnum):
+    """How a peer is reached."""
+
+    DIRECT = "direct"
+    PUNCHED = "punched"  # direct, through a hole punched into a router
+    RELAYED = "relayed"
+    IN_MEMORY = "in_memory"
+
+
 @dataclass(frozen=True)
 class PeerStatus:
-    """Another node, as its last verified report describes it."""
+    """Another node of the run, as its last verified report and announcement describe it."""
 
     node_id: NodeId
     wallet_id: WalletId
@@ -264,7 +273,65 @@ class PeerStatus:
     layers: LayerRange
     loss_ema: float | None
     tokens_per_second: float
-    last_seen: float
+    last_seen: float  # seconds since the epoch
+    steps: int = 0
+    tokens: int = 0
+    shard: ShardId | None = None
+    outer_step: int = 0
+    state_hash: str = ""
+    state: str = ""  # of the node, as NodeState
+    started_at: float | None = None
+    first_seen: float | None = None
+    version: str = ""
+    connection: ConnectionKind | None = None  # None: known only through others
+    address: str = ""
+    rtt_seconds: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    score: float = 0.0  # 0 is neutral, below it the peer misbehaved
+
+
+class NetworkState(StrEnum):
+    """How this node is connected."""
+
+    OFF = "off"
+    STARTING = "starting"
+    ALONE = "alone"  # running, but nobody was found
+    CONNECTED = "connected"
+    FAILED = "failed"  # training goes on; it is tried again
+
+
+@dataclass(frozen=True)
+class NetworkStatus:
+    """This node's connections; traffic in bytes since the start and bytes a second."""
+
+    state: NetworkState = NetworkState.OFF
+    explanation: str = "The network is off."
+    addresses: tuple[str, ...] = ()
+    connections: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    upload_rate: float = 0.0
+    download_rate: float = 0.0
+    upload_limit: float | None = None
+    banned_peers: int = 0
+    refused: tuple[tuple[str, int], ...] = ()  # reason and how often, for everything a peer sent that was refused
+    join_line: str = ""  # what others type to join this run through this node
+
+
+@dataclass(frozen=True)
+class SwarmStatus:
+    """Numbers of all nodes of the run together, this one included; totals never fall when nodes leave."""
+
+    nodes: int = 1
+    training_nodes: int = 0
+    global_loss: float | None = None
+    min_loss: float | None = None
+    total_steps: int = 0
+    total_tokens: int = 0
+    shards_covered: int = 0
+    tokens_per_second: float = 0.0
+    model_hashes: tuple[tuple[NodeId, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -293,4 +360,6 @@ class NodeStatus:
     checkpoints: CheckpointStatus = field(default_factory=CheckpointStatus)
     resources: ResourceStatus = field(default_factory=ResourceStatus)
     peers: tuple[PeerStatus, ...] = ()
+    network: NetworkStatus = field(default_factory=NetworkStatus)
+    swarm: SwarmStatus | None = None  # None before the first look at the network
     history: tuple[LossPoint, ...] = ()  # at most 1,000 points, oldest first

@@ -15,7 +15,7 @@ from neuroshard.network import (
     PeerUnreachableError,
     TransportClosedError,
 )
-from neuroshard.network.in_memory import MAX_KINDS
+from neuroshard.network.inboxes import MAX_KINDS
 from neuroshard.types import NodeId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
