@@ -71,7 +71,7 @@ def _rate(node: NodeProcess) -> float:
 
 
 class _Crowd:
-    """Streams that read what comes, and one client that asks at a fixed pace; plain sockets, so that it costs little."""
+    """Streams that read what comes, and one client that asks at a fixed pace; plain sockets, which cost little."""
 
     def __init__(self, node: NodeProcess) -> None:
         self._address = ("127.0.0.1", int(node.url.rpartition(":")[2]))

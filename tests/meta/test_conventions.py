@@ -16,6 +16,7 @@ MAY_CATCH_EVERYTHING = {
     "neuroshard/api/guard.py": "API error handler",
     "neuroshard/training/compute.py": "carries the error to the caller's thread",
     "neuroshard/training/checkpoint/writer.py": "carries the error to the caller's thread",
+    "neuroshard/network/serving.py": "inbound-message handler",
     "neuroshard/node/supervisor.py": "task supervisor",
 }
 # Spelled in pieces, so that this file may be read too.
