@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 import pytest
 import trio
@@ -27,7 +28,7 @@ def test_failing_work_is_told_and_tried_again_with_growing_pauses(caplog: pytest
         await keep_running("The network", work, lambda reason, seconds: told.append((reason, seconds)))
 
     run_virtual(main)
-    gaps = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(starts)]
     assert gaps == pytest.approx([1, 2, 4, 8])
     assert told == [("no route", 1), ("no route", 2), ("no route", 4), ("no route", 8)]
 
