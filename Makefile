@@ -12,7 +12,7 @@ PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/
 DEMO ?=
 TESTS ?=
 
-.PHONY: demo test check bench web clean chromium
+.PHONY: demo test check bench web clean chromium native
 
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
@@ -51,12 +51,25 @@ $(PY):
 	  echo "This Python cannot make environments. On Debian and Ubuntu: sudo apt-get install python$$v-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(RUNTIME): $(PY) $(PACKAGE)
+$(RUNTIME): $(PY) $(PACKAGE) | native
 	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
 	  echo "No NVIDIA GPU here: pip may still fetch PyTorch with CUDA (several GB). To save that, install PyTorch's"; \
 	  echo "CPU build into $(VENV) first, as its site describes; pip keeps what is there."; fi
 	$(PY) -m pip install --disable-pip-version-check --quiet --editable .
 	@touch $@
+
+# One dependency of libp2p (fastecdsa) is compiled on Linux: it needs a C compiler and the headers of GMP and Python.
+native: $(PY)
+	@if [ "$$(uname -s)" != Linux ] || $(PY) -c 'import fastecdsa' 2>/dev/null; then exit 0; fi; \
+	include=$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
+	if printf '#include <gmp.h>\n#include <Python.h>\n' | cc -fsyntax-only -I"$$include" -x c - 2>/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ]; then \
+	  echo "Installing a C compiler and the GMP headers"; \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    gcc libc6-dev libgmp-dev python3-dev) >/dev/null && exit 0; fi; \
+	echo "A C compiler, the GMP headers or Python's headers are missing."; \
+	echo "On Debian and Ubuntu: sudo apt-get install gcc libc6-dev libgmp-dev python3-dev"; \
+	echo "On Fedora: sudo dnf install gcc gmp-devel python3-devel"; exit 1
 
 $(DEVELOPMENT): $(RUNTIME)
 	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
