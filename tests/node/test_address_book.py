@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neuroshard.node.address_book import (
+    LONGEST_RETRY_SECONDS,
+    MAX_ADDRESSES,
+    AddressBook,
+    remember_addresses,
+    remembered_addresses,
+)
+from neuroshard.types import NodeId
+
+OWN = NodeId("me")
+
+
+def address(node: str, host: str = "10.0.0.1") -> str:
+    return f"/ip4/{host}/tcp/4001/p2p/{node}"
+
+
+def due(book: AddressBook, now: float = 0.0, connected: tuple[str, ...] = ()) -> list[str]:
+    return [known.text for known in book.due(now, [NodeId(name) for name in connected])]
+
+
+def test_given_addresses_come_first_and_connected_nodes_are_left_alone() -> None:
+    book = AddressBook(OWN)
+    book.add([address("a"), address("b")])
+    book.add([address("c")], is_given=True)
+    assert due(book) == [address("c"), address("a"), address("b")]
+    assert due(book, connected=("c", "a")) == [address("b")]
+
+
+def test_own_and_malformed_addresses_are_passed_over() -> None:
+    book = AddressBook(OWN)
+    book.add([address("me"), "/ip4/10.0.0.1/tcp/1/p2p/", "x" * 300 + "/p2p/a"], is_given=True)
+    assert due(book) == []
+
+
+def test_an_address_that_fails_is_tried_later_and_later_but_within_minutes() -> None:
+    book = AddressBook(OWN)
+    book.add([address("a")])
+    now, pauses = 0.0, []
+    for _ in range(12):
+        book.note_failure(address("a"), now)
+        assert due(book, now) == []
+        pause = 0.0
+        while not due(book, now + pause):
+            pause += 1.0
+        pauses.append(pause)
+        now += pause
+    assert pauses[:3] == [2, 4, 8]
+    assert pauses[-1] == LONGEST_RETRY_SECONDS
+    book.try_all_again()
+    assert due(book, now) == [address("a")]
+
+
+def test_a_flood_of_addresses_is_bounded_and_pushes_out_only_failed_ones() -> None:
+    book = AddressBook(OWN)
+    book.add([address("given")], is_given=True)
+    book.add(address(f"n{number}") for number in range(2 * MAX_ADDRESSES))
+    assert len(due(book)) == MAX_ADDRESSES
+    book.add([address("late")])
+    assert address("late") not in due(book)
+    book.note_failure(address("given"), 0.0)
+    book.note_failure(address("n3"), 0.0)
+    book.add([address("late")])
+    now = 2 * LONGEST_RETRY_SECONDS
+    assert address("late") in due(book, now)
+    assert address("n3") not in due(book, now)
+    assert address("given") in due(book, now)
+
+
+def test_working_addresses_survive_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "network" / "peers.json"
+    assert remembered_addresses(file) == ()
+    book = AddressBook(OWN)
+    book.add([address("a"), address("b")])
+    book.note_failure(address("b"), 0.0)
+    remember_addresses(file, book.working())
+    assert remembered_addresses(file) == (address("a"),)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, null]", b"\xff", b"[" * 100_000])
+def test_a_damaged_file_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "peers.json"
+    file.write_bytes(content)
+    assert remembered_addresses(file) == ()
