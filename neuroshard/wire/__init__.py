@@ -1,25 +1,48 @@
-"""Frames: what two nodes say to each other, as bytes. Pure: no sockets, no clocks, and nothing is ever unpickled."""
+"""Frames: what two nodes say to each other, as bytes. Pure: no sockets, no clocks, and nothing is ever unpickled.
 
+Torch tensors become parts of a frame in `neuroshard.wire.tensors`, which is not imported here.
+"""
+
+from neuroshard.wire.chunks import ChunkAssembly
+from neuroshard.wire.decoding import FrameDecoder, decode
+from neuroshard.wire.encoding import EncodedFrame, encode
 from neuroshard.wire.frame import (
     MAX_HEADER_BYTES,
+    DamagedChunkError,
     DType,
     Frame,
     FrameLimits,
+    FrameTooLargeError,
+    MalformedFrameError,
     TensorPart,
     TensorSpec,
+    UnexpectedTensorError,
     WireError,
     WireValue,
     check_limits,
 )
+from neuroshard.wire.head import CHUNK_BYTES, PREFIX_BYTES, FrameHead
 
 __all__ = [
+    "CHUNK_BYTES",
     "MAX_HEADER_BYTES",
+    "PREFIX_BYTES",
+    "ChunkAssembly",
     "DType",
+    "DamagedChunkError",
+    "EncodedFrame",
     "Frame",
+    "FrameDecoder",
+    "FrameHead",
     "FrameLimits",
+    "FrameTooLargeError",
+    "MalformedFrameError",
     "TensorPart",
     "TensorSpec",
+    "UnexpectedTensorError",
     "WireError",
     "WireValue",
     "check_limits",
+    "decode",
+    "encode",
 ]

@@ -10,6 +10,10 @@ from typing import Literal, TypeAlias
 from neuroshard.errors import NeuroShardError
 
 MAX_HEADER_BYTES = 64 * 1024
+MAX_KIND_CHARACTERS = 64
+MAX_NAME_CHARACTERS = 256
+MAX_DIMENSIONS = 8
+MAX_TENSOR_BYTES = 2**63 - 1  # what a tensor library can address, and what keeps every sum inside the length field
 
 DType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64"]
 ITEM_BYTES: Mapping[DType, int] = {
@@ -29,13 +33,46 @@ class WireError(NeuroShardError):
     """Bytes that are no acceptable frame."""
 
 
+class MalformedFrameError(WireError):
+    """Bytes that are no frame, or a value that cannot become one."""
+
+
+class FrameTooLargeError(WireError):
+    """A header or body above the limit; it was not read."""
+
+
+class UnexpectedTensorError(WireError):
+    """Tensors with other names, types or shapes than the receiver expects."""
+
+
+class DamagedChunkError(WireError):
+    """A chunk of the body that does not match its digest."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"Chunk {index} of a frame does not match its digest.")
+        self.index = index
+
+
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, type and shape of one tensor."""
+    """Name, type and shape of one tensor. Raises MalformedFrameError for one that no tensor can have."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.name) > MAX_NAME_CHARACTERS:
+            raise MalformedFrameError(f"A tensor's name has more than {MAX_NAME_CHARACTERS} characters.")
+        if self.dtype not in ITEM_BYTES:
+            raise MalformedFrameError(f"A tensor has the type {str(self.dtype)[:32]!r}, which is not allowed.")
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise MalformedFrameError(f"A tensor has {len(self.shape)} dimensions; at most {MAX_DIMENSIONS} can be.")
+        if any(size < 0 for size in self.shape):
+            raise MalformedFrameError("A tensor has a negative dimension.")
+        # an empty tensor counts its other dimensions too: their strides must be representable
+        if prod(max(size, 1) for size in self.shape) * ITEM_BYTES[self.dtype] > MAX_TENSOR_BYTES:
+            raise MalformedFrameError("A tensor's shape is larger than any memory.")
 
     @property
     def byte_count(self) -> int:
@@ -55,7 +92,7 @@ class TensorPart:
 class Frame:
     """One message."""
 
-    kind: str
+    kind: str  # printable ASCII, at most MAX_KIND_CHARACTERS
     header: Mapping[str, WireValue] = field(default_factory=dict[str, WireValue])
     tensors: tuple[TensorPart, ...] = ()
 
@@ -72,10 +109,27 @@ class FrameLimits:
 def check_limits(frame: Frame, limits: FrameLimits) -> None:
     """Raises WireError when a frame that is in memory already holds tensors that `limits` does not allow."""
     specs = tuple(part.spec for part in frame.tensors)
-    total = sum(spec.byte_count for spec in specs)
-    if total > limits.max_body_bytes:
-        raise WireError(
-            f"A frame of kind {frame.kind!r} has {total} bytes of tensors; {limits.max_body_bytes} are allowed."
-        )
+    check_body_size(frame.kind, sum(spec.byte_count for spec in specs), limits)
+    check_specs(frame.kind, specs, limits)
+
+
+def check_header_size(kind: str, size: int, limits: FrameLimits) -> None:
+    """Raises FrameTooLargeError for a header of more bytes than allowed."""
+    most = min(limits.max_header_bytes, MAX_HEADER_BYTES)
+    if size > most:
+        raise FrameTooLargeError(f"A frame of kind {kind!r} has a header of {size} bytes; {most} are allowed.")
+
+
+def check_body_size(kind: str, size: int, limits: FrameLimits) -> None:
+    """Raises FrameTooLargeError for a body of more bytes than allowed."""
+    most = limits.max_body_bytes
+    if size > most:
+        raise FrameTooLargeError(f"A frame of kind {kind!r} has {size} bytes of tensors; {most} are allowed.")
+
+
+def check_specs(kind: str, specs: tuple[TensorSpec, ...], limits: FrameLimits) -> None:
+    """Raises UnexpectedTensorError when the limits name tensors and these are others."""
     if limits.expected is not None and specs != limits.expected:
-        raise WireError(f"A frame of kind {frame.kind!r} does not have the tensors that are expected.")
+        raise UnexpectedTensorError(f"A frame of kind {kind!r} does not have the tensors that are expected.")
+    if limits.max_body_bytes == 0 and limits.expected is None and specs:
+        raise UnexpectedTensorError(f"A frame of kind {kind!r} has tensors where none are expected.")
