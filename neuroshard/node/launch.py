@@ -21,6 +21,7 @@ from neuroshard.api.secret import load_or_create_secret
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.data_dir import prepare_data_dir
 from neuroshard.config.loading import LoadedSettings
+from neuroshard.errors import NeuroShardError
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.identity import wallet_of
@@ -30,7 +31,7 @@ from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.telemetry.counters import Counters
-from neuroshard.telemetry.logs import configure_logging
+from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, configure_logging
 from neuroshard.telemetry.redaction import Redactor
 from neuroshard.telemetry.ring import LogRing
 from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
@@ -170,4 +171,8 @@ def _run_to_the_end(run: Callable[[], ExitReport]) -> ExitReport:
         outcome: Future[ExitReport] = executor.submit(run)
         while not outcome.done():
             wait([outcome], timeout=WAIT_SECONDS)
-        return outcome.result()
+        try:
+            return outcome.result()
+        except NeuroShardError as error:  # the command line tells it; the log file must know it as well
+            log.error("The node ended: %s", error, extra={SHOWN_ELSEWHERE: True})  # noqa: TRY400 - a message, no defect
+            raise

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 5_000_000
 KEPT_FILES = 3
 FILE_NAME = "node.log"
+SHOWN_ELSEWHERE = "shown_elsewhere"  # an extra of records that stderr need not repeat
 
 
 class HumanFormatter(logging.Formatter):
@@ -126,6 +127,7 @@ def configure_logging(
     redactor = redactor or Redactor()
     console = logging.StreamHandler(stream or sys.stderr)
     console.setFormatter(JsonFormatter() if as_json else HumanFormatter())
+    console.addFilter(lambda record: not hasattr(record, SHOWN_ELSEWHERE))
     handlers: list[logging.Handler] = [console]
     if folder is not None:
         handlers.append(_file_handler(folder / FILE_NAME, as_json))

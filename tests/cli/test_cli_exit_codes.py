@@ -157,6 +157,11 @@ def test_a_genesis_folder_that_is_not_there_is_6(neuroshard: Command, tmp_path: 
     assert str(genesis) in outcome.err
     assert "--genesis" in outcome.err
     assert "Traceback" not in outcome.err
+    assert outcome.err.count(str(genesis)) == 1  # said once to the person,
+    assert (
+        f"ERROR neuroshard.node.launch: The node ended: There is no Genesis folder {genesis}"
+        in (tmp_path / "node" / "logs" / "node.log").read_text()
+    )  # and kept for whoever looks later
 
 
 def test_too_little_memory_is_2_and_says_how_much_is_needed(neuroshard: Command, tmp_path: Path) -> None:
