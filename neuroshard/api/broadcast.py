@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 from neuroshard.api.context import ApiContext, ApiLimits
-from neuroshard.api.events import HEARTBEAT, RESET, START, encode_event, events_between, log_event
+from neuroshard.api.events import HEARTBEAT, RESET, START, encode_event, events_between, log_event, peers_between
 from neuroshard.api.rendering import RenderedViews
 from neuroshard.api.views.node import status_view
 from neuroshard.errors import NotReadyError
@@ -76,6 +76,7 @@ class Broadcaster:
         self._subscribers: set[Subscriber] = set()
         self._task: asyncio.Task[None] | None = None
         self._seen: tuple[int, NodeStatus] = (0, context.board.current())
+        self._told_peers: tuple[float, NodeStatus] = (0.0, context.board.current())  # loop time, snapshot
         self._last_line = 0
         self._closed = False
 
@@ -97,6 +98,7 @@ class Broadcaster:
             )
         if self._task is None:
             self._seen = self._context.board.versioned()
+            self._told_peers = (0.0, self._seen[1])
             self._last_line = self._context.log_ring.last_sequence
             self._task = asyncio.get_running_loop().create_task(self._run(), name="event broadcaster")
             self._task.add_done_callback(self._ended)
@@ -128,6 +130,7 @@ class Broadcaster:
             await asyncio.sleep(1 / self._limits.events_per_second)
             self._send_lines()
             self._send_changes()
+            self._send_peers()
 
     def _send_lines(self) -> None:
         for line in self._context.log_ring.after(self._last_line, MOST_LOG_LINES):
@@ -147,6 +150,17 @@ class Broadcaster:
             for event in events:
                 subscriber.offer(event)
             subscriber.offer_status(current)
+
+    def _send_peers(self) -> None:
+        """What is new about the peers, rarer than the status: with many peers some counter always changes."""
+        now, status = asyncio.get_running_loop().time(), self._context.board.current()
+        told_at, told = self._told_peers
+        if now - told_at < self._limits.peers_seconds:
+            return
+        self._told_peers = (now, status)
+        for event in peers_between(told, status):
+            for subscriber in self._subscribers:
+                subscriber.offer(event)
 
     def _status_event(self) -> bytes:
         return encode_event("status", self._views.get(status_view))

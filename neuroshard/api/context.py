@@ -25,6 +25,7 @@ class ApiLimits:
     completion_seconds: float = 300.0
     heartbeat_seconds: float = 15.0  # of a silent event stream
     events_per_second: float = 4.0  # at most so many statuses
+    peers_seconds: float = 1.0  # at least so long between two events about peers
 
 
 @dataclass(frozen=True)

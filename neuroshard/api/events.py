@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neuroshard.api.bodies.base import Answer
+from neuroshard.api.bodies.network import PeerBody
 from neuroshard.api.bodies.node import CheckpointGenerationBody, HeldOutBody, LogRecordBody
 from neuroshard.api.bodies.training import HistoryPoint
+from neuroshard.api.views.network import peer_body
 from neuroshard.api.views.training import diloco_progress
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.telemetry.ring import LogLine
@@ -21,6 +23,14 @@ class LossEvent(Answer):
     """New points of the training curve, oldest first."""
 
     points: list[HistoryPoint]
+
+
+class PeersEvent(Answer):
+    """Peers that came or changed, and node ids of those that went."""
+
+    count: int
+    changed: list[PeerBody]
+    gone: list[str]
 
 
 def encode_event(name: str, json: bytes, identity: int | None = None) -> bytes:
@@ -49,6 +59,17 @@ def events_between(before: NodeStatus, now: NodeStatus) -> Iterator[bytes]:
             yield _event("checkpoint", CheckpointGenerationBody.model_validate(saved))
     if _rounds(before) != _rounds(now):
         yield _event("sync", diloco_progress(now.diloco))
+
+
+def peers_between(before: NodeStatus, now: NodeStatus) -> Iterator[bytes]:
+    """One event about the peers that came, changed or went; none when nothing did."""
+    if now.peers is before.peers:
+        return
+    known = {peer.node_id: peer for peer in before.peers}
+    changed = [peer for peer in now.peers if known.pop(peer.node_id, None) != peer]
+    if changed or known:
+        bodies = [peer_body(peer) for peer in changed]
+        yield _event("peers", PeersEvent(count=len(now.peers), changed=bodies, gone=sorted(known)))
 
 
 def log_event(line: LogLine) -> bytes:

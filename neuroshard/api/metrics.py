@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from neuroshard.status.snapshot import NodeState, NodeStatus
+from neuroshard.api.views.network import refusals
+from neuroshard.status.snapshot import ConnectionKind, NetworkState, NodeState, NodeStatus
 from neuroshard.telemetry.counters import CounterValue
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -49,6 +50,8 @@ def snapshot_metrics(status: NodeStatus, now: float) -> Iterator[Metric]:
     yield states
     yield from _gauges(status, now)
     yield from _totals(status)
+    yield from _network(status)
+    yield from _swarm(status)
 
 
 def _gauges(status: NodeStatus, now: float) -> Iterator[Metric]:
@@ -75,9 +78,7 @@ def _gauges(status: NodeStatus, now: float) -> Iterator[Metric]:
         ("disk_free_bytes", "Free space of the data folder's disk", status.resources.disk_free_bytes),
         ("checkpoint_could_lose_steps", "Steps that a kill now would lose", status.checkpoints.could_lose_steps),
     ]
-    for name, help_text, value in values:
-        if value is not None and isfinite(value):
-            yield GaugeMetricFamily(PREFIX + name, help_text, value)
+    yield from _known_gauges(values)
     threads = GaugeMetricFamily(PREFIX + "thread_cpu_cores", "CPU use of a thread, in cores", labels=["thread"])
     for thread in status.resources.threads:
         if isfinite(thread.cores):
@@ -97,6 +98,52 @@ def _totals(status: NodeStatus) -> Iterator[Metric]:
     ]
     for name, help_text, value in values:
         yield CounterMetricFamily(PREFIX + name, help_text, value)
+
+
+def _network(status: NodeStatus) -> Iterator[Metric]:
+    network = status.network
+    gauges = [
+        ("connections", "Open connections to other nodes", network.connections),
+        ("banned_peers", "Peers that are refused for a while", network.banned_peers),
+        ("network_upload_bytes_per_second", "Bytes sent a second", network.upload_rate),
+        ("network_download_bytes_per_second", "Bytes received a second", network.download_rate),
+        ("network_upload_limit_bytes_per_second", "Limit the owner set", network.upload_limit),
+    ]
+    yield from _known_gauges(gauges)
+    yield CounterMetricFamily(PREFIX + "network_sent_bytes", "Bytes sent to other nodes", network.bytes_sent)
+    yield CounterMetricFamily(PREFIX + "network_received_bytes", "Bytes received from nodes", network.bytes_received)
+    states = GaugeMetricFamily(PREFIX + "network_state", "1 for the state the network is in", labels=["state"])
+    for state in NetworkState:
+        states.add_metric([state.value], 1.0 if network.state is state else 0.0)
+    kinds = GaugeMetricFamily(PREFIX + "connected_peers", "Peers by how they are reached", labels=["kind"])
+    for kind in ConnectionKind:
+        kinds.add_metric([kind.value], sum(peer.connection is kind for peer in status.peers))
+    refused = CounterMetricFamily(PREFIX + "network_refused", "What peers sent and was refused", labels=["reason"])
+    for reason, count in refusals(network.refused).items():
+        refused.add_metric([reason], count)
+    yield from (states, kinds, refused)
+
+
+def _swarm(status: NodeStatus) -> Iterator[Metric]:
+    swarm = status.swarm
+    if swarm is None:
+        return
+    gauges = [
+        ("swarm_nodes", "Nodes of the run, this one included", swarm.nodes),
+        ("swarm_training_nodes", "Nodes of the run that train", swarm.training_nodes),
+        ("swarm_loss", "Token-weighted loss of all nodes, nats a token", swarm.global_loss),
+        ("swarm_tokens_per_second", "Tokens all nodes train on a second", swarm.tokens_per_second),
+        ("swarm_shards_covered", "Shards that some node has read", swarm.shards_covered),
+    ]
+    yield from _known_gauges(gauges)
+    yield CounterMetricFamily(PREFIX + "swarm_steps", "Inner steps of all nodes", swarm.total_steps)
+    yield CounterMetricFamily(PREFIX + "swarm_tokens", "Tokens all nodes trained on", swarm.total_tokens)
+
+
+def _known_gauges(values: Iterable[tuple[str, str, float | None]]) -> Iterator[Metric]:
+    for name, help_text, value in values:
+        if value is not None and isfinite(value):
+            yield GaugeMetricFamily(PREFIX + name, help_text, value)
 
 
 def _counted(counters: Sequence[CounterValue]) -> Iterator[Metric]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ import anyio
 import httpx
 import pytest
 from api_under_test import Api, make_api
+from event_stream import events_of, parse
 from fake_node import STARTED, FakeNode, training_status
 
 from neuroshard.api.broadcast import MOST_WAITING_EVENTS, Broadcaster, Subscriber
@@ -23,25 +23,6 @@ from neuroshard.errors import NotReadyError
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus, DilocoStatus, HeldOutPoint
 
 FAST = ApiLimits(events_per_second=100)
-Event = tuple[str, object]
-
-
-def parse(block: str) -> Event:
-    """Name and data of one event."""
-    fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(":"))
-    return fields.get("event", ""), json.loads(fields.get("data", "null"))
-
-
-def events_of(response: httpx.Response) -> Iterator[Event]:
-    """Events of a live stream."""
-    buffer = ""
-    for text in response.iter_text():
-        buffer += text
-        while "\n\n" in buffer:
-            block, _, buffer = buffer.partition("\n\n")
-            event = parse(block)
-            if event[0]:
-                yield event
 
 
 def names_between(before: object, now: object) -> list[str]:
@@ -53,7 +34,7 @@ def test_what_is_new_between_two_snapshots() -> None:
     (loss,) = events_between(before, now)
     name, data = parse(loss.decode())
     assert name == "loss"
-    assert [point["step"] for point in data["points"]] == [21, 22, 23]  # type: ignore[index]
+    assert [point["step"] for point in data["points"]] == [21, 22, 23]
     assert names_between(now, now) == []
     evaluated = replace(now.training, held_out=(*now.training.held_out, HeldOutPoint(22, STARTED, 6.0, 1.1, 0.1)))
     assert names_between(now, replace(now, training=evaluated)) == ["evaluation"]
@@ -128,11 +109,11 @@ def test_a_stream_tells_what_happens(serve: Callable[..., Api], node: FakeNode) 
         assert response.headers["content-type"].startswith("text/event-stream")
         events = events_of(response)
         name, data = next(events)
-        assert (name, data["training"]["steps"]) == ("status", 20)  # type: ignore[index]
+        assert (name, data["training"]["steps"]) == ("status", 20)
         node.train(2)
         (loss, points), (status, data) = next(events), next(events)
-        assert (loss, [point["step"] for point in points["points"]]) == ("loss", [21, 22])  # type: ignore[index]
-        assert (status, data["training"]["steps"]) == ("status", 22)  # type: ignore[index]
+        assert (loss, [point["step"] for point in points["points"]]) == ("loss", [21, 22])
+        assert (status, data["training"]["steps"]) == ("status", 22)
         api.context.log_ring.append(1.0, "INFO", "test", "hello")
         assert next(events)[1] == {"sequence": 1, "time": 1.0, "level": "INFO", "logger": "test", "message": "hello"}
 
@@ -149,7 +130,7 @@ def test_missed_log_lines_come_again(serve: Callable[..., Api], by_header: bool)
             events = events_of(response)
             seen = [next(events) for _ in range(3)]
         assert [name for name, _ in seen] == ["log", "log", "status"]
-        assert [data["message"] for name, data in seen if name == "log"] == ["line 4", "line 5"]  # type: ignore[index]
+        assert [data["message"] for name, data in seen if name == "log"] == ["line 4", "line 5"]
 
 
 def test_twenty_dashboards_cost_one_serialisation(serve: Callable[..., Api], node: FakeNode) -> None:

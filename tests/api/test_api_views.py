@@ -11,30 +11,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.api.bodies.base import Answer, finite_json
-from neuroshard.api.events import events_between
+from neuroshard.api.events import events_between, peers_between
 from neuroshard.api.metrics import metrics_text
 from neuroshard.api.rendering import RenderedViews, View
-from neuroshard.api.views.node import (
-    checkpoints_view,
-    data_view,
-    health_view,
-    peers_view,
-    pipeline_view,
-    status_view,
-)
+from neuroshard.api.views.network import peers_view
+from neuroshard.api.views.node import checkpoints_view, data_view, health_view, pipeline_view, status_view
 from neuroshard.api.views.training import global_view, history_view, thin_out, verify_view
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.snapshot import (
     CheckpointStatus,
+    ConnectionKind,
     DataStatus,
     DilocoStatus,
     HeldOutPoint,
     LossPoint,
+    NetworkState,
+    NetworkStatus,
     NodeState,
     NodeStatus,
     PeerStatus,
     ResourceStatus,
     StartupStage,
+    SwarmStatus,
     TrainingStatus,
     VerificationStatus,
 )
@@ -77,6 +75,32 @@ PEERS = st.builds(
     loss_ema=st.none() | NUMBERS,
     tokens_per_second=NUMBERS,
     last_seen=NUMBERS,
+    state=TEXTS,
+    started_at=st.none() | NUMBERS,
+    first_seen=st.none() | NUMBERS,
+    version=TEXTS,
+    connection=st.none() | st.sampled_from(ConnectionKind),
+    address=TEXTS,
+    rtt_seconds=st.none() | NUMBERS,
+    score=NUMBERS,
+)
+NETWORKS = st.builds(
+    NetworkStatus,
+    state=st.sampled_from(NetworkState),
+    explanation=TEXTS,
+    addresses=st.lists(TEXTS, max_size=2).map(tuple),
+    upload_rate=NUMBERS,
+    download_rate=NUMBERS,
+    upload_limit=st.none() | NUMBERS,
+    refused=st.lists(st.tuples(TEXTS, COUNTS), max_size=3).map(tuple),
+    join_line=TEXTS,
+)
+SWARMS = st.builds(
+    SwarmStatus,
+    global_loss=st.none() | NUMBERS,
+    min_loss=st.none() | NUMBERS,
+    tokens_per_second=NUMBERS,
+    model_hashes=st.lists(st.tuples(st.just("peer"), st.just("aa")), max_size=1).map(tuple),
 )
 STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     NodeStatus,
@@ -98,6 +122,8 @@ STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     checkpoints=st.builds(CheckpointStatus, folder=TEXTS, could_lose_seconds=NUMBERS, last_saved_time=NUMBERS),
     resources=st.builds(ResourceStatus, cpu_cores=NUMBERS, gpu_utilisation=NUMBERS),
     peers=st.lists(PEERS, max_size=3).map(tuple),
+    network=NETWORKS,
+    swarm=st.none() | SWARMS,
     history=st.lists(POINTS, max_size=4).map(tuple),
 )
 
@@ -125,7 +151,7 @@ def test_every_view_of_every_snapshot_is_json(status: NodeStatus, now: float) ->
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STATUSES, STATUSES)
 def test_every_event_is_json_on_one_line(before: NodeStatus, now: NodeStatus) -> None:
-    for event in events_between(before, now):
+    for event in (*events_between(before, now), *peers_between(before, now)):
         name, data, *rest = event.decode().split("\n")
         assert name.startswith("event: ")
         assert rest == ["", ""]

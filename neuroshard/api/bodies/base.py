@@ -16,19 +16,31 @@ def finite_or_none(value: object) -> object:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def encodable(value: object) -> object:
+def encodable(text: str) -> str:
     """Text with `?` for what UTF-8 cannot encode, such as the undecodable bytes of a file name."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    return text.encode("utf-8", "replace").decode()
+
+
+def encodable_if_text(value: object) -> object:
+    """Text made encodable, anything else as it is."""
+    return encodable(value) if isinstance(value, str) else value
 
 
 Number = Annotated[float | None, BeforeValidator(finite_or_none)]
-Text = Annotated[str, BeforeValidator(encodable)]
+Text = Annotated[str, BeforeValidator(encodable_if_text)]
 
 
 class Answer(BaseModel):
     """Base of what the API answers; it can be read from the frozen value of the same shape."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)
+
+
+class Layers(Answer):
+    """Layers start, start + 1, ... stop - 1."""
+
+    start: int
+    stop: int
 
 
 class Question(BaseModel):
@@ -41,11 +53,11 @@ def finite_json(value: SharedJson) -> SharedJson:
     """A JSON value with null for every number that JSON cannot say, and encodable texts."""
     match value:
         case str():
-            return value.encode("utf-8", "replace").decode()
+            return encodable(value)
         case float():
             return value if isfinite(value) else None
         case Mapping():
-            return {key.encode("utf-8", "replace").decode(): finite_json(item) for key, item in value.items()}
+            return {encodable(key): finite_json(item) for key, item in value.items()}
         case Sequence():
             return [finite_json(item) for item in value]
         case _:

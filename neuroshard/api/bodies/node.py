@@ -1,19 +1,13 @@
-"""Answers about this node: status, pipeline, peers, data, checkpoints, configuration and logs."""
+"""Answers about this node: status, pipeline, data, checkpoints, configuration and logs."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from neuroshard.api.bodies.base import Answer, Number, Text
+from neuroshard.api.bodies.base import Answer, Layers, Number, Text
+from neuroshard.api.bodies.network import NetworkBody, PeerBody, SwarmBody
 from neuroshard.status.snapshot import LossTrend, NodeState, StageState, Verdict
 from neuroshard.types import Role
-
-
-class Layers(Answer):
-    """Layers start, start + 1, ... stop - 1."""
-
-    start: int
-    stop: int
 
 
 class ArchitectureBody(Answer):
@@ -209,18 +203,6 @@ class ResourcesBody(Answer):
     threads: list[ThreadBody]
 
 
-class PeerBody(Answer):
-    """Another node, as its last verified report describes it."""
-
-    node_id: str
-    wallet_id: str
-    roles: list[Role]
-    layers: Layers
-    loss_ema: Number
-    tokens_per_second: Number
-    last_seen: Number
-
-
 class StatusBody(Answer):
     """GET /api/status: the whole snapshot but for the training curve."""
 
@@ -250,7 +232,9 @@ class StatusBody(Answer):
     data: DataBody | None
     checkpoints: CheckpointsBody
     resources: ResourcesBody
-    peers: list[PeerBody]
+    network: NetworkBody
+    swarm: SwarmBody | None = Field(description="all nodes of the run together; null before the first look around")
+    peers: list[PeerBody] = Field(description="the first 32; all of them are at /api/peers")
 
 
 class StageBody(Answer):
@@ -270,13 +254,6 @@ class PipelineBody(Answer):
     layers_covered: int
     coverage: Number = Field(description="share of the layers that at least one node holds, 0..1")
     complete: bool
-
-
-class PeersBody(Answer):
-    """GET /api/peers."""
-
-    count: int
-    peers: list[PeerBody]
 
 
 class DataAnswer(Answer):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from neuroshard.api.bodies.base import Answer, Number, Text
-from neuroshard.api.bodies.node import Layers
+from neuroshard.api.bodies.base import Answer, Layers, Number, Text
 from neuroshard.status.snapshot import LossTrend, NodeState, Verdict
 from neuroshard.types import Role
 
@@ -81,6 +80,7 @@ class GlobalBody(Answer):
     total_tokens: int
     data_shards: int
     data_shards_covered: int
+    tokens_per_second: Number
     hash_agreement_rate: Number
     model_hashes: dict[str, str]
     loss_trend: LossTrend

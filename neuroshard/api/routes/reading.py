@@ -9,13 +9,13 @@ from pydantic import JsonValue, TypeAdapter
 from starlette.responses import Response
 
 from neuroshard.api.bodies.base import finite_json
+from neuroshard.api.bodies.network import PeersBody
 from neuroshard.api.bodies.node import (
     CheckpointsBody,
     DataAnswer,
     HealthBody,
     LogRecordBody,
     LogsBody,
-    PeersBody,
     PipelineBody,
     StatusBody,
 )
@@ -23,14 +23,8 @@ from neuroshard.api.bodies.training import GlobalBody, HistoryBody, VerifyBody
 from neuroshard.api.context import ApiContext
 from neuroshard.api.metrics import CONTENT_TYPE, metrics_text
 from neuroshard.api.rendering import JSON, RenderedViews
-from neuroshard.api.views.node import (
-    checkpoints_view,
-    data_view,
-    health_view,
-    peers_view,
-    pipeline_view,
-    status_view,
-)
+from neuroshard.api.views.network import peers_view
+from neuroshard.api.views.node import checkpoints_view, data_view, health_view, pipeline_view, status_view
 from neuroshard.api.views.training import global_view, history_view, verify_view
 
 CONFIG_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -48,7 +42,7 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
 
     @router.get("/api/training/global", response_model=GlobalBody)
     async def global_numbers() -> Response:
-        """The numbers of all nodes together, and this node's part."""
+        """The numbers of all nodes of the run together, and this node's part."""
         return views.respond(global_view)
 
     @router.get("/api/training/history", response_model=HistoryBody)
@@ -68,7 +62,7 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
 
     @router.get("/api/peers", response_model=PeersBody)
     async def peers() -> Response:
-        """Other nodes."""
+        """This node's connections, addresses and join line, and every other node of the run."""
         return views.respond(peers_view)
 
     @router.get("/api/data", response_model=DataAnswer)

@@ -21,10 +21,11 @@ def stream_routes(broadcaster: Broadcaster) -> APIRouter:
         after: Annotated[int | None, Query(ge=0, le=LAST_SEQUENCE)] = None,
         last_event_id: Annotated[str | None, Header(max_length=40)] = None,
     ) -> Response:
-        """Server-Sent Events: status, loss, evaluation, checkpoint, sync, log, reset.
+        """Server-Sent Events: status, loss, evaluation, checkpoint, sync, peers, log, reset.
 
         Log lines are numbered; a reconnecting client sends the last number as Last-Event-ID (or `after`) and gets
-        the lines it missed. `reset` says that events were dropped: read the history anew.
+        the lines it missed. `peers` tells what changed since /api/peers was read. `reset` says
+        that events were dropped: read the history and the peers anew.
         """
         subscriber = broadcaster.subscribe(last_line(last_event_id, after))
         return WatchedStream(subscriber.chunks(), subscriber.close, lambda: broadcaster.unsubscribe(subscriber))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from neuroshard.api.bodies.base import Layers
 from neuroshard.api.bodies.node import (
     ArchitectureBody,
     CheckpointsBody,
@@ -9,11 +10,8 @@ from neuroshard.api.bodies.node import (
     DataBody,
     DilocoBody,
     HealthBody,
-    Layers,
     MemoryBody,
     ModelBody,
-    PeerBody,
-    PeersBody,
     PipelineBody,
     ResourcesBody,
     RunBody,
@@ -23,10 +21,12 @@ from neuroshard.api.bodies.node import (
     TrainingBody,
     VerificationBody,
 )
+from neuroshard.api.views.network import network_body, peer_body, swarm_body
 from neuroshard.status.snapshot import ModelStatus, NodeStatus
 from neuroshard.types import LayerRange
 
 STALE_SECONDS = 30.0  # the node publishes several times a second; this long without one means that it hangs
+PEERS_IN_STATUS = 32  # the status is sent to every dashboard several times a second
 
 
 def status_view(status: NodeStatus) -> StatusBody:
@@ -59,7 +59,9 @@ def status_view(status: NodeStatus) -> StatusBody:
         data=DataBody.model_validate(status.data) if status.data else None,
         checkpoints=checkpoints_view(status),
         resources=ResourcesBody.model_validate(status.resources),
-        peers=[PeerBody.model_validate(peer) for peer in status.peers],
+        network=network_body(status),
+        swarm=swarm_body(status),
+        peers=[peer_body(peer) for peer in status.peers[:PEERS_IN_STATUS]],
     )
 
 
@@ -94,11 +96,6 @@ def _holders(status: NodeStatus, model: ModelStatus) -> dict[LayerRange, list[st
     for peer in status.peers:
         holders.setdefault(peer.layers, []).append(peer.node_id)
     return holders
-
-
-def peers_view(status: NodeStatus) -> PeersBody:
-    """GET /api/peers."""
-    return PeersBody(count=len(status.peers), peers=[PeerBody.model_validate(peer) for peer in status.peers])
 
 
 def data_view(status: NodeStatus) -> DataAnswer:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import TypeVar
 
-from neuroshard.api.bodies.node import Layers
+from neuroshard.api.bodies.base import Layers
 from neuroshard.api.bodies.training import (
     DilocoProgress,
     GlobalBody,
@@ -17,7 +17,7 @@ from neuroshard.api.bodies.training import (
     NetworkNode,
     VerifyBody,
 )
-from neuroshard.status.snapshot import DilocoStatus, LossTrend, NodeState, NodeStatus, Verdict
+from neuroshard.status.snapshot import DilocoStatus, LossTrend, NodeState, NodeStatus, SwarmStatus, Verdict
 from neuroshard.types import Role
 
 MOST_POINTS = 1_000
@@ -34,7 +34,7 @@ def verify_view(status: NodeStatus) -> VerifyBody:
         reason=verification.reason,
         action=verification.action,
         loss_trend=verification.loss_trend,
-        hash_agreement_rate=hash_agreement_rate(status.diloco),
+        hash_agreement_rate=hash_agreement_rate(status),
         sync_success_rate=sync_success_rate(status.diloco),
         global_loss=global_loss(status),
         local_loss=training.loss_ema,
@@ -47,18 +47,20 @@ def verify_view(status: NodeStatus) -> VerifyBody:
 
 
 def global_view(status: NodeStatus) -> GlobalBody:
-    """GET /api/training/global."""
-    data, diloco, verification = status.data, status.diloco, status.verification
+    """GET /api/training/global: the run's numbers as far as this node has heard; alone its own."""
+    data, diloco, verification, training = status.data, status.diloco, status.verification, status.training
+    swarm = status.swarm or SwarmStatus()  # what this node did itself counts at least
     return GlobalBody(
-        training_nodes=len(status.peers) + (status.state is NodeState.TRAINING),
+        training_nodes=swarm.training_nodes if status.swarm else _training_nodes(status),
         global_loss=global_loss(status),
-        global_min_loss=min(_finite(point.loss for point in status.history), default=None),
-        total_steps=status.training.steps,
-        total_tokens=status.training.tokens,
+        global_min_loss=global_min_loss(status),
+        total_steps=max(swarm.total_steps, training.steps),
+        total_tokens=max(swarm.total_tokens, training.tokens),
         data_shards=data.total_shards if data else 0,
-        data_shards_covered=data.shards_seen if data else 0,
-        hash_agreement_rate=hash_agreement_rate(diloco),
-        model_hashes={status.node_id: diloco.state_root} if status.node_id and diloco.state_root else {},
+        data_shards_covered=max(swarm.shards_covered, data.shards_seen if data else 0),
+        tokens_per_second=swarm.tokens_per_second if status.swarm else _tokens_per_second(status),
+        hash_agreement_rate=hash_agreement_rate(status),
+        model_hashes=model_hashes(status),
         loss_trend=verification.loss_trend,
         training_verified=verification.training_verified,
         is_converging=is_converging(status),
@@ -87,9 +89,30 @@ def thin_out(items: Sequence[Item], most: int) -> list[Item]:
     return [items[index * last // (most - 1)] for index in range(most)]
 
 
-def hash_agreement_rate(diloco: DilocoStatus) -> float:
-    """Share of the last round's members whose root is the certified one, as far as this node can tell; alone 1."""
-    return 1.0 if diloco.members <= 1 or diloco.state_root == diloco.certified_root else 0.0
+def hash_agreement_rate(status: NodeStatus) -> float:
+    """Share of the nodes with the same layers and outer step whose root is the certified one; alone 1.
+
+    Nodes that do not synchronise yet certify only their own root, so each counts against the others.
+    """
+    diloco = status.diloco
+    if not diloco.state_root:
+        return 1.0 if diloco.members <= 1 or not diloco.certified_root else 0.0
+    layers = status.model.layers if status.model else None
+    others = [
+        peer.state_hash
+        for peer in status.peers
+        if peer.state_hash and peer.outer_step == diloco.outer_steps and peer.layers == layers
+    ]
+    roots = [diloco.state_root, *others]
+    certified = diloco.certified_root or (diloco.state_root if diloco.members <= 1 else "")
+    return sum(root == certified for root in roots) / len(roots)
+
+
+def model_hashes(status: NodeStatus) -> dict[str, str]:
+    """State root of every node that told one, this node's own among them."""
+    told = dict[str, str](status.swarm.model_hashes) if status.swarm else {}
+    own = {status.node_id: status.diloco.state_root} if status.node_id and status.diloco.state_root else {}
+    return {**told, **own}
 
 
 def sync_success_rate(diloco: DilocoStatus) -> float | None:
@@ -99,7 +122,13 @@ def sync_success_rate(diloco: DilocoStatus) -> float | None:
 
 
 def global_loss(status: NodeStatus) -> float | None:
-    """Mean of the nodes' loss EMAs, weighted by their tokens a second; None before the first loss."""
+    """The run's loss; from the peers one by one, weighted by tokens a second, while nobody has added it up.
+
+    None before the first loss.
+    """
+    told = status.swarm.global_loss if status.swarm else None
+    if told is not None and isfinite(told):
+        return told
     pairs = [(status.training.loss_ema, status.training.tokens_per_second)]
     pairs += [(peer.loss_ema, peer.tokens_per_second) for peer in status.peers]
     known = [(loss, max(weight, 0.0)) for loss, weight in pairs if loss is not None and isfinite(loss + weight)]
@@ -107,6 +136,14 @@ def global_loss(status: NodeStatus) -> float | None:
     if total > 0:
         return sum(loss * (weight / total) for loss, weight in known)
     return sum(loss for loss, _ in known) / len(known) if known else None
+
+
+def global_min_loss(status: NodeStatus) -> float | None:
+    """The lowest loss of the run; of this node's curve while it knows of no other."""
+    told = status.swarm.min_loss if status.swarm else None
+    if told is not None and isfinite(told):
+        return told
+    return min(_finite(point.loss for point in status.history), default=None)
 
 
 def is_converging(status: NodeStatus) -> bool:
@@ -180,6 +217,15 @@ def local_node(status: NodeStatus) -> LocalNode:
         tokens_per_second=training.tokens_per_second,
         skipped_steps=training.skipped_steps,
     )
+
+
+def _training_nodes(status: NodeStatus) -> int:
+    return len(status.peers) + (status.state is NodeState.TRAINING)
+
+
+def _tokens_per_second(status: NodeStatus) -> float:
+    speeds = (status.training.tokens_per_second, *(peer.tokens_per_second for peer in status.peers))
+    return sum(_finite(speeds))
 
 
 def _role_words(roles: Sequence[Role]) -> str:
