@@ -14,6 +14,7 @@ from neuroshard.cli.options import AsJson, DataDir, Port
 
 STOP_SECONDS = 60.0
 FOLLOW_SECONDS = 1.0
+PEERS_SHOWN = 10
 
 DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neuroshard demo`.")]
 
@@ -49,6 +50,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
         ("node", answer.get("node_id") or "not known yet"),
         ("wallet", answer.get("wallet_id") or "not known yet"),
         ("run", run.get("explanation", "not chosen yet")),
+        *network_rows(answer),
         ("steps", f"{training['steps']:,} ({training['tokens']:,} tokens, {training['tokens_per_second']:,.0f}/s)"),
         ("loss", f"{loss:.3f}" if loss is not None else "none yet"),
         ("data", data.get("explanation", "not open yet")),
@@ -60,6 +62,39 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     if checkpoints.get("alarm"):
         rows.append(("alarm", checkpoints["alarm"]))
     return [f"{name:12} {value}" for name, value in rows]
+
+
+def network_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Who else is there, where this node can be reached, and what others type to join it."""
+    network: Mapping[str, Any] = answer["network"]
+    swarm: Mapping[str, Any] | None = answer["swarm"]
+    rows = [("network", f"{network['state']}: {network['explanation']}")]
+    if network["peers"]:
+        together = f", together {swarm['tokens_per_second'] or 0:,.0f} tokens/s" if swarm else ""
+        shared_loss = swarm["global_loss"] if swarm else None
+        loss = f", network loss {shared_loss:.3f}" if shared_loss is not None else ""
+        rows.append(("peers", f"{network['peers']:,}{together}{loss}"))
+        rows += [("peer", peer_line(peer)) for peer in answer["peers"][:PEERS_SHOWN]]
+        if network["peers"] > PEERS_SHOWN:
+            rows.append(("", f"and {network['peers'] - PEERS_SHOWN:,} more: the dashboard's Swarm view shows all"))
+        rows.append(("together", answer["diloco"]["explanation"]))
+    rows += [("address", address) for address in network["addresses"]]
+    if network["join_line"]:
+        rows.append(("join with", network["join_line"]))
+    return rows
+
+
+def peer_line(peer: Mapping[str, Any]) -> str:
+    """One peer in a line."""
+    facts = [peer["state"] or "no report yet", f"{peer['tokens_per_second'] or 0:,.0f} tokens/s"]
+    if peer["loss_ema"] is not None:
+        facts.append(f"loss {peer['loss_ema']:.3f}")
+    facts.append(peer["connection"] or "known through others")
+    if peer["rtt_seconds"] is not None:
+        facts.append(f"{peer['rtt_seconds'] * 1000:.0f} ms")
+    if peer["standing"] in {"doubtful", "bad", "banned"}:
+        facts.append(peer["standing"])
+    return f"{peer['node_id']}  {', '.join(facts)}"
 
 
 def pause(
