@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pydantic import SecretStr, ValidationError
 
@@ -17,7 +17,7 @@ from neuroshard.config.settings import ALIASES, OPPOSITES, SECRET_KEYS, Applies,
 from neuroshard.errors import StorageError, TokenError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -172,6 +172,8 @@ def shown_value(key: str, value: object) -> JsonValue:
         return None if value is None else "(secret)"
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, tuple | list):
+        return [str(item) for item in cast("Sequence[object]", value)]
     return str(value)
 
 
@@ -221,7 +223,10 @@ def _complaint(detail: ErrorDetails, values: Mapping[str, object], sources: Mapp
     key = str(location[0]) if location else "settings"
     source = sources.get(key, "default")
     given = "a value that is not shown" if key in SECRET_KEYS else repr(values.get(key))[:200]
-    return f"{key} (from {_source_name(source, key)}) cannot be {given}: allowed is {note_of(key).allowed}."
+    # our own checks know more than "wrong", such as which address of a list it is
+    reason = detail.get("ctx", {}).get("error") if detail["type"] == "value_error" and key not in SECRET_KEYS else None
+    because = f" ({str(reason)[:200]})" if reason else ""
+    return f"{key} (from {_source_name(source, key)}) cannot be {given}{because}: allowed is {note_of(key).allowed}."
 
 
 def _source_name(source: Source, key: str) -> str:

@@ -1,4 +1,8 @@
-"""RunParameters: everything all nodes of a run must agree on. Signed by the run's owner, identical on every node."""
+"""RunParameters: everything all nodes of a run must agree on. Signed by the run's owner, identical on every node.
+
+A run's id is a hash of its parameters, so a field that comes later must not show in runs that do not use it: its
+metadata say `since` which format it is there, and JSON leaves it out while it has its default.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from neuroshard.types import Architecture
+
+MAX_SEEDS = 16
 
 
 @dataclass(frozen=True)
@@ -62,3 +68,6 @@ class RunParameters:
     genesis: GenesisPins
     inner: InnerOptimization = field(default_factory=InnerOptimization)
     outer: OuterOptimization = field(default_factory=OuterOptimization)
+    admission: Literal["friends", "strangers"] = field(default="friends", metadata={"since": 2})
+    holds_from_outer_step: int = field(default=0, metadata={"since": 2})  # of a later version; 0: from the start
+    seeds: tuple[str, ...] = field(default=(), metadata={"since": 2})  # multiaddrs of nodes that know the run

@@ -8,7 +8,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from neuroshard.config.atomic_write import write_atomically
 from neuroshard.config.loading import check_settings, read_config, shown_value
@@ -16,7 +16,7 @@ from neuroshard.config.settings import ALIASES, SECRET_KEYS, Applies, Settings, 
 from neuroshard.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from neuroshard.config.loading import Source
     from neuroshard.types import JsonValue
@@ -46,7 +46,7 @@ def save_settings(
     origin: dict[str, Source] = dict.fromkeys(stored, "config.toml")
     checked = check_settings({**stored, "data_dir": data_dir}, origin)
     # What is written is what the next start reads: the checked value, not the text it was parsed from.
-    final = {key: None if value is None else _scalar(getattr(checked, key)) for key, value in named.items()}
+    final = {key: None if value is None else _plain(getattr(checked, key)) for key, value in named.items()}
     expected = {key: value for key, value in (read_config(path) | final).items() if value is not None}
     try:
         old = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -70,7 +70,7 @@ def edit_toml(text: str, changes: Mapping[str, object], expected: Mapping[str, o
     for key, value in changes.items():
         names = "|".join([key, *(alias for alias, name in ALIASES.items() if name == key)])
         pattern = re.compile(rf'\s*"?({names})"?\s*=')
-        new = [] if value is None else [f"{key} = {toml_scalar(value)}"]
+        new = [] if value is None else [f"{key} = {toml_value(value)}"]
         kept = [index for index, line in enumerate(lines) if pattern.match(line)]
         position = kept[0] if kept else len(lines)
         lines = [line for index, line in enumerate(lines) if index not in kept]
@@ -78,11 +78,17 @@ def edit_toml(text: str, changes: Mapping[str, object], expected: Mapping[str, o
     edited = "".join(f"{line}\n" for line in lines)
     if _parses_as(edited, expected):
         return edited
-    return "".join(f"{key} = {toml_scalar(value)}\n" for key, value in expected.items())
+    return "".join(f"{key} = {toml_value(value)}\n" for key, value in expected.items())
 
 
-def toml_scalar(value: object) -> str:
-    """A scalar as TOML 1.0 text. Raises UsageError for anything else."""
+def toml_value(value: object) -> str:
+    """A scalar, or a list of scalars, as TOML 1.0 text on one line. Raises UsageError for anything else."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_scalar, cast('Sequence[object]', value)))}]"
+    return _toml_scalar(value)
+
+
+def _toml_scalar(value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
@@ -107,7 +113,10 @@ def _parses_as(text: str, expected: Mapping[str, object]) -> bool:
     return {ALIASES.get(key, key): value for key, value in table.items()} == expected
 
 
-def _scalar(value: object) -> object:
+def _plain(value: object) -> object:
+    """A checked value as TOML gives it back."""
+    if isinstance(value, tuple):
+        return list(cast("tuple[object, ...]", value))
     return str(value) if isinstance(value, Path) else value
 
 

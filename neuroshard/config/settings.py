@@ -6,12 +6,16 @@ every value must remember its source. Merging four mappings is all that is left,
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
 
 DEFAULT_GENESIS = "https://dwquwt9gkkeil.cloudfront.net"
 
@@ -52,6 +56,27 @@ def _bare_host(value: str) -> str:
     return value
 
 
+def _own_address(value: str) -> str:
+    ip_address(value)  # a ValueError says what it is not
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """The environment and the dashboard have no lists: commas separate there."""
+    return tuple(part for part in map(str.strip, value.split(",")) if part) if isinstance(value, str) else value
+
+
+def _node_addresses(value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(checked_multiaddr, value)))
+
+
+def _run_id(value: str) -> str:
+    text = value.strip().lower()
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError(f"it has {len(text)} characters" if len(text) != 64 else "it has other characters")
+    return text
+
+
 def _expanded(value: Path) -> Path:
     return value.expanduser()
 
@@ -59,6 +84,7 @@ def _expanded(value: Path) -> Path:
 Whole = Annotated[int, BeforeValidator(_no_bool)]
 Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(_expanded)]
+Addresses = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_node_addresses)]
 _YES_NO = "true or false"
 
 
@@ -93,6 +119,23 @@ class Settings(BaseModel):
     inner_steps: Annotated[
         Whole | None, Field(ge=1, le=1_000_000), Note("1 to 1000000; only for a run of one's own; unset: 500")
     ] = None
+    run: Annotated[
+        Annotated[str, AfterValidator(_run_id)] | None, Note("the 64 hex digits of a run's id; unset: the default run")
+    ] = None
+    peer: Annotated[Addresses, Field(max_length=64), Note(f"at most 64 addresses like {MULTIADDR_FORM}")] = ()
+    p2p_port: Annotated[Whole, Field(ge=0, le=65_535), Note("0 to 65535; 0 takes any free port")] = 0
+    p2p_host: Annotated[
+        str,
+        AfterValidator(_own_address),
+        Note("an IP address of this computer; a loopback address also turns LAN discovery and port mapping off"),
+    ] = "0.0.0.0"  # noqa: S104 - other nodes must reach this one
+    max_upload: Annotated[
+        Real | None, Field(gt=0), Note("megabits a second, more than 0, to other nodes; unset: no limit")
+    ] = None
+    network: Annotated[bool, Note("true or false; false: this node meets no others")] = True
+    lan_discovery: Annotated[bool, Note("true or false; whether nodes on the local network find this one")] = True
+    port_mapping: Annotated[bool, Note("true or false; whether to ask the router to open a port")] = True
+    relay: Annotated[bool, Note("true or false; whether to be reached through a relay behind a router")] = True
     training: Annotated[bool, Note(_YES_NO)] = True
     browser: Annotated[bool, Note(_YES_NO)] = True
     log_json: Annotated[bool, Note(_YES_NO)] = False
@@ -100,7 +143,15 @@ class Settings(BaseModel):
 
 
 ALIASES = {"diloco_steps": "inner_steps"}
-OPPOSITES = {"headless": "browser", "no_browser": "browser", "no_training": "training"}
+OPPOSITES = {
+    "headless": "browser",
+    "no_browser": "browser",
+    "no_training": "training",
+    "no_network": "network",
+    "no_lan_discovery": "lan_discovery",
+    "no_port_mapping": "port_mapping",
+    "no_relay": "relay",
+}
 SECRET_KEYS = frozenset({"token"})
 
 

@@ -17,13 +17,13 @@ from neuroshard.identity.hashing import hash_parts
 from neuroshard.identity.node_key import NodeKey
 from neuroshard.identity.peer_id import node_id_of, public_key_of
 from neuroshard.identity.phrase import new_phrase
-from neuroshard.identity.run_signing import (
+from neuroshard.identity.run_json import (
     RunParametersError,
-    SignedRunParameters,
-    run_id,
+    genesis_pins_from_json,
     run_parameters_from_json,
     run_parameters_to_json,
 )
+from neuroshard.identity.run_signing import SignedRunParameters, run_id
 from neuroshard.identity.signing import SignatureError, Signer, sign_json, verify_json, verify_signature
 from neuroshard.identity.token import TokenSecret, parse_token
 from neuroshard.identity.wallet import Wallet, wallet_id_of
@@ -46,6 +46,7 @@ __all__ = [
     "VerifiedClaim",
     "Wallet",
     "canonical_json",
+    "genesis_pins_from_json",
     "hash_parts",
     "new_phrase",
     "node_id_of",

@@ -11,11 +11,16 @@ MAX_NUMBER = 10**300
 
 def exact_object(value: JsonValue, names: set[str], where: str) -> Mapping[str, JsonValue]:
     """`value` as an object with exactly these fields. Raises ValueError that names the missing or unknown one."""
+    return object_fields(value, names, set(), where)
+
+
+def object_fields(value: JsonValue, names: set[str], optional: set[str], where: str) -> Mapping[str, JsonValue]:
+    """`value` as an object with these fields and perhaps the optional ones. Raises ValueError as exact_object does."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be a JSON object")  # noqa: TRY004 - malformed input, not a wrong call
     for name in sorted(names - value.keys()):
         raise ValueError(f"{where} lacks the field {name!r}")
-    for name in sorted(value.keys() - names):
+    for name in sorted(value.keys() - names - optional):
         raise ValueError(f"{where} has the unknown field {name[:40]!r}")
     return value
 

@@ -12,6 +12,7 @@ from neuroshard.config.settings import ALIASES, Applies, Settings, application_t
 from neuroshard.errors import StorageError, TokenError, UsageError
 
 SECRET = "correct horse battery staple"
+NODE = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
 
 
 def loaded(
@@ -49,7 +50,10 @@ def test_each_source_wins_over_the_weaker_ones(tmp_path: Path) -> None:
         ({}, {}, "cpu_thread = 2", ["config.toml: cpu_thread", "Did you mean cpu_threads?"]),
         ({}, {}, "dilocosteps = 2", ["dilocosteps", "Did you mean inner_steps?"]),
         ({}, {"NEUROSHARD_HEADLESS": "1"}, "", ["NEUROSHARD_HEADLESS", "browser = false"]),
-        ({}, {"NEUROSHARD_P2P_PORT": "1"}, "", ["NEUROSHARD_P2P_PORT", "port?"]),
+        ({}, {"NEUROSHARD_P2PPORT": "1"}, "", ["NEUROSHARD_P2PPORT", "p2p_port?"]),
+        ({}, {"NEUROSHARD_PEERS": "x"}, "", ["NEUROSHARD_PEERS", "Did you mean peer?"]),
+        ({}, {"NEUROSHARD_NO_NETWORK": "1"}, "", ["NEUROSHARD_NO_NETWORK", "network = false"]),
+        ({}, {}, "no_relay = true", ["no_relay", "relay = false"]),
         ({}, {}, "zzzzzz = 2", ["zzzzzz", "Valid are", "max_storage"]),
         ({}, {}, "[server]\nport = 1", ["config.toml: server"]),
         ({}, {}, "data_dir = '/x'", ["data_dir cannot stand in", "only as a flag"]),
@@ -82,6 +86,17 @@ def test_unknown_keys_name_the_key_and_the_nearest_valid_one(
         ({"host": "http://x"}, {}, "", ["--host", "without port"]),
         ({}, {"NEUROSHARD_TRAINING": "maybe"}, "", ["NEUROSHARD_TRAINING", "'maybe'", "true or false"]),
         ({"port": -1, "memory": 0}, {}, "", ["--port", "--memory"]),
+        ({"run": "ab" * 31}, {}, "", ["--run", "it has 62 characters", "64 hex digits"]),
+        ({}, {"NEUROSHARD_RUN": "xy" * 32}, "", ["NEUROSHARD_RUN", "other characters", "64 hex digits"]),
+        ({"p2p_port": 65_536}, {}, "", ["--p2p-port", "0 to 65535"]),
+        ({"p2p_host": "localhost"}, {}, "", ["--p2p-host", "IPv4 or IPv6 address", "loopback"]),
+        ({}, {}, "max_upload = 0", ["max_upload", "config.toml", "more than 0"]),
+        ({}, {}, "max_upload = inf", ["max_upload", "inf"]),
+        ({}, {"NEUROSHARD_NETWORK": "maybe"}, "", ["NEUROSHARD_NETWORK", "'maybe'", "true or false"]),
+        ({"peer": [NODE, "/ip4/192.0.2.7/tcp/4001"]}, {}, "", ["--peer", "'/ip4/192.0.2.7/tcp/4001' does not end"]),
+        ({}, {"NEUROSHARD_PEER": f"{NODE} {NODE}"}, "", ["NEUROSHARD_PEER", "is not of the form"]),
+        ({}, {}, "peer = 5", ["peer", "config.toml", "64 addresses"]),
+        ({}, {}, f"peer = {[NODE.replace('4001', str(port)) for port in range(1, 66)]}", ["peer", "at most 64"]),
     ],
 )
 def test_wrong_values_name_setting_source_value_and_what_is_allowed(
@@ -91,6 +106,26 @@ def test_wrong_values_name_setting_source_value_and_what_is_allowed(
         loaded(tmp_path, flags, environment, config)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_addresses_of_peers_from_every_source(tmp_path: Path) -> None:
+    other = NODE.replace("4001", "4002")
+    assert loaded(tmp_path).settings.peer == ()
+    assert loaded(tmp_path, {"peer": [NODE, other, NODE]}).settings.peer == (NODE, other)
+    assert loaded(tmp_path, {}, {"NEUROSHARD_PEER": f"{NODE}, {other},"}).settings.peer == (NODE, other)
+    result = loaded(tmp_path, config=f'peer = ["{NODE}", "{other}"]')
+    assert result.settings.peer == (NODE, other)
+    assert result.describe()["peer"] == {**described(result, "peer"), "value": [NODE, other], "source": "config.toml"}
+
+
+def test_settings_of_the_network_without_any_source(tmp_path: Path) -> None:
+    settings = loaded(tmp_path).settings
+    assert (settings.run, settings.p2p_port, settings.p2p_host, settings.max_upload) == (None, 0, "0.0.0.0", None)
+    assert (settings.network, settings.lan_discovery, settings.port_mapping, settings.relay) == (True, True, True, True)
+
+
+def test_a_run_id_may_be_written_in_capitals(tmp_path: Path) -> None:
+    assert loaded(tmp_path, {"run": "AB" * 32}).settings.run == "ab" * 32
 
 
 def test_malformed_toml_names_the_line(tmp_path: Path) -> None:
@@ -133,6 +168,12 @@ def test_alias_diloco_steps_from_every_source(tmp_path: Path) -> None:
     assert loaded(tmp_path, {"diloco_steps": 7}).settings.inner_steps == 7
     assert loaded(tmp_path, {}, {"NEUROSHARD_DILOCO_STEPS": "8"}).settings.inner_steps == 8
     assert loaded(tmp_path, config="diloco_steps = 9").settings.inner_steps == 9
+
+
+def described(result: LoadedSettings, key: str) -> dict[str, object]:
+    facts = result.describe()[key]
+    assert isinstance(facts, dict)
+    return dict(facts)
 
 
 def token_of(result: LoadedSettings) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.run_parameters import MAX_SEEDS, GenesisPins, RunParameters
 from neuroshard.identity import (
     RunParametersError,
     SignatureError,
     SignedRunParameters,
     TokenSecret,
     Wallet,
+    canonical_json,
+    genesis_pins_from_json,
     parse_token,
     run_id,
     run_parameters_from_json,
@@ -21,7 +23,10 @@ from neuroshard.identity import (
 )
 from neuroshard.types import Architecture
 
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "identity.json").read_text("utf-8"))
+FOLDER = Path(__file__).parents[1] / "vectors"
+VECTORS: dict[str, Any] = json.loads((FOLDER / "identity.json").read_text("utf-8"))
+RUNS: dict[str, Any] = json.loads((FOLDER / "runs.json").read_text("utf-8"))
+SEED = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
 PARAMETERS = RunParameters(
     name="demo",
@@ -64,6 +69,29 @@ def test_signed_parameters_and_run_id_are_stable() -> None:
     assert run_id(OWNER.public_key, PARAMETERS) == vector["run_id"]
 
 
+@pytest.mark.parametrize("name", ["first_format", "second_format"])
+def test_runs_of_every_format_keep_id_signature_and_bytes(name: str) -> None:
+    """The first was signed by hand for parameters that did not know admission, seeds and holds_from_outer_step yet."""
+    vector = RUNS[name]
+    owner = Wallet.from_secret(parse_token(vector["owner_token"]))
+    signed = SignedRunParameters.from_json(vector["signed"].encode())
+    assert run_id(signed.owner_public_key, signed.parameters) == vector["run_id"]
+    assert signed.to_json().decode() == vector["signed"]
+    assert signed == SignedRunParameters.sign(owner, signed.parameters)
+    assert canonical_json(run_parameters_to_json(signed.parameters)).decode() == vector["parameters"]
+
+
+def test_later_fields_are_written_only_when_they_say_something() -> None:
+    plain = run_parameters_to_json(PARAMETERS)
+    assert plain.keys().isdisjoint({"admission", "seeds", "holds_from_outer_step"})
+    told = replace(PARAMETERS, admission="strangers", seeds=(SEED,), holds_from_outer_step=3)
+    value = run_parameters_to_json(told)
+    assert dict(value) == {**plain, "admission": "strangers", "seeds": [SEED], "holds_from_outer_step": 3}
+    assert run_parameters_from_json(value) == told
+    assert run_parameters_from_json({**plain, "admission": "friends", "seeds": []}) == PARAMETERS
+    assert run_id(OWNER.public_key, told) != run_id(OWNER.public_key, PARAMETERS)
+
+
 def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_written() -> None:
     other_owner = Wallet.from_secret(TokenSecret("hex", bytes([1] * 32)))
     other = replace(PARAMETERS, sequences_per_step=16)
@@ -99,11 +127,47 @@ def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_w
         ("genesis.signing_key", "AB" * 32, "signing_key must be 64 lower-case hex digits"),
         ("name", None, "name must be text"),
         ("inner", [], "inner must be a JSON object"),
+        ("version", 0, "version must be at least 1"),
+        ("admission", "everybody", "admission must be one of friends, strangers"),
+        ("admission", None, "admission must be one of"),
+        ("holds_from_outer_step", -1, "holds_from_outer_step must be a whole number"),
+        ("seeds", SEED, "seeds must be a list"),
+        ("seeds", [7], "an item of seeds must be text"),
+        ("seeds", ["/ip4/192.0.2.1"], "has no /tcp/"),
+        ("seeds", [SEED] * (MAX_SEEDS + 1), "seeds must be at most 16"),
+        ("seeds", [SEED] * 1000, "seeds must be a list of at most"),
+        ("strangers", True, "unknown field 'strangers'"),
+        ("architecture.hidden_size", 66, "must be even"),
+        ("architecture.rope_theta", 0, "rope_theta must be more than 0"),
+        ("inner.learning_rate", -1.0, "inner learning_rate must be more than 0"),
+        ("inner.max_grad_norm", 0, "max_grad_norm must be more than 0"),
+        ("inner.beta2", 1, "beta2 must be in"),
+        ("inner.final_fraction", 1.5, "final_fraction must be in"),
+        ("inner.weight_decay", -0.1, "weight_decay must not be negative"),
+        ("outer.momentum", 1.0, "outer momentum must be in"),
+        ("outer.learning_rate", float("nan"), "outer learning_rate must be more than 0"),
+        ("outer.max_round_seconds", 0.0, "max_round_seconds must be more than 0"),
+        ("genesis.next_merge_id", 513, "next_merge_id must not exceed vocabulary_size"),
     ],
 )
 def test_a_wrong_field_is_named(path: str, value: Any, named: str) -> None:
     with pytest.raises(RunParametersError, match=named):
         run_parameters_from_json(changed(path, value))
+
+
+def test_nobody_signs_what_nobody_would_accept() -> None:
+    with pytest.raises(RunParametersError, match="seeds"):
+        SignedRunParameters.sign(OWNER, replace(PARAMETERS, seeds=(SEED,) * 17))
+
+
+def test_pins_are_read_alone() -> None:
+    value = run_parameters_to_json(PARAMETERS)["genesis"]
+    assert genesis_pins_from_json(value) == PARAMETERS.genesis
+    with pytest.raises(RunParametersError, match="genesis must be a JSON object"):
+        genesis_pins_from_json([value])
+    assert isinstance(value, dict)
+    with pytest.raises(RunParametersError, match="root must be 64"):
+        genesis_pins_from_json({**value, "root": "x"})
 
 
 def test_parameters_that_the_owner_did_not_sign_are_refused() -> None:
