@@ -5,7 +5,7 @@ Torch tensors become parts of a frame in `neuroshard.wire.tensors`, which is not
 
 from neuroshard.wire.chunks import ChunkAssembly
 from neuroshard.wire.decoding import FrameDecoder, decode
-from neuroshard.wire.encoding import EncodedFrame, encode
+from neuroshard.wire.encoding import EncodedFrame, check_limits, encode
 from neuroshard.wire.frame import (
     MAX_HEADER_BYTES,
     DamagedChunkError,
@@ -19,7 +19,6 @@ from neuroshard.wire.frame import (
     UnexpectedTensorError,
     WireError,
     WireValue,
-    check_limits,
 )
 from neuroshard.wire.head import CHUNK_BYTES, PREFIX_BYTES, FrameHead
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from blake3 import blake3
 
 from neuroshard.wire.frame import DamagedChunkError, Frame, MalformedFrameError, TensorPart
@@ -11,7 +14,7 @@ from neuroshard.wire.head import CHUNK_BYTES, FrameHead
 class ChunkAssembly:
     """Memory for one body and a record of which chunks are in it.
 
-    A chunk comes whole with `accept`, or into the memory itself: fill `receive_buffer(index)`, then `commit(index)`.
+    A chunk comes whole with `accept`, or is written into the memory itself inside `receiving(index)`.
     The memory (head.body_bytes) is allocated here and nowhere else.
     """
 
@@ -19,7 +22,7 @@ class ChunkAssembly:
         self._head = head
         self._body = bytearray(head.body_bytes)
         self._missing = set(range(len(head.chunk_digests)))
-        self._lent: dict[int, memoryview] = {}
+        self._lent: set[int] = set()
 
     @property
     def head(self) -> FrameHead:
@@ -32,11 +35,11 @@ class ChunkAssembly:
         return not self._missing
 
     def missing(self) -> tuple[int, ...]:
-        """Indices of the chunks that are not here yet, ascending; lent ones count as missing."""
+        """Indices of the chunks that are not here yet, ascending; those being received count too."""
         return tuple(sorted(self._missing))
 
     def accept(self, index: int, data: bytes | bytearray | memoryview) -> bool:
-        """Take a whole chunk; False when it was here already or is lent, then `data` is not looked at.
+        """Take a whole chunk; False when it is here or being received already, then `data` is not looked at.
 
         Raises IndexError, MalformedFrameError for a wrong length or DamagedChunkError; the chunk then stays missing.
         """
@@ -46,27 +49,30 @@ class ChunkAssembly:
         if len(data) != size:
             raise MalformedFrameError(f"Chunk {index} of a frame has {len(data)} bytes; it needs {size}.")
         self._verify(index, data)
-        self._view(index)[:] = data
+        start = index * CHUNK_BYTES
+        memoryview(self._body)[start : start + size] = data
         self._missing.discard(index)
         return True
 
-    def receive_buffer(self, index: int) -> memoryview:
-        """The memory of a missing chunk, lent until `commit` or `give_back`. Raises IndexError, or ValueError."""
-        self._head.chunk_bytes(index)
+    @contextmanager
+    def receiving(self, index: int) -> Generator[memoryview]:
+        """The memory of a missing chunk, to be filled inside the block; verified when it ends, given back if it raises.
+
+        Raises IndexError, ValueError for a chunk that is here or being received, or at the end DamagedChunkError; the
+        chunk then stays missing.
+        """
+        size = self._head.chunk_bytes(index)
         if index not in self._missing or index in self._lent:
-            raise ValueError(f"chunk {index} is here or lent already")
-        self._lent[index] = self._view(index)
-        return self._lent[index]
-
-    def commit(self, index: int) -> None:
-        """The lent memory was filled. Raises DamagedChunkError; the chunk then stays missing."""
-        with self._lent.pop(index) as view:
-            self._verify(index, view)
+            raise ValueError(f"chunk {index} is here or being received already")
+        start = index * CHUNK_BYTES
+        self._lent.add(index)
+        try:
+            with memoryview(self._body)[start : start + size] as view:
+                yield view
+                self._verify(index, view)
+        finally:
+            self._lent.discard(index)
         self._missing.discard(index)
-
-    def give_back(self, index: int) -> None:
-        """The lent memory will not be filled; somebody else may bring the chunk."""
-        self._lent.pop(index).release()
 
     def frame(self) -> Frame:
         """The whole frame; its tensors are writable views of the one body. Raises MalformedFrameError if incomplete."""
@@ -78,10 +84,6 @@ class ChunkAssembly:
             parts.append(TensorPart(spec, body[start : start + spec.byte_count]))
             start += spec.byte_count
         return Frame(self._head.kind, self._head.header, tuple(parts))
-
-    def _view(self, index: int) -> memoryview:
-        start = index * CHUNK_BYTES
-        return memoryview(self._body)[start : start + self._head.chunk_bytes(index)]
 
     def _verify(self, index: int, data: bytes | bytearray | memoryview) -> None:
         if blake3(data).digest() != self._head.chunk_digests[index]:

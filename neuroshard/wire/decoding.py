@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from neuroshard.wire.chunks import ChunkAssembly
 from neuroshard.wire.frame import Frame, FrameLimits, MalformedFrameError
@@ -15,7 +15,7 @@ class FrameDecoder:
     Either hand over what arrived (`feed`), or let a socket write into `receive_buffer()` and tell how much with
     `commit`. Before the head is known at most 64 KiB + 32 bytes a chunk that the limits allow are held; the body is
     allocated by the first call after the head is known, so there is time to reserve the memory. After an error the
-    decoder reads nothing more; chunks that were verified before stay in `assembly`.
+    decoder reads nothing more; chunks that were verified before are in `take_body()`.
     """
 
     def __init__(self, limits_of: Callable[[str], FrameLimits]) -> None:
@@ -32,11 +32,6 @@ class FrameDecoder:
     def head(self) -> FrameHead | None:
         """Known as soon as its last byte arrived."""
         return self._head
-
-    @property
-    def assembly(self) -> ChunkAssembly | None:
-        """The body so far: None until its memory was allocated. For whoever resumes a broken transfer."""
-        return self._assembly
 
     @property
     def is_complete(self) -> bool:
@@ -77,6 +72,20 @@ class FrameDecoder:
         if self._filled == len(self._view):
             self._advance()
 
+    def take_body(self) -> ChunkAssembly:
+        """The body as far as it is here, for whoever fetches the rest otherwise; this decoder reads nothing more.
+
+        Raises ValueError before the head is known.
+        """
+        if self._head is None:
+            raise ValueError("the head of the frame is not known yet")
+        self._view = memoryview(b"")
+        self._filled = 0
+        self._steps.close()
+        if self._assembly is None:
+            self._assembly = ChunkAssembly(self._head)
+        return self._assembly
+
     def frame(self) -> Frame:
         """The frame. Raises MalformedFrameError while it is incomplete: the way to tell that the bytes ended."""
         if self._head is None or not self.is_complete:
@@ -95,7 +104,7 @@ class FrameDecoder:
         elif not self.is_complete:
             raise MalformedFrameError("A frame was refused already; what follows cannot be read.")
 
-    def _reading(self) -> Iterator[memoryview]:
+    def _reading(self) -> Generator[memoryview]:
         """Yields memory to be filled, one piece after the other; each piece is sized by what was checked before."""
         prefix_data = bytearray(PREFIX_BYTES)
         yield memoryview(prefix_data)
@@ -114,8 +123,8 @@ class FrameDecoder:
         yield memoryview(b"")  # nothing to fill: the caller may reserve memory first
         assembly = self._assembly = ChunkAssembly(head)
         for index in assembly.missing():
-            yield assembly.receive_buffer(index)
-            assembly.commit(index)
+            with assembly.receiving(index) as view:
+                yield view
 
 
 def decode(data: bytes | bytearray | memoryview, limits_of: Callable[[str], FrameLimits]) -> Frame:

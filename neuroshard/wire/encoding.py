@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from neuroshard.wire.frame import Frame, MalformedFrameError, TensorPart
-from neuroshard.wire.head import CHUNK_BYTES, encode_head
+from neuroshard.wire.frame import (
+    Frame,
+    FrameLimits,
+    MalformedFrameError,
+    TensorPart,
+    check_body_size,
+    check_header_size,
+    check_specs,
+)
+from neuroshard.wire.head import CHUNK_BYTES, encode_head, encode_header
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,14 @@ def encode(frame: Frame) -> EncodedFrame:
     digests = [_digest(chunk) for chunk in chunks]
     head = encode_head(frame, digests, sum(len(view) for view in body))
     return EncodedFrame(head, body, chunks)
+
+
+def check_limits(frame: Frame, limits: FrameLimits) -> None:
+    """Raises the WireError that a receiver with these limits would raise, for a frame that is in memory already."""
+    views = [_bytes_of(part) for part in frame.tensors]
+    check_header_size(frame.kind, len(encode_header(frame)), limits)
+    check_body_size(frame.kind, sum(len(view) for view in views), limits)
+    check_specs(frame.kind, tuple(part.spec for part in frame.tensors), limits)
 
 
 def _bytes_of(part: TensorPart) -> memoryview:

@@ -105,12 +105,10 @@ class FrameLimits:
     max_body_bytes: int = 0  # 0: no tensors
     expected: tuple[TensorSpec, ...] | None = None  # not None: exactly these names, types and shapes
 
-
-def check_limits(frame: Frame, limits: FrameLimits) -> None:
-    """Raises WireError when a frame that is in memory already holds tensors that `limits` does not allow."""
-    specs = tuple(part.spec for part in frame.tensors)
-    check_body_size(frame.kind, sum(spec.byte_count for spec in specs), limits)
-    check_specs(frame.kind, specs, limits)
+    @classmethod
+    def exactly(cls, *specs: TensorSpec) -> FrameLimits:
+        """Limits for these tensors and no others."""
+        return cls(max_body_bytes=sum(spec.byte_count for spec in specs), expected=specs)
 
 
 def check_header_size(kind: str, size: int, limits: FrameLimits) -> None:

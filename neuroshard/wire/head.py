@@ -83,13 +83,18 @@ def encode_head(frame: Frame, chunk_digests: Sequence[bytes], body_bytes: int) -
     """The head of a frame. Raises MalformedFrameError or FrameTooLargeError for one that nobody would read."""
     if not _KIND.fullmatch(frame.kind):
         raise MalformedFrameError(f"{frame.kind[:MAX_KIND_CHARACTERS]!r} cannot be the kind of a frame.")
-    specs = [part.spec for part in frame.tensors]
-    _check_names(specs)
-    header = pack({"h": frame.header, "t": [[spec.name, spec.dtype, spec.shape] for spec in specs]})
+    header = encode_header(frame)
     check_header_size(frame.kind, len(header), FrameLimits())
     prefix = _PREFIX.pack(MAGIC, VERSION, 0, len(frame.kind), 0, len(header), body_bytes)
     bound = b"".join((prefix, frame.kind.encode("ascii"), header, *chunk_digests))
     return bound + blake3(bound).digest()
+
+
+def encode_header(frame: Frame) -> bytes:
+    """The msgpack header of a frame. Raises MalformedFrameError."""
+    specs = [part.spec for part in frame.tensors]
+    _check_names(specs)
+    return pack({"h": frame.header, "t": [[spec.name, spec.dtype, spec.shape] for spec in specs]})
 
 
 def parse_prefix(data: bytes) -> Prefix:

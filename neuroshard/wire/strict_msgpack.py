@@ -68,7 +68,7 @@ class _Checker:
                 return _finite(value)
             case Mapping():
                 return self._plain_map(cast("Mapping[object, object]", value), _deeper(depth))
-            case Sequence():
+            case Sequence() if not isinstance(value, bytearray | memoryview):
                 inner = _deeper(depth)
                 return [self.plain(item, inner) for item in cast("Sequence[object]", value)]
             case _:
