@@ -1,6 +1,8 @@
 """How messages reach peers: one interface, and the implementation inside one process."""
 
 from neuroshard.network.in_memory import InMemoryNetwork, InMemoryTransport, Link
+from neuroshard.network.reputation import Reputation
+from neuroshard.network.scores import PeerScores, ScoreReason
 from neuroshard.network.transport import (
     Connection,
     Directory,
@@ -31,10 +33,13 @@ __all__ = [
     "MessageTooLargeError",
     "Network",
     "PeerRefusedError",
+    "PeerScores",
     "PeerUnreachableError",
+    "Reputation",
     "RequestHandler",
     "RequestRefusedError",
     "RequestTimeoutError",
+    "ScoreReason",
     "Subscription",
     "Transport",
     "TransportClosedError",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from neuroshard.errors import NeuroShardError
+from neuroshard.network.reputation import Reputation
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits
@@ -166,8 +167,9 @@ class Directory(Protocol):
 
 @dataclass(frozen=True)
 class Network:
-    """All ways to reach others."""
+    """All ways to reach others, and what this node thinks of them."""
 
     transport: Transport
     gossip: Gossip
     directory: Directory
+    reputation: Reputation = field(default_factory=Reputation)
