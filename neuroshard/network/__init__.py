@@ -1,6 +1,7 @@
 """How messages reach peers: one interface, and the implementation inside one process."""
 
-from neuroshard.network.in_memory import InMemoryNetwork, InMemoryTransport, Link
+from neuroshard.network.in_memory import InMemoryNetwork, InMemoryTransport
+from neuroshard.network.in_memory_links import Link
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.scores import PeerScores, ScoreReason
 from neuroshard.network.transport import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Self
@@ -11,12 +11,17 @@ from typing import Self
 import anyio
 
 from neuroshard.errors import UsageError
+from neuroshard.network.in_memory_directory import InMemoryDirectory, RecordTable
+from neuroshard.network.in_memory_gossip import GossipHub, GossipTraffic, InMemoryGossip
+from neuroshard.network.in_memory_links import PERFECT_LINK, Link, Links
 from neuroshard.network.inboxes import Inboxes
+from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer, accepted, refusal
 from neuroshard.network.transport import (
     Connection,
     Message,
     MessageTooLargeError,
+    Network,
     PeerUnreachableError,
     RequestHandler,
     RequestRefusedError,
@@ -28,38 +33,50 @@ from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits, WireError, check_limits
 
 
-@dataclass(frozen=True)
-class Link:
-    """How messages fare from one node to another."""
-
-    delay_seconds: float = 0.0
-    loss: float = 0.0  # share of messages that vanish
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.delay_seconds < math.inf and 0 <= self.loss <= 1):
-            raise ValueError(f"a link needs a finite delay and a loss in [0, 1], got {self}")
-
-
 class InMemoryNetwork:
-    """Joins transports of one event loop. `random` decides which messages are lost."""
+    """Joins nodes of one event loop. `random` decides which messages are lost and who passes gossip to whom.
+
+    `default_link` is for pairs without a link of their own; `now` tells seconds since the epoch, for ages of records.
+    """
 
     def __init__(
-        self, random: Random | None = None, queue_length: int = 64, max_payload_bytes: int = 256 * 1024 * 1024
+        self,
+        random: Random | None = None,
+        queue_length: int = 64,
+        max_payload_bytes: int = 256 * 1024 * 1024,
+        *,
+        default_link: Link = PERFECT_LINK,
+        now: Callable[[], float] = time.time,
+        gossip_queue_length: int = 1024,
     ) -> None:
-        self._random = random or Random(0)  # noqa: S311 - losses, not secrets
         self.queue_length = queue_length
         self.max_payload_bytes = max_payload_bytes
-        self._transports: dict[NodeId, InMemoryTransport] = {}
-        self._links: dict[tuple[NodeId, NodeId], Link] = {}
-        self._sides: tuple[frozenset[NodeId], ...] = ()
+        self._gossip_queue_length = gossip_queue_length
+        chance = random or Random(0)  # noqa: S311 - losses, not secrets
+        self.links = Links(chance, default_link)
+        self.records = RecordTable(self.links, chance, now)
+        self._hub = GossipHub(self.links, chance)
+        self._nodes: dict[NodeId, _Node] = {}
 
     def join(self, node_id: NodeId) -> InMemoryTransport:
-        """A transport for this node. Raises ValueError while the node already has one."""
-        if node_id in self._transports:
+        """A transport for this node; `network_of` has the rest. Raises ValueError while the node already has one."""
+        if node_id in self._nodes:
             raise ValueError(f"{node_id} has already joined")
         transport = InMemoryTransport(self, node_id)
-        self._transports[node_id] = transport
+        reputation = Reputation(anyio.current_time)
+        gossip = self._hub.join(node_id, reputation, self._gossip_queue_length)
+        directory = InMemoryDirectory(self.records, node_id, lambda: transport.is_closed)
+        self._nodes[node_id] = _Node(transport, gossip, directory, reputation)
         return transport
+
+    def network_of(self, node_id: NodeId) -> Network:
+        """All that a node that has joined needs. Raises PeerUnreachableError when there is no such node (any more)."""
+        node = self._node(node_id)
+        return Network(node.transport, node.gossip, node.directory, node.reputation)
+
+    def traffic_of(self, node_id: NodeId) -> GossipTraffic:
+        """What gossip cost a node so far. Raises PeerUnreachableError when there is no such node (any more)."""
+        return self._node(node_id).gossip.traffic
 
     def __enter__(self) -> Self:
         """For `with`: the network and all its transports are closed at the end."""
@@ -70,45 +87,39 @@ class InMemoryNetwork:
 
     def close(self) -> None:
         """End every node."""
-        for node_id in tuple(self._transports):
+        for node_id in tuple(self._nodes):
             self.kill(node_id)
 
     def set_link(self, sender: NodeId, receiver: NodeId, link: Link) -> None:
         """Change one direction between two nodes."""
-        self._links[sender, receiver] = link
+        self.links.set_link(sender, receiver, link)
 
     def partition(self, *sides: Iterable[NodeId]) -> None:
         """Swallow every message between the sides; nodes of no side still reach everybody. Without sides: heal."""
-        self._sides = tuple(frozenset(side) for side in sides)
+        self.links.partition(*sides)
+        self._hub.rewire()
 
     def kill(self, node_id: NodeId) -> None:
-        """End a node without a word: its transport closes and it can join again."""
-        transport = self._transports.pop(node_id, None)
-        if transport is not None:
-            transport.end()
+        """End a node without a word: its transport and gossip close and it can join again; its records stay."""
+        node = self._nodes.pop(node_id, None)
+        if node is not None:
+            self._hub.leave(node_id)
+            node.transport.end()
 
     def nodes(self) -> tuple[NodeId, ...]:
         """All nodes that are there now."""
-        return tuple(self._transports)
+        return tuple(self._nodes)
 
     def transport_of(self, node_id: NodeId) -> InMemoryTransport | None:
         """The transport of a node, or None when there is no such node (any more)."""
-        return self._transports.get(node_id)
+        node = self._nodes.get(node_id)
+        return None if node is None else node.transport
 
-    def link(self, sender: NodeId, receiver: NodeId) -> Link:
-        """How messages fare between two nodes."""
-        return self._links.get((sender, receiver), Link())
-
-    def is_lost(self, sender: NodeId, receiver: NodeId) -> bool:
-        """Whether the next message vanishes; draws from `random` on a lossy link."""
-        if _separated(self._sides, sender, receiver):
-            return True
-        loss = self.link(sender, receiver).loss
-        return loss > 0 and self._random.random() < loss
-
-
-def _separated(sides: Collection[frozenset[NodeId]], sender: NodeId, receiver: NodeId) -> bool:
-    return any(sender in side and receiver not in side and receiver in other for side in sides for other in sides)
+    def _node(self, node_id: NodeId) -> _Node:
+        node = self._nodes.get(node_id)
+        if node is None:
+            raise PeerUnreachableError(f"Node {node_id} is not there.")
+        return node
 
 
 class InMemoryTransport:
@@ -125,14 +136,19 @@ class InMemoryTransport:
         """This node."""
         return self._local_id
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this node has left."""
+        return self._inboxes.is_closed
+
     async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
         """See Transport; returns when the message lies in the peer's queue or is lost."""
         self._check_open()
         if len(payload) > self._network.max_payload_bytes:
             raise MessageTooLargeError(f"A message of {len(payload)} bytes is above the limit.")
-        await anyio.sleep(self._network.link(self._local_id, peer).delay_seconds)
+        await anyio.sleep(self._network.links.link(self._local_id, peer).delay_seconds)
         receiver = self._reachable(peer)
-        if not self._network.is_lost(self._local_id, peer):
+        if not self._network.links.is_lost(self._local_id, peer):
             await receiver.deliver(Message(self._local_id, kind, payload))
 
     async def receive(self, kind: str) -> Message:
@@ -145,13 +161,13 @@ class InMemoryTransport:
         """See Transport; a lost message is an answer that never comes."""
         self._check_open()
         with anyio.move_on_after(timeout_seconds):
-            await anyio.sleep(self._network.link(self._local_id, peer).delay_seconds)
+            await anyio.sleep(self._network.links.link(self._local_id, peer).delay_seconds)
             receiver = self._reachable(peer)
-            if self._network.is_lost(self._local_id, peer):
+            if self._network.links.is_lost(self._local_id, peer):
                 await anyio.sleep_forever()
             answer = await receiver.answer(self._local_id, frame)
-            await anyio.sleep(self._network.link(peer, self._local_id).delay_seconds)
-            if self._network.is_lost(peer, self._local_id):
+            await anyio.sleep(self._network.links.link(peer, self._local_id).delay_seconds)
+            if self._network.links.is_lost(peer, self._local_id):
                 await anyio.sleep_forever()
             check_limits(answer, reply or FrameLimits())
             return accepted(peer, answer)
@@ -214,3 +230,11 @@ class InMemoryTransport:
         if receiver is None:
             raise PeerUnreachableError(f"Peer {peer} cannot be reached.")
         return receiver
+
+
+@dataclass(frozen=True)
+class _Node:
+    transport: InMemoryTransport
+    gossip: InMemoryGossip
+    directory: InMemoryDirectory
+    reputation: Reputation

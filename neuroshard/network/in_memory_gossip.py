@@ -1,0 +1,248 @@
+"""Gossip inside one process: messages flood a random mesh, and what every node sends and receives is counted."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+
+import anyio
+
+from neuroshard.network.in_memory_links import Links
+from neuroshard.network.in_memory_mesh import Mesh
+from neuroshard.network.reputation import Reputation
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
+from neuroshard.types import NodeId
+
+SEEN_MESSAGES = 1024  # remembered at least; twice as many at most
+ID_BYTES = 16
+
+
+@dataclass(frozen=True)
+class GossipTraffic:
+    """What one node passed through its connections: topic, id and data of every copy of a message."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    duplicates: int = 0  # of the received
+    refused: int = 0  # of the received, by the listener's check or because the sender is banned
+
+
+@dataclass(frozen=True)
+class _Message:
+    topic: str
+    message_id: bytes
+    size: int  # bytes on a connection
+    data: bytes = field(repr=False)
+
+
+class SeenMessages:
+    """Ids of the newest messages, in two generations of at most SEEN_MESSAGES."""
+
+    def __init__(self) -> None:
+        self._young: set[bytes] = set()
+        self._old: set[bytes] = set()
+
+    def __contains__(self, message_id: bytes) -> bool:
+        return message_id in self._young or message_id in self._old
+
+    def add(self, message_id: bytes) -> None:
+        """Remember one more; the oldest are forgotten."""
+        if len(self._young) >= SEEN_MESSAGES:
+            self._old, self._young = self._young, set()
+        self._young.add(message_id)
+
+
+class InMemorySubscription:
+    """See Subscription."""
+
+    def __init__(self, owner: InMemoryGossip, topic: str, check: GossipCheck, queue_length: int) -> None:
+        self._owner = owner
+        self._topic = topic
+        self.check = check
+        self._queue: deque[bytes] = deque()
+        self._queue_length = queue_length
+        self._arrival = anyio.Event()
+        self._is_closed = False
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        """See Subscription."""
+        return self._dropped
+
+    async def receive(self) -> bytes:
+        """See Subscription. Gives way to others only when it has to wait."""
+        while not self._queue:
+            if self._is_closed:
+                raise TransportClosedError("This subscription is closed.")
+            await self._arrival.wait()
+        return self._queue.popleft()
+
+    def close(self) -> None:
+        """See Subscription; what waits can still be received."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._owner.forget(self._topic)
+            self._arrival.set()
+
+    def deliver(self, data: bytes) -> None:
+        """Queue a message, or drop it when the queue is full."""
+        if len(self._queue) >= self._queue_length:
+            self._dropped += 1
+            return
+        self._queue.append(data)
+        self._arrival.set()
+        self._arrival = anyio.Event()
+
+
+class InMemoryGossip:
+    """One node's gossip; see Gossip. A node hears nothing of what it publishes itself."""
+
+    def __init__(self, hub: GossipHub, local_id: NodeId, reputation: Reputation, queue_length: int) -> None:
+        self._hub = hub
+        self.local_id = local_id
+        self._reputation = reputation
+        self._queue_length = queue_length
+        self._subscriptions: dict[str, InMemorySubscription] = {}
+        self._seen = SeenMessages()
+        self._is_closed = False
+        self._sent = self._sent_bytes = 0
+        self._received = self._received_bytes = self._duplicates = self._refused = 0
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """See Gossip; returns when the last copy has arrived. A publisher that is cancelled stops what is under way."""
+        if self._is_closed:
+            raise TransportClosedError("This node's gossip is closed.")
+        if len(data) > MAX_GOSSIP_BYTES:
+            raise MessageTooLargeError(f"Gossip of {len(data)} bytes is above the limit of {MAX_GOSSIP_BYTES}.")
+        message_id = blake2b(data, digest_size=ID_BYTES, key=topic.encode()[:64]).digest()
+        self._seen.add(message_id)
+        size = len(topic.encode()) + ID_BYTES + len(data)
+        await self._hub.flood(self, _Message(topic, message_id, size, bytes(data)))
+
+    def subscribe(self, topic: str, check: GossipCheck) -> InMemorySubscription:
+        """See Gossip; one subscription a topic, ValueError for a second one."""
+        if self._is_closed:
+            raise TransportClosedError("This node's gossip is closed.")
+        if topic in self._subscriptions:
+            raise ValueError(f"{self.local_id} listens to {topic!r} already")
+        subscription = InMemorySubscription(self, topic, check, self._queue_length)
+        self._subscriptions[topic] = subscription
+        self._hub.mesh(topic).add(self.local_id)
+        return subscription
+
+    @property
+    def traffic(self) -> GossipTraffic:
+        """What passed so far."""
+        return GossipTraffic(
+            self._sent, self._received, self._sent_bytes, self._received_bytes, self._duplicates, self._refused
+        )
+
+    def forget(self, topic: str) -> None:
+        """A subscription was closed."""
+        if self._subscriptions.pop(topic, None) is not None:
+            self._hub.mesh(topic).remove(self.local_id)
+
+    def end(self) -> None:
+        """Close all subscriptions; whoever waits gets TransportClosedError."""
+        self._is_closed = True
+        for subscription in tuple(self._subscriptions.values()):
+            subscription.close()
+
+    def count_sent(self, size: int, copies: int) -> None:
+        """Count copies of a message that leave this node."""
+        self._sent += copies
+        self._sent_bytes += size * copies
+
+    def accept(self, sender: NodeId, message: _Message) -> bool:
+        """Take a copy that arrived; True when it is new and worth passing on."""
+        subscription = self._subscriptions.get(message.topic)
+        if subscription is None:
+            return False
+        self._received += 1
+        self._received_bytes += message.size
+        if message.message_id in self._seen:
+            self._duplicates += 1
+            return False
+        if self._reputation.is_banned(sender):
+            self._refused += 1
+            return False
+        self._seen.add(message.message_id)
+        if not subscription.check(sender, message.data):
+            self._refused += 1
+            self._reputation.report(sender, ScoreReason.REFUSED_GOSSIP)
+            return False
+        subscription.deliver(message.data)
+        return True
+
+
+_Copy = tuple[InMemoryGossip, InMemoryGossip]  # from, to
+
+
+class GossipHub:
+    """All gossip of one network."""
+
+    def __init__(self, links: Links, random: Random) -> None:
+        self._links = links
+        self._random = random
+        self._nodes: dict[NodeId, InMemoryGossip] = {}
+        self._meshes: dict[str, Mesh] = {}
+
+    def join(self, node_id: NodeId, reputation: Reputation, queue_length: int) -> InMemoryGossip:
+        """Gossip of one more node."""
+        self._nodes[node_id] = InMemoryGossip(self, node_id, reputation, queue_length)
+        return self._nodes[node_id]
+
+    def leave(self, node_id: NodeId) -> None:
+        """End a node's gossip."""
+        self._nodes.pop(node_id).end()
+
+    def mesh(self, topic: str) -> Mesh:
+        """Who passes on a topic."""
+        if topic not in self._meshes:
+            self._meshes[topic] = Mesh(self._random, self._links.are_separated)
+        return self._meshes[topic]
+
+    def rewire(self) -> None:
+        """After a partition came or went."""
+        for mesh in self._meshes.values():
+            mesh.rewire()
+
+    async def flood(self, origin: InMemoryGossip, message: _Message) -> None:
+        """Carry a message from node to node until no copy is under way."""
+        now = anyio.current_time()
+        under_way: dict[float, list[_Copy]] = {}
+        self._send(origin, None, message, now, under_way)
+        await anyio.lowlevel.checkpoint()
+        while under_way:
+            due = min(under_way)
+            if due > anyio.current_time():
+                await anyio.sleep_until(due)
+            for sender, receiver in under_way.pop(due):
+                if self._links.is_lost(sender.local_id, receiver.local_id):
+                    continue
+                if receiver.accept(sender.local_id, message):
+                    self._send(receiver, sender.local_id, message, due, under_way)
+
+    def _send(
+        self,
+        sender: InMemoryGossip,
+        received_from: NodeId | None,
+        message: _Message,
+        now: float,
+        under_way: dict[float, list[_Copy]],
+    ) -> None:
+        """Put a copy on the way to every neighbour but the one it came from."""
+        copies = 0
+        for neighbour in self.mesh(message.topic).neighbours(sender.local_id):
+            if neighbour == received_from:
+                continue
+            delay = self._links.link(sender.local_id, neighbour).delay_seconds
+            under_way.setdefault(now + delay, []).append((sender, self._nodes[neighbour]))
+            copies += 1
+        sender.count_sent(message.size, copies)

@@ -1,0 +1,61 @@
+"""How messages fare between the nodes of an in-memory network: delay, loss, partition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+
+from neuroshard.types import NodeId
+
+
+@dataclass(frozen=True)
+class Link:
+    """How messages fare from one node to another."""
+
+    delay_seconds: float = 0.0
+    loss: float = 0.0  # share of messages that vanish
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.delay_seconds < math.inf and 0 <= self.loss <= 1):
+            raise ValueError(f"a link needs a finite delay and a loss in [0, 1], got {self}")
+
+
+PERFECT_LINK = Link()
+
+
+class Links:
+    """All links of one network. `random` decides which messages are lost; `default` is for pairs without their own."""
+
+    def __init__(self, random: Random, default: Link) -> None:
+        self._random = random
+        self._default = default
+        self._links: dict[tuple[NodeId, NodeId], Link] = {}
+        self._sides: tuple[frozenset[NodeId], ...] = ()
+
+    def set_link(self, sender: NodeId, receiver: NodeId, link: Link) -> None:
+        """Change one direction between two nodes."""
+        self._links[sender, receiver] = link
+
+    def partition(self, *sides: Iterable[NodeId]) -> None:
+        """Separate the sides; nodes of no side still reach everybody. Without sides: heal."""
+        self._sides = tuple(frozenset(side) for side in sides)
+
+    def link(self, sender: NodeId, receiver: NodeId) -> Link:
+        """How messages fare from one node to another."""
+        return self._links.get((sender, receiver), self._default) if self._links else self._default
+
+    def are_separated(self, one: NodeId, other: NodeId) -> bool:
+        """Whether a partition stands between two nodes."""
+        return any(one in side and other not in side and self._is_placed(other) for side in self._sides)
+
+    def is_lost(self, sender: NodeId, receiver: NodeId) -> bool:
+        """Whether the next message vanishes; draws from `random` on a lossy link."""
+        if self._sides and self.are_separated(sender, receiver):
+            return True
+        loss = self.link(sender, receiver).loss
+        return loss > 0 and self._random.random() < loss
+
+    def _is_placed(self, node_id: NodeId) -> bool:
+        return any(node_id in side for side in self._sides)

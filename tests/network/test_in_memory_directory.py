@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, TokenSecret, Wallet, sign_claim
+from neuroshard.network import InMemoryNetwork, MessageTooLargeError, TransportClosedError
+from neuroshard.network.in_memory_directory import RecordTable
+from neuroshard.network.records import MAX_RECORD_BYTES, RECORD_SECONDS
+from neuroshard.types import NodeId
+
+START = 1_700_000_000.0
+DAY = 86_400.0
+SPACE = "run/0"
+
+
+@dataclass
+class World:
+    network: InMemoryNetwork
+
+    def now(self) -> float:
+        return START + trio.current_time()
+
+    def join(self, number: int, delegated_for: float = DAY) -> NodeIdentity:
+        wallet = Wallet.from_secret(TokenSecret("hex", number.to_bytes(32, "big")))
+        key = NodeKey.from_seed(number.to_bytes(32, "big"))
+        delegation = Delegation.issue(wallet, key.public_key, START + delegated_for)
+        self.network.join(key.node_id)
+        return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation)
+
+    def record(self, identity: NodeIdentity, words: str = "here I am", domain: str = "announcement") -> bytes:
+        return sign_claim(identity, domain, {"words": words}, self.now()).encode()
+
+    async def announce(self, identity: NodeIdentity, words: str = "here I am") -> None:
+        await self.network.network_of(identity.node_id).directory.announce(SPACE, self.record(identity, words))
+
+    async def find(self, identity: NodeIdentity, limit: int = 64) -> dict[NodeId, str]:
+        found = await self.network.network_of(identity.node_id).directory.find(SPACE, limit)
+        claims = [SignedClaim.decode(record) for record in found]
+        return {claim.delegation.node_id: str(claim.payload) for claim in claims}
+
+
+def run(scenario: Callable[[World], Awaitable[None]]) -> None:
+    with InMemoryNetwork(now=lambda: START + trio.current_time()) as network:
+        trio.run(scenario, World(network), clock=MockClock(autojump_threshold=0))
+
+
+def test_records_are_found_by_namespace_the_newest_of_each_node() -> None:
+    async def scenario(world: World) -> None:
+        a, b, c = (world.join(number) for number in (1, 2, 3))
+        await world.announce(a, "old")
+        await trio.sleep(1)
+        await world.announce(a, "new")
+        await world.announce(b)
+        assert await world.find(c) == {a.node_id: "{'words': 'new'}", b.node_id: "{'words': 'here I am'}"}
+        assert len(await world.find(c, limit=1)) == 1
+        assert await world.network.network_of(c.node_id).directory.find("run/1") == ()
+
+    run(scenario)
+
+
+def test_an_older_record_replaces_no_newer_one() -> None:
+    async def scenario(world: World) -> None:
+        a = world.join(1)
+        old = world.record(a, "old")
+        await trio.sleep(1)
+        await world.announce(a, "new")
+        assert not world.network.records.store(SPACE, a.node_id, old, a.node_id)
+        assert list((await world.find(a)).values()) == ["{'words': 'new'}"]
+
+    run(scenario)
+
+
+def test_records_expire_and_so_do_those_of_the_dead() -> None:
+    async def scenario(world: World) -> None:
+        a, b, short = world.join(1), world.join(2), world.join(3, delegated_for=60)
+        for node in (a, b, short):
+            await world.announce(node)
+        world.network.kill(a.node_id)
+        assert set(await world.find(b)) == {a.node_id, b.node_id, short.node_id}
+        await trio.sleep(61)
+        assert set(await world.find(b)) == {a.node_id, b.node_id}
+        await trio.sleep(RECORD_SECONDS)
+        assert await world.find(b) == {}
+
+    run(scenario)
+
+
+def test_lies_never_get_in_and_are_counted() -> None:
+    async def scenario(world: World) -> None:
+        liar, victim, reader = (world.join(number) for number in (1, 2, 3))
+        table = world.network.records
+        forged = world.record(victim).replace(b"here I am", b"elsewhere")
+        for owner, record in (
+            (victim, world.record(liar)),  # signed, but under another's name
+            (victim, forged),
+            (victim, b"\x00garbage"),
+            (victim, bytes(MAX_RECORD_BYTES + 1)),
+            (liar, world.record(liar, domain="report")),
+            (liar, sign_claim(liar, "announcement", {}, world.now() + DAY).encode()),
+            (liar, sign_claim(liar, "announcement", {}, world.now() - DAY).encode()),
+        ):
+            assert not table.store(SPACE, owner.node_id, record, liar.node_id)
+        assert table.refused == 7
+        assert await world.find(reader) == {}
+        with pytest.raises(MessageTooLargeError):
+            await world.network.network_of(liar.node_id).directory.announce(SPACE, bytes(MAX_RECORD_BYTES + 1))
+
+    run(scenario)
+
+
+def test_a_partition_hides_what_the_other_side_stored() -> None:
+    async def scenario(world: World) -> None:
+        a, b, neutral = (world.join(number) for number in (1, 2, 3))
+        world.network.partition([a.node_id], [b.node_id])
+        await world.announce(a)
+        await world.announce(b)
+        assert set(await world.find(a)) == {a.node_id}
+        assert set(await world.find(b)) == {b.node_id}
+        assert set(await world.find(neutral)) == {a.node_id, b.node_id}
+        world.network.partition()
+        assert set(await world.find(a)) == {a.node_id, b.node_id}
+
+    run(scenario)
+
+
+def test_a_namespace_is_bounded_and_keeps_the_newest() -> None:
+    async def scenario(world: World) -> None:
+        table = RecordTable(world.network.links, Random(0), world.now, max_records=4)
+        nodes = [world.join(number) for number in range(1, 10)]
+        for node in nodes:
+            assert table.store(SPACE, node.node_id, world.record(node), node.node_id)
+            await trio.sleep(1)
+        found = table.find(SPACE, 64, nodes[0].node_id)
+        assert {SignedClaim.decode(record).delegation.node_id for record in found} == {n.node_id for n in nodes[-4:]}
+
+    run(scenario)
+
+
+def test_a_node_that_left_finds_and_stores_nothing() -> None:
+    async def scenario(world: World) -> None:
+        a = world.join(1)
+        directory = world.network.network_of(a.node_id).directory
+        world.network.kill(a.node_id)
+        with pytest.raises(TransportClosedError):
+            await directory.announce(SPACE, world.record(a))
+        with pytest.raises(TransportClosedError):
+            await directory.find(SPACE)
+
+    run(scenario)
