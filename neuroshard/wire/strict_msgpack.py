@@ -16,7 +16,8 @@ from neuroshard.wire.frame import MalformedFrameError, WireValue
 
 MAX_DEPTH = 16  # containers inside containers
 MAX_VALUES = 16_384  # every container, key and scalar counts
-_EXTENSIONS = frozenset({0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8})
+# extension types, and the one marker without a meaning
+_EXTENSIONS = frozenset({0xC1, 0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8})
 _Plain: TypeAlias = "bool | int | float | str | bytes | list[_Plain] | dict[str, _Plain] | None"
 
 
@@ -46,8 +47,10 @@ def unpack(data: bytes) -> WireValue:
     reader = _Reader(data)
     try:
         value = reader.value(0)
-    except (ValueError, msgpack.OutOfData) as error:
-        raise MalformedFrameError(f"A header cannot be read: {str(error)[:200] or 'it ends too early'}.") from None
+    except msgpack.OutOfData:
+        raise MalformedFrameError("A header ends too early.") from None
+    except ValueError as error:  # text that is not UTF-8
+        raise MalformedFrameError(f"A header cannot be read: {str(error)[:200]}.") from None
     if reader.position != len(data):
         raise MalformedFrameError("A header has bytes after its value.")
     return value
@@ -106,7 +109,7 @@ class _Reader:
             inner = _deeper(depth)
             return [self.value(inner) for _ in range(self._claimed(self._unpacker.read_array_header(), 1))]
         if marker in _EXTENSIONS:
-            raise MalformedFrameError("A header holds an extension type.")
+            raise MalformedFrameError("A header holds a value of an unknown type.")
         scalar = self._unpacker.unpack()
         return _finite(scalar) if isinstance(scalar, float) else cast("WireValue", scalar)
 
