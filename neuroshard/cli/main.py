@@ -11,10 +11,28 @@ from typing import Annotated
 import typer
 
 from neuroshard import __version__
-from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, text, wallet
+from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, text, wallet
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, tell
-from neuroshard.cli.options import DataDir, DeviceOption, GenesisSource, Host, MemoryLimit, Port, Threads, given
+from neuroshard.cli.options import (
+    DataDir,
+    DeviceOption,
+    GenesisSource,
+    Host,
+    MaxUpload,
+    MemoryLimit,
+    NoLanDiscovery,
+    NoNetwork,
+    NoPortMapping,
+    NoRelay,
+    P2pHost,
+    P2pPort,
+    Peers,
+    Port,
+    RunId,
+    Threads,
+    settings_given,
+)
 from neuroshard.errors import NeuroShardError, UsageError
 
 app = typer.Typer(
@@ -28,6 +46,7 @@ app = typer.Typer(
 app.add_typer(wallet.app, name="wallet")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(genesis.app, name="genesis")
+app.add_typer(run.app, name="run")
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(text.generate)
@@ -41,7 +60,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def run(
+def node(
     context: typer.Context,
     token: Annotated[
         str | None,
@@ -52,6 +71,15 @@ def run(
     host: Host = None,
     genesis_source: GenesisSource = None,
     data_dir: DataDir = None,
+    run_id: RunId = None,
+    peer: Peers = None,
+    p2p_port: P2pPort = None,
+    p2p_host: P2pHost = None,
+    max_upload: MaxUpload = None,
+    no_network: NoNetwork = False,
+    no_lan_discovery: NoLanDiscovery = False,
+    no_port_mapping: NoPortMapping = False,
+    no_relay: NoRelay = False,
     device: DeviceOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
@@ -79,24 +107,9 @@ def run(
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context, context.invoked_subcommand)
         return
-    flags = given(
-        token=token,
-        token_file=token_file,
-        port=port,
-        host=host,
-        genesis=genesis_source,
-        data_dir=data_dir,
-        device=device,
-        memory=memory,
-        cpu_threads=cpu_threads,
-        max_storage=max_storage,
-        inner_steps=inner_steps,
-        training=False if no_training else None,
-        browser=False if headless else None,
-        log_json=log_json or None,
-        verbose=verbose or None,
-    )
-    raise typer.Exit(_run_with(flags))
+    # Every parameter but --version, which ends the program, is a setting.
+    flags = {name: value for name, value in context.params.items() if name != "version"}
+    raise typer.Exit(_run_with(settings_given(flags)))
 
 
 def _run_with(flags: Mapping[str, object]) -> int:
@@ -112,9 +125,9 @@ def _run_with(flags: Mapping[str, object]) -> int:
 def _refuse_lost_options(context: typer.Context, command: str) -> None:
     """Options before a command belong to no command: a limit that is silently not obeyed would be a trap."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    lost = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    lost = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if lost:
-        option = f"--{lost[0].removesuffix('_source').replace('_', '-')}"
+        option = next(item.opts[0] for item in context.command.params if item.name in lost)
         action = f"Put it after the command: neuroshard {command} {option} ..."
         raise UsageError(f"{option} stands before `{command}`, where nobody reads it.", action)
 

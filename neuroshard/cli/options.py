@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -29,12 +30,83 @@ MemoryLimit = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--cpu-threads", metavar="N", help="CPU threads for training. (default: measured)")
 ]
+_MEETING = "Meeting other nodes"
+RunId = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN_ID", help="Run to join. (default: the default run)", rich_help_panel=_MEETING),
+]
+Peers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        metavar="MULTIADDR",
+        help="A node to begin with: /ip4/.../tcp/.../p2p/<node id>. May be repeated.",
+        rich_help_panel=_MEETING,
+    ),
+]
+P2pPort = Annotated[
+    int | None,
+    typer.Option("--p2p-port", help="Port for other nodes. (default: any free port)", rich_help_panel=_MEETING),
+]
+P2pHost = Annotated[
+    str | None,
+    typer.Option(
+        "--p2p-host",
+        help="IP address to listen on for other nodes; a loopback address keeps them to this computer. "
+        "(default: 0.0.0.0)",
+        rich_help_panel=_MEETING,
+    ),
+]
+MaxUpload = Annotated[
+    float | None,
+    typer.Option(
+        "--max-upload",
+        metavar="MBIT/S",
+        help="Most megabits a second sent to other nodes. (default: no limit)",
+        rich_help_panel=_MEETING,
+    ),
+]
+NoNetwork = Annotated[
+    bool, typer.Option("--no-network", help="Meet no other nodes; train alone.", rich_help_panel=_MEETING)
+]
+NoLanDiscovery = Annotated[
+    bool,
+    typer.Option(
+        "--no-lan-discovery",
+        help="Neither look for nodes on the local network nor be found there.",
+        rich_help_panel=_MEETING,
+    ),
+]
+NoPortMapping = Annotated[
+    bool, typer.Option("--no-port-mapping", help="Do not ask the router to open a port.", rich_help_panel=_MEETING)
+]
+NoRelay = Annotated[
+    bool, typer.Option("--no-relay", help="Do not be reached through relays.", rich_help_panel=_MEETING)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def given(**flags: object) -> dict[str, object]:
     """Only the flags that were really given; the others are left to environment, file and defaults."""
     return {key: value for key, value in flags.items() if value is not None}
+
+
+def settings_given(parameters: Mapping[str, object]) -> dict[str, object]:
+    """The settings that the flags of a node's command line name; `no_network` means network = false."""
+    from neuroshard.config.settings import OPPOSITES
+
+    flags: dict[str, object] = {}
+    for name, value in parameters.items():
+        if value is None or value is False or value == []:
+            continue  # not given: left to environment, file and defaults
+        if name in OPPOSITES:
+            flags[OPPOSITES[name]] = False
+        else:
+            flags[_SETTINGS.get(name, name)] = value
+    return flags
+
+
+_SETTINGS = {"genesis_source": "genesis", "run_id": "run"}  # where a parameter cannot have its setting's name
 
 
 def node_folder(data_dir: Path | None, *, demo: bool) -> Path:

@@ -19,6 +19,7 @@ from neuroshard.identity.peer_id import node_id_of, public_key_of
 from neuroshard.identity.phrase import new_phrase
 from neuroshard.identity.run_json import (
     RunParametersError,
+    architecture_from_json,
     genesis_pins_from_json,
     run_parameters_from_json,
     run_parameters_to_json,
@@ -45,6 +46,7 @@ __all__ = [
     "TokenSecret",
     "VerifiedClaim",
     "Wallet",
+    "architecture_from_json",
     "canonical_json",
     "genesis_pins_from_json",
     "hash_parts",

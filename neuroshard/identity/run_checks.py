@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.config.run_parameters import MAX_SEEDS, GenesisPins, RunParameters
 from neuroshard.identity.fields import hex_field
@@ -13,8 +15,17 @@ SHA256_BYTES = 32
 
 def check_parameters(parameters: RunParameters) -> None:
     """Raises ValueError that names the field that no run can have."""
-    _check_counts(parameters)
-    _check_architecture(parameters.architecture)
+    check_architecture(parameters.architecture)
+    _check_at_least_one(
+        {
+            "version": parameters.version,
+            "stage_count": parameters.stage_count,
+            "batch_size": parameters.batch_size,
+            "sequences_per_step": parameters.sequences_per_step,
+            "inner_steps": parameters.outer.inner_steps,
+            "total_shards": parameters.genesis.total_shards,
+        }
+    )
     _check_rates(parameters)
     if parameters.stage_count > parameters.architecture.layer_count:
         raise ValueError("stage_count must not exceed layer_count")
@@ -35,33 +46,29 @@ def check_digests(pins: GenesisPins) -> None:
         hex_field(pins.signing_key, PUBLIC_KEY_BYTES, "signing_key")
 
 
-def _check_counts(parameters: RunParameters) -> None:
-    shape = parameters.architecture
-    counts = {
-        "version": parameters.version,
-        "hidden_size": shape.hidden_size,
-        "layer_count": shape.layer_count,
-        "head_count": shape.head_count,
-        "key_value_head_count": shape.key_value_head_count,
-        "feed_forward_size": shape.feed_forward_size,
-        "vocabulary_size": shape.vocabulary_size,
-        "sequence_length": shape.sequence_length,
-        "stage_count": parameters.stage_count,
-        "batch_size": parameters.batch_size,
-        "sequences_per_step": parameters.sequences_per_step,
-        "inner_steps": parameters.outer.inner_steps,
-        "total_shards": parameters.genesis.total_shards,
-    }
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1")
-
-
-def _check_architecture(shape: Architecture) -> None:
+def check_architecture(shape: Architecture) -> None:
+    """Raises ValueError that names the size that no model can have."""
+    _check_at_least_one(
+        {
+            "hidden_size": shape.hidden_size,
+            "layer_count": shape.layer_count,
+            "head_count": shape.head_count,
+            "key_value_head_count": shape.key_value_head_count,
+            "feed_forward_size": shape.feed_forward_size,
+            "vocabulary_size": shape.vocabulary_size,
+            "sequence_length": shape.sequence_length,
+        }
+    )
     if shape.hidden_size % shape.head_count or shape.head_count % shape.key_value_head_count:
         raise ValueError("head_count must divide hidden_size, and key_value_head_count must divide head_count")
     if shape.head_size % 2:
         raise ValueError("hidden_size / head_count must be even")
+
+
+def _check_at_least_one(counts: Mapping[str, int]) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1")
 
 
 def _check_rates(parameters: RunParameters) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import DataError
 from neuroshard.identity.fields import number_field, object_fields, text_field
-from neuroshard.identity.run_checks import check_digests, check_parameters
-from neuroshard.types import JsonValue
+from neuroshard.identity.run_checks import check_architecture, check_digests, check_parameters
+from neuroshard.types import Architecture, JsonValue
 
 MAX_TEXT_CHARACTERS = 256
 MAX_LIST_ITEMS = 64
@@ -51,6 +51,16 @@ def genesis_pins_from_json(value: JsonValue) -> GenesisPins:
     except ValueError as error:
         raise RunParametersError(f"The pinned data cannot be used: {error}.") from None
     return pins
+
+
+def architecture_from_json(value: JsonValue) -> Architecture:
+    """Strict reading of the architecture alone. Raises RunParametersError that names a missing or wrong size."""
+    try:
+        shape = _read_object(Architecture, value, "architecture")
+        check_architecture(shape)
+    except ValueError as error:
+        raise RunParametersError(f"The architecture cannot be used: {error}.") from None
+    return shape
 
 
 def _object_of(value: Any) -> dict[str, JsonValue]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 
+from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.data.fetcher import Fetcher, FileRequest
 from neuroshard.data.genesis.layout import MANIFEST_NAME
 from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, UNKNOWN_SOURCE, ManifestTrust, parse_manifest
@@ -47,17 +51,56 @@ async def open_data(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_
     A source on the network that fed a run before is opened from the copies kept for that run, so a restart does not
     need it. A folder is read anew, because its owner may have built other data there.
     """
-    try:
+    with _naming(fetcher):
         return await _open(fetcher, store, runs, max_tokenizer_bytes)
+
+
+async def open_joined_data(fetcher: Fetcher, store: Path, run: OwnRun, max_tokenizer_bytes: int) -> OpenedData:
+    """Open exactly the data that a run pins; waits as open_data does. Raises DataError when the source has others."""
+    with _naming(fetcher):
+        genesis = await _opened(fetcher, store, max_tokenizer_bytes)(pins=run.parameters.genesis)
+        return OpenedData(genesis, TokenizerTable.load(genesis.tokenizer), run)
+
+
+async def pins_of_source(
+    location: str, store: Path, *, wanted: GenesisPins | None, max_tokenizer_bytes: int, seconds: float
+) -> GenesisPins:
+    """What a run made now on this source would pin; with `wanted`, those pins after finding that the source has them.
+
+    Raises DataError when the data cannot be used, are others than wanted, or did not come within `seconds`.
+    """
+    source = open_source(location)
+    fetcher = Fetcher(source)
+    try:
+        with _naming(fetcher), anyio.move_on_after(seconds):
+            genesis = await _opened(fetcher, store, max_tokenizer_bytes)(pins=wanted)
+            table = TokenizerTable.load(genesis.tokenizer)
+            if wanted is not None and wanted.next_merge_id > table.next_merge_id:
+                raise DataError(f"The tokenizer has {table.next_merge_id} ids, not {wanted.next_merge_id}.")
+            return wanted or genesis.pins(table.next_merge_id)
+        raise _no_answer(fetcher)
+    finally:
+        await source.aclose()
+
+
+@contextmanager
+def _naming(fetcher: Fetcher) -> Generator[None]:
+    """Say of which source an error speaks, and what to do."""
+    try:
+        yield
     except DataError as error:
         source = fetcher.source.description
         message = error.message if source in error.message else f"{source} cannot be used: {error.message}"
         raise DataError(message, error.action or CHECK_SOURCE) from error
 
 
-async def _open(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_bytes: int) -> OpenedData:
+def _opened(fetcher: Fetcher, store: Path, max_tokenizer_bytes: int) -> partial[Coroutine[Any, Any, Genesis]]:
     patience = OF_A_FOLDER if isinstance(fetcher.source, FolderSource) else OF_A_SERVER
-    opened = partial(open_genesis, fetcher, store, max_tokenizer_bytes=max_tokenizer_bytes, give_up_after=patience)
+    return partial(open_genesis, fetcher, store, max_tokenizer_bytes=max_tokenizer_bytes, give_up_after=patience)
+
+
+async def _open(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_bytes: int) -> OpenedData:
+    opened = _opened(fetcher, store, max_tokenizer_bytes)
     known = runs.of_source(fetcher.source.description)
     memory, run = known if known is not None else (None, None)
     if run is not None and not isinstance(fetcher.source, FolderSource):
@@ -86,7 +129,12 @@ async def look_at_source(location: str, seconds: float) -> str:
             manifest = await fetcher.fetch_bytes(request, parse_manifest)
             signed = "signed" if manifest.signing_key else "unverified"
             return f"{manifest.total_shards:,} shards, {signed}, at {source.description}"
-        problem = next((item.error for item in fetcher.active() if item.error), "no answer")
-        raise DataUnavailableError(f"{source.description}: {problem}", "Check --genesis and the internet connection.")
+        raise _no_answer(fetcher)
     finally:
         await source.aclose()
+
+
+def _no_answer(fetcher: Fetcher) -> DataUnavailableError:
+    problem = next((item.error for item in fetcher.active() if item.error), "no answer")
+    action = "Check --genesis and the internet connection."
+    return DataUnavailableError(f"{fetcher.source.description}: {problem}", action)

@@ -7,14 +7,19 @@ pins, before the source has answered.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from neuroshard.config.atomic_write import write_atomically
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import DataError, StorageError
-from neuroshard.identity import SignedRunParameters, Wallet, hash_parts, run_id
+from neuroshard.identity import SignedRunParameters, Wallet, hash_parts
+from neuroshard.node.joined_runs import JoinedRuns
+from neuroshard.swarm.run_offer import RunOffer, better_of
 from neuroshard.types import RunId
+
+log = logging.getLogger(__name__)
 
 MAX_POINTER_BYTES = 4096
 _START_ANEW = "Move it away to start a new run."
@@ -22,10 +27,17 @@ _START_ANEW = "Move it away to start a new run."
 
 @dataclass(frozen=True)
 class OwnRun:
-    """A stored run of this wallet."""
+    """A stored run of this wallet: what a node trains, and what it gives to those who want to join."""
 
     run_id: RunId
-    parameters: RunParameters
+    parameters: RunParameters  # those that hold now
+    offer: RunOffer
+    is_joined: bool = False  # named or found, and so meant for several nodes
+
+    @classmethod
+    def of(cls, offer: RunOffer, *, is_joined: bool = False) -> OwnRun:
+        """The run of a checked offer."""
+        return cls(offer.run_id, offer.parameters, offer, is_joined)
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class OwnRuns:
     def __init__(self, data_dir: Path, wallet: Wallet) -> None:
         self._folder = data_dir / "runs" / wallet.wallet_id
         self._wallet = wallet
+        self._known = JoinedRuns(data_dir)  # later versions that the owner signed lie there
 
     def of_data(self, pins: GenesisPins) -> OwnRun | None:
         """The run on this data, if any. Data is told apart by signing key and vocabulary, because it may have grown."""
@@ -56,7 +69,7 @@ class OwnRuns:
         """Sign and store a new run. Raises StorageError when it cannot be written."""
         signed = SignedRunParameters.sign(self._wallet, parameters)
         _write(self._folder / _data_file(parameters.genesis), signed.to_json())
-        return OwnRun(run_id(self._wallet.public_key, parameters), parameters)
+        return OwnRun.of(RunOffer.of_new_run(signed))
 
     def remember_source(self, source: str, run: OwnRun) -> None:
         """Note that a source feeds a run. Raises StorageError when it cannot be written."""
@@ -74,7 +87,25 @@ class OwnRuns:
             raise StorageError(f"The run in {file} cannot be used: {error}", _START_ANEW) from error
         if signed.owner_public_key != self._wallet.public_key:
             raise StorageError(f"{file} belongs to another wallet.", _START_ANEW)
-        return OwnRun(run_id(self._wallet.public_key, signed.parameters), signed.parameters)
+        offer = RunOffer.of_new_run(signed)
+        later = self._known.load(offer.run_id)
+        return OwnRun.of(offer if later is None else better_of(offer, later).offer)
+
+
+def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:
+    """A run stored in a data folder, whoever owns it: joined, made or one's own. None when it is not there."""
+    offer = JoinedRuns(data_dir).load(run_id)
+    if offer is not None:
+        return offer
+    for file in (data_dir / "runs").glob("*/own-*.json"):
+        try:
+            own = RunOffer.of_new_run(SignedRunParameters.from_json(file.read_bytes()))
+        except (OSError, DataError) as error:
+            log.warning("The stored run %s cannot be used: %s", file, error)
+            continue
+        if own.run_id == run_id:
+            return own
+    return None
 
 
 def _data_file(pins: GenesisPins) -> str:

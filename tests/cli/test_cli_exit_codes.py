@@ -22,7 +22,9 @@ def test_the_version_is_printed(neuroshard: Command) -> None:
     assert (outcome.code, outcome.out, outcome.err) == (0, f"neuroshard {__version__}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("demo", "--help"), ("checkpoint", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("-h",), ("demo", "--help"), ("checkpoint", "--help"), ("run", "create", "-h")]
+)
 def test_help_imports_nothing_heavy(neuroshard: Command, arguments: tuple[str, ...]) -> None:
     command = neuroshard.arguments(*arguments)
     ran = subprocess.run(
@@ -54,9 +56,10 @@ def test_help_names_the_commands_that_exist_and_no_others(neuroshard: Command) -
         "checkpoint",
         "generate",
         "genesis",
+        "run",
     ]
     assert [name for name in built if f"│ {name} " not in shown] == []
-    assert [name for name in ("trainer", "seed", "authorizer", "monitor", "run") if f"│ {name} " in shown] == []
+    assert [name for name in ("trainer", "seed", "authorizer", "monitor") if f"│ {name} " in shown] == []
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,9 @@ def test_help_names_the_commands_that_exist_and_no_others(neuroshard: Command) -
         (("--port", "70000"), "0 to 65535"),
         (("--device", "tpu"), "auto, cuda, mps or cpu"),
         (("--genesis", "ftp://example.org"), "https://"),
+        (("--run", "0123abcd"), "64 hex digits"),
+        (("--peer", "192.0.2.1:4001"), "does not start with /ip4/"),
+        (("--max-upload", "0"), "more than 0"),
         (("--port", "9000", "status"), "status --port"),
     ],
 )

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from neuroshard.cli.client import RequestRefusedError
 from neuroshard.cli.main import app
+from neuroshard.cli.options import settings_given
 from neuroshard.cli.remote import log_line
 from neuroshard.cli.text import _text_of  # pyright: ignore[reportPrivateUsage]
+from neuroshard.config.settings import Settings
 from neuroshard.errors import UsageError
 
 
@@ -17,6 +20,8 @@ from neuroshard.errors import UsageError
         (["--data-dir", "elsewhere", "status"], "--data-dir"),
         (["--genesis", "folder", "doctor"], "--genesis"),
         (["--no-training", "demo"], "--no-training"),
+        (["--run", "0" * 64, "status"], "--run"),
+        (["--peer", "x", "--peer", "y", "doctor"], "--peer"),
     ],
 )
 def test_an_option_before_a_command_is_refused_instead_of_lost(arguments: list[str], option: str) -> None:
@@ -24,6 +29,31 @@ def test_an_option_before_a_command_is_refused_instead_of_lost(arguments: list[s
     assert isinstance(result.exception, UsageError)
     assert option in result.exception.message
     assert f"neuroshard {arguments[-1]} {option}" in result.exception.action
+
+
+def test_flags_become_the_settings_of_their_names() -> None:
+    nothing = {"port": None, "peer": None, "no_network": False, "verbose": False}
+    assert settings_given(nothing) == {}
+    assert settings_given({"peer": [], "p2p_port": 0, "port": 0}) == {"p2p_port": 0, "port": 0}
+    assert settings_given({"genesis_source": "data", "run_id": "ab", "peer": ["x", "y"], "verbose": True}) == {
+        "genesis": "data",
+        "run": "ab",
+        "peer": ["x", "y"],
+        "verbose": True,
+    }
+    switches = ("no_network", "no_lan_discovery", "no_port_mapping", "no_relay", "no_training", "headless")
+    assert settings_given(dict.fromkeys(switches, True)) == dict.fromkeys(
+        ("network", "lan_discovery", "port_mapping", "relay", "training", "browser"), False
+    )
+
+
+def test_every_parameter_of_a_node_is_a_setting() -> None:
+    command = get_command(app)
+    shown = {item.name: ["x"] if item.name == "peer" else True for item in command.params if item.expose_value}
+    names = settings_given({name: value for name, value in shown.items() if name and name != "version"})
+    assert names.keys() <= Settings.model_fields.keys()
+    unreachable = {"max_checkpoint_storage", "checkpoint_min_seconds", "checkpoint_write_gb_per_day"}
+    assert Settings.model_fields.keys() - names.keys() == unreachable
 
 
 def test_log_lines_tell_the_time_in_words() -> None:

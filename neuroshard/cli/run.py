@@ -1,0 +1,168 @@
+"""`neuroshard run`: make a run that others can join, sign later versions of it, show what a run is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from neuroshard.cli.options import AsJson, DataDir, GenesisSource, given
+
+if TYPE_CHECKING:
+    from neuroshard.node.run_creation import Owner
+    from neuroshard.swarm.run_offer import OfferChoice, RunOffer
+
+app = typer.Typer(help="Make a run for others to join, or show one.", no_args_is_help=True)
+
+
+@app.command("create")
+def create(
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="run.toml or run.yaml: what the run is.")],
+    genesis: GenesisSource = None,
+    update: Annotated[
+        str | None,
+        typer.Option(metavar="FILE-OR-ID", help="Sign a higher version of this run; --config names only what changes."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The signed file to write. (default: run-<id>.json, or --update's)"),
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="Wallet of the owner; NEUROSHARD_TOKEN is better.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign the parameters of a run with your wallet, store them for your nodes, and print the line to join with."""
+    from neuroshard.config.loading import load_settings
+    from neuroshard.node.identity import wallet_of
+    from neuroshard.node.run_config import read_run_config
+    from neuroshard.node.run_creation import Owner, create_run, update_run, write_offer
+
+    flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis)
+    loaded = load_settings(flags, os.environ)
+    owner = Owner(wallet_of(loaded)[0], loaded.settings.data_dir)
+    entries = read_run_config(config)
+    if update is not None:
+        offer = _offer_of(update, owner.data_dir)
+        file = out or (Path(update) if Path(update).is_file() else _file_of(offer))
+        _check_file(file, offer)
+        choice = update_run(owner, offer, entries)
+    else:
+        if out is not None:
+            _check_file(out)  # before anything is signed
+        choice = create_run(owner, entries, loaded.settings.genesis)
+        file = out or _file_of(choice.offer)
+        _check_file(file, choice.offer)
+    write_offer(choice.offer, file)
+    source = loaded.settings.genesis if loaded.sources["genesis"] != "default" else None
+    _tell_made(choice, file, owner, source, str(data_dir) if data_dir else None, as_json=as_json)
+
+
+@app.command("show")
+def show(
+    run: Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a run and print its owner, version and parameters. Exit code 6 when it is not what its owner signed."""
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.swarm.run_offer import changed_fields
+
+    offer = _offer_of(run, resolve_data_dir(data_dir))
+    changed = changed_fields(offer.initial.parameters, offer.parameters)
+    if as_json:
+        facts = {"run_id": offer.run_id, "owner_wallet_id": offer.owner, "verified": True, "changed": changed}
+        owner_key, version = offer.initial.owner_public_key.hex(), offer.parameters.version
+        both = {"parameters": asdict(offer.parameters), "initial": asdict(offer.initial.parameters)}
+        typer.echo(json.dumps({**facts, "owner_public_key": owner_key, "version": version, **both}))
+        return
+    typer.echo(f"run id     {offer.run_id}")
+    typer.echo(f"owner      wallet {offer.owner}, key {offer.initial.owner_public_key.hex()}")
+    typer.echo(f"version    {offer.parameters.version}, holds from outer step {offer.parameters.holds_from_outer_step}")
+    typer.echo("verified   the id fits the first version, and the owner signed what is shown here\n")
+    initial = _flat(asdict(offer.initial.parameters))
+    for name, value in _flat(asdict(offer.parameters)).items():
+        was = f"   (first: {initial[name]})" if name in changed else ""
+        typer.echo(f"{name:34} {value}{was}")
+
+
+def _offer_of(named: str, data_dir: Path) -> RunOffer:
+    """The verified run in a file, or the one of this id in the data folder."""
+    from neuroshard.errors import UsageError
+    from neuroshard.node.joined_runs import RUN_ID_DIGITS, is_run_id, read_offer_file
+    from neuroshard.node.own_run import find_run
+    from neuroshard.types import RunId
+
+    text = named.strip().lower()
+    if is_run_id(text):
+        offer = find_run(data_dir, RunId(text))
+        if offer is None:
+            raise UsageError(f"The run {text} is not known in {data_dir}.", "Give its signed file instead.")
+        return offer
+    looks_like_an_id = len(text) >= 8 and not set(text) - set("0123456789abcdef")
+    if looks_like_an_id and not Path(named).exists():
+        raise UsageError(f"A run id has {RUN_ID_DIGITS} hex digits, {named} has {len(text)}.", "Give the whole id.")
+    return read_offer_file(Path(named))
+
+
+def _file_of(offer: RunOffer) -> Path:
+    return Path(f"run-{offer.run_id[:16]}.json")
+
+
+def _check_file(file: Path, offer: RunOffer | None = None) -> None:
+    """Never write a run over something else: the file must be free, or hold a run; with an offer, that run."""
+    from neuroshard.errors import DataError, UsageError
+    from neuroshard.node.joined_runs import read_offer_file
+
+    if not file.exists():
+        return
+    try:
+        found = read_offer_file(file).run_id
+    except DataError:
+        found = None
+    if found is None or (offer is not None and found != offer.run_id):
+        holds = "is not the file of a run" if found is None else f"holds the run {found[:16]}"
+        raise UsageError(f"{file} {holds} and is not written over.", "Name another file with --out.")
+
+
+def _tell_made(
+    choice: OfferChoice, file: Path, owner: Owner, source: str | None, data_dir: str | None, *, as_json: bool
+) -> None:
+    offer = choice.offer
+    seeds = offer.parameters.seeds
+    data = ["--genesis", source] if source else []
+    here = ["neuroshard", "--run", offer.run_id, *(["--data-dir", data_dir] if data_dir else []), *data]
+    join = ["neuroshard", "--run", offer.run_id, "--peer", seeds[0] if seeds else "ADDR", *data]
+    if as_json:
+        facts: dict[str, Any] = {"run_id": offer.run_id, "version": offer.parameters.version, "file": str(file)}
+        facts |= {"is_new": choice.is_new, "reason": choice.reason}
+        typer.echo(json.dumps({**facts, "serve": shlex.join(here), "join": shlex.join(join)}))
+        return
+    verb = "Signed" if choice.is_new else "Known already"
+    typer.echo(f"{verb}: run {offer.run_id}, version {offer.parameters.version}, of wallet {owner.wallet.wallet_id}.")
+    if choice.reason:
+        typer.echo(choice.reason)
+    typer.echo(f"Signed file: {file}\n")
+    typer.echo(f"Begin it here:  {shlex.join(here)}")
+    typer.echo(f"Others join:    {shlex.join(join)}")
+    if not seeds:
+        typer.echo("ADDR is an address of a node of the run: `neuroshard status` shows it once yours is running.")
+    if source and "://" not in source:
+        typer.echo(f"Others need the data, too: copy the folder, or `neuroshard genesis serve {shlex.quote(source)}`.")
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"outer": {"momentum": 0.9}} as {"outer.momentum": "0.9"}."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            items = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+            flat[f"{prefix}{name}"] = " ".join(map(str, items))
+    return flat

@@ -1,0 +1,174 @@
+"""The file that describes a new run: TOML or YAML with known names, and the parameters that they lead to.
+
+Reading is strict, because a misspelt name would fix something else for good. What the file leaves out takes the same
+values as in a run of one's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, RunParameters
+from neuroshard.errors import StorageError, UsageError
+from neuroshard.identity import (
+    RunParametersError,
+    architecture_from_json,
+    run_parameters_from_json,
+    run_parameters_to_json,
+)
+from neuroshard.model.family import architecture_for
+from neuroshard.node.proposal import INNER_STEPS, SEQUENCE_LENGTH, Proposal, run_parameters
+from neuroshard.node.run_yaml import read_yaml
+from neuroshard.optim.schedule import scaled_learning_rate
+from neuroshard.types import Architecture, JsonValue
+
+MAX_CONFIG_BYTES = 1_000_000
+BATCH_SIZE = 4
+TRIM_FRACTION_OF_STRANGERS = 0.25
+ARCHITECTURE_EXAMPLE = "For example, in TOML: architecture = { depth = 8 }"
+
+# Name in the file -> where it stands in the parameters.
+NAMES: Mapping[str, str] = {
+    "name": "name",
+    "num_stages": "stage_count",
+    "batch_size": "batch_size",
+    "sequences_per_step": "sequences_per_step",
+    "initial_weights_seed": "initial_weights_seed",
+    "inner_steps": "outer.inner_steps",
+    "inner_lr": "inner.learning_rate",
+    "beta1": "inner.beta1",
+    "beta2": "inner.beta2",
+    "weight_decay": "inner.weight_decay",
+    "max_grad_norm": "inner.max_grad_norm",
+    "warmup_steps": "inner.warmup_steps",
+    "schedule": "inner.schedule",
+    "decay_steps": "inner.decay_steps",
+    "final_fraction": "inner.final_fraction",
+    "outer_lr": "outer.learning_rate",
+    "outer_momentum": "outer.momentum",
+    "lone_outer": "outer.lone_outer",
+    "aggregator": "outer.aggregator",
+    "trim_fraction": "outer.trim_fraction",
+    "codec": "outer.codec",
+    "max_round_seconds": "outer.max_round_seconds",
+    "admission": "admission",
+    "holds_from_outer_step": "holds_from_outer_step",
+    "seeds": "seeds",
+}
+TABLES: Mapping[str, frozenset[str]] = {
+    "architecture": frozenset({"depth", *(item.name for item in fields(Architecture))}),
+    "genesis": frozenset(item.name for item in fields(GenesisPins)),
+}
+RunConfig = Mapping[str, JsonValue]  # by name in the file; types of the values are not checked yet
+
+
+def read_run_config(path: Path) -> RunConfig:
+    """The file's entries, all under known names. Raises UsageError that names the line or the nearest known name."""
+    kinds = {".toml": _read_toml, ".yaml": read_yaml, ".yml": read_yaml}
+    read = kinds.get(path.suffix.lower())
+    if read is None:
+        raise UsageError(f"{path} is neither a .toml nor a .yaml file.", "Give the run as run.toml or run.yaml.")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+        if len(data) > MAX_CONFIG_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.", "A run needs a few lines.")
+        config = read(data.decode("utf-8-sig"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be used: {error}.", "Mend that place.") from error
+    _check_names(config, path)
+    return config
+
+
+def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
+    """First version of a run on this data. Raises UsageError that names the entry that cannot be used."""
+    if "architecture" not in config:
+        raise UsageError("The run names no architecture.", ARCHITECTURE_EXAMPLE)
+    if "holds_from_outer_step" in config:
+        raise UsageError("holds_from_outer_step is for a later version of a run.", "Use it with --update.")
+    architecture = _architecture(config["architecture"], pins.next_merge_id)
+    inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
+    base = run_parameters(Proposal(architecture, BATCH_SIZE, INNER_STEPS, inner), pins, name="run")
+    derived: dict[str, JsonValue] = {}
+    if "batch_size" in config:
+        derived["sequences_per_step"] = config["batch_size"]
+    if config.get("admission") == "strangers":
+        derived["trim_fraction"] = TRIM_FRACTION_OF_STRANGERS
+    return apply_config(base, {**config, **{key: value for key, value in derived.items() if key not in config}})
+
+
+def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
+    """The parameters with the file's entries in place of their own. Raises UsageError that names a wrong entry.
+
+    A table `architecture` is completed from the vocabulary of the parameters; one of `genesis` must be whole.
+    """
+    for key, value in config.items():
+        written = copy.deepcopy(cast("dict[str, Any]", run_parameters_to_json(parameters)))
+        if key == "architecture":
+            shape = _architecture(value, parameters.genesis.next_merge_id)
+            written["architecture"] = asdict(shape)
+        else:
+            *outer, name = NAMES.get(key, key).split(".")
+            target = written[outer[0]] if outer else written
+            target[name] = value
+        parameters = _checked(key, value, written)
+    return parameters
+
+
+def _checked(key: str, value: JsonValue, written: Mapping[str, JsonValue]) -> RunParameters:
+    """Entries are put in place one by one, so that what is wrong can be told by the name the owner wrote."""
+    try:
+        return run_parameters_from_json(written)
+    except RunParametersError as error:
+        reason = error.message.removeprefix("The parameters of the run cannot be used: ")
+        shown = f" = {value!r}"[:100] if isinstance(value, str | int | float) else ""
+        raise UsageError(f"{key}{shown} cannot be used: {reason}", "Mend it in the file of the run.") from None
+
+
+def _architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
+    """The family's member of a depth, or every size by name; sizes beside a depth replace those of the family."""
+    if not isinstance(value, Mapping):
+        raise UsageError("architecture must be a table.", ARCHITECTURE_EXAMPLE)
+    given = dict(value)
+    depth = given.pop("depth", None)
+    try:
+        defaults: dict[str, JsonValue] = {
+            "vocabulary_size": vocabulary_size,
+            "sequence_length": SEQUENCE_LENGTH,
+            "rope_theta": Architecture.rope_theta,
+            "norm_epsilon": Architecture.norm_epsilon,
+        }
+        if depth is not None:
+            if isinstance(depth, bool) or not isinstance(depth, int):
+                raise UsageError(f"architecture.depth must be a whole number, not {depth!r:.40}.", ARCHITECTURE_EXAMPLE)
+            defaults = asdict(architecture_for(depth, vocabulary_size, SEQUENCE_LENGTH))
+        return architecture_from_json({**defaults, **given})
+    except (ValueError, RunParametersError) as error:
+        raise UsageError(f"architecture cannot be used: {error}", ARCHITECTURE_EXAMPLE) from None
+
+
+def _read_toml(text: str) -> dict[str, JsonValue]:
+    return cast("dict[str, JsonValue]", tomllib.loads(text))
+
+
+def _check_names(config: RunConfig, path: Path) -> None:
+    for key, value in config.items():
+        _check_name(key, [*NAMES, *TABLES], f"{path}: ")
+        if key in TABLES and isinstance(value, Mapping):
+            for name in value:
+                _check_name(str(name), sorted(TABLES[key]), f"{path}: {key}.")
+
+
+def _check_name(name: str, known: list[str], place: str) -> None:
+    if name not in known:
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]}?" if near else f"Known are: {', '.join(known)}."
+        raise UsageError(f"Unknown name {place}{name[:60]}.", hint)

@@ -1,0 +1,112 @@
+"""`neuroshard run` as its user types it: make a run, show it, sign a later version, and what mistakes lead to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_run import Command
+
+from benchmarks.node_process import TOKEN
+from neuroshard.identity import Wallet, parse_token
+from neuroshard.node.joined_runs import read_offer_file
+
+pytestmark = pytest.mark.process
+WALLET = Wallet.from_secret(parse_token(TOKEN))
+CONFIG = 'name = "friends"\ninner_lr = 1e-3\narchitecture = { depth = 2, sequence_length = 64 }\n'
+SEED = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
+
+
+@pytest.fixture
+def owner(neuroshard: Command) -> Command:
+    """The command with the owner's token."""
+    return neuroshard.having(NEUROSHARD_TOKEN=TOKEN)
+
+
+def test_a_run_is_made_shown_and_changed(
+    owner: Command, neuroshard: Command, small_genesis: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    file = tmp_path / "run.json"
+    create = ("run", "create", "--config", tmp_path / "run.toml", "--genesis", small_genesis, "--out", file)
+    made = owner(*create)
+    assert made.code == 0, made.err
+    run_id = read_offer_file(file).run_id
+    assert f"Signed: run {run_id}, version 1, of wallet {WALLET.wallet_id}." in made.out
+    assert f"neuroshard --run {run_id} --peer ADDR --genesis {small_genesis}" in made.out
+    assert "neuroshard status" in made.out
+    assert f"neuroshard genesis serve {small_genesis}" in made.out
+    assert TOKEN not in made.out + file.read_text()
+
+    again = owner(*create, "--json").json()
+    assert (again["run_id"], again["version"], again["is_new"]) == (run_id, 1, False)
+    assert again["serve"] == f"neuroshard --run {run_id} --genesis {small_genesis}"
+
+    (tmp_path / "later.yaml").write_text(f"inner_lr: 1e-4\nseeds: [{SEED}]\nholds_from_outer_step: 12\n")
+    changed = owner("run", "create", "--config", tmp_path / "later.yaml", "--update", file)
+    assert changed.code == 0, changed.err
+    assert f"Signed: run {run_id}, version 2" in changed.out
+    assert f"--peer {SEED}" in changed.out
+
+    by_file = neuroshard("run", "show", file)  # needs no token
+    assert f"run id     {run_id}" in by_file.out
+    assert "version    2, holds from outer step 12" in by_file.out
+    assert any(
+        line.split() == ["inner.learning_rate", "0.0001", "(first:", "0.001)"] for line in by_file.out.splitlines()
+    )
+    by_id = neuroshard("run", "show", run_id, "--json").json()
+    assert (by_id["version"], by_id["verified"], by_id["owner_wallet_id"]) == (2, True, WALLET.wallet_id)
+    assert set(by_id["changed"]) == {"version", "inner.learning_rate", "holds_from_outer_step", "seeds"}
+    assert by_id["parameters"]["inner"]["learning_rate"] == 1e-4
+    assert by_id["initial"]["inner"]["learning_rate"] == 1e-3
+
+
+def test_a_file_is_not_written_over(owner: Command, small_genesis: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "mine.json").write_text("{}")
+    create = ("run", "create", "--config", tmp_path / "run.toml", "--genesis", small_genesis)
+    refused = owner(*create, "--out", tmp_path / "mine.json")
+    assert refused.code == 2
+    assert "--out" in refused.err
+    assert (tmp_path / "mine.json").read_text() == "{}"
+    assert not list(owner.home.rglob("joined"))  # nothing was signed
+    (tmp_path / "other.toml").write_text(CONFIG.replace("friends", "others"))
+    other = ("run", "create", "--config", tmp_path / "other.toml", "--genesis", small_genesis)
+    assert owner(*other, "--out", tmp_path / "other.json").code == 0
+    kept = (tmp_path / "other.json").read_text()
+    refused = owner(*create, "--out", tmp_path / "other.json")
+    assert refused.code == 2
+    assert "holds the run" in refused.err
+    assert (tmp_path / "other.json").read_text() == kept
+
+
+def test_mistakes_in_the_file_are_2_and_told_before_any_data_come(owner: Command, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("inner_lrr = 3\n")
+    outcome = owner("run", "create", "--config", tmp_path / "run.toml", "--genesis", tmp_path / "nowhere")
+    assert outcome.code == 2
+    assert "Did you mean inner_lr?" in outcome.err
+
+
+def test_no_token_is_3_and_no_data_is_6(neuroshard: Command, owner: Command, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    arguments = ("run", "create", "--config", tmp_path / "run.toml", "--genesis", tmp_path / "nowhere")
+    out = ("--out", tmp_path / "run.json")
+    assert neuroshard(*arguments, *out).code == 3
+    missing = owner(*arguments, *out)
+    assert missing.code == 6
+    assert str(tmp_path / "nowhere") in missing.err
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_what_cannot_be_shown_is_told(neuroshard: Command, tmp_path: Path) -> None:
+    short = neuroshard("run", "show", "0123456789abcdef")
+    assert short.code == 2
+    assert "64 hex digits, 0123456789abcdef has 16" in short.err
+    unknown = neuroshard("run", "show", "0" * 64)
+    assert unknown.code == 2
+    assert "not known" in unknown.err
+    (tmp_path / "run.json").write_text('{"run_id": 1}')
+    wrong = neuroshard("run", "show", tmp_path / "run.json")
+    assert wrong.code == 6
+    assert str(tmp_path / "run.json") in wrong.err
+    assert "Traceback" not in wrong.err

@@ -1,0 +1,216 @@
+"""The file of a run: which names are known, what they lead to, and what the owner is told about a mistake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.errors import StorageError, UsageError
+from neuroshard.identity import run_parameters_from_json, run_parameters_to_json
+from neuroshard.model.family import architecture_for
+from neuroshard.node.run_config import NAMES, RunConfig, apply_config, new_parameters, read_run_config
+from neuroshard.optim.schedule import scaled_learning_rate
+from neuroshard.types import Architecture
+
+PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512)
+SEED = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
+EVERYTHING = f"""
+name = "friends"
+num_stages = 2
+batch_size = 2
+sequences_per_step = 16
+initial_weights_seed = 3
+inner_steps = 50
+inner_lr = 1e-3
+beta1 = 0.8
+beta2 = 0.99
+weight_decay = 0
+max_grad_norm = 2
+warmup_steps = 5
+schedule = "linear"
+decay_steps = 500
+final_fraction = 0.2
+outer_lr = 0.5
+outer_momentum = 0.8
+lone_outer = "apply"
+aggregator = "median"
+trim_fraction = 0.2
+codec = "fp32"
+max_round_seconds = 60
+admission = "strangers"
+seeds = ["{SEED}"]
+
+[architecture]
+hidden_size = 64
+layer_count = 2
+head_count = 2
+key_value_head_count = 1
+feed_forward_size = 128
+vocabulary_size = 600
+sequence_length = 32
+rope_theta = 500
+norm_epsilon = 1e-6
+"""
+
+
+def read(folder: Path, text: str, name: str = "run.toml") -> RunConfig:
+    (folder / name).write_text(text, encoding="utf-8")
+    return read_run_config(folder / name)
+
+
+def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
+    config = read(tmp_path, EVERYTHING)
+    assert {*NAMES, "architecture"} - config.keys() == {"holds_from_outer_step"}
+    assert new_parameters(config, PINS) == RunParameters(
+        name="friends",
+        version=1,
+        architecture=Architecture(64, 2, 2, 1, 128, 600, 32, 500.0, 1e-6),
+        stage_count=2,
+        batch_size=2,
+        sequences_per_step=16,
+        initial_weights_seed=3,
+        genesis=PINS,
+        inner=InnerOptimization(1e-3, 0.8, 0.99, 0.0, 2.0, 5, "linear", 500, 0.2),
+        outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "fp32", 60.0),
+        admission="strangers",
+        seeds=(SEED,),
+    )
+
+
+def test_what_is_left_out_is_as_in_a_run_of_ones_own(tmp_path: Path) -> None:
+    parameters = new_parameters(read(tmp_path, "architecture = { depth = 4 }"), PINS)
+    assert parameters.architecture == architecture_for(4, 512, 512)
+    assert parameters.inner.learning_rate == scaled_learning_rate(parameters.architecture.hidden_size)
+    assert (parameters.batch_size, parameters.sequences_per_step, parameters.outer.inner_steps) == (4, 4, 500)
+    assert (parameters.admission, parameters.outer.trim_fraction) == ("friends", 0.1)
+    assert run_parameters_from_json(run_parameters_to_json(parameters)) == parameters
+
+
+def test_strangers_are_trimmed_more_unless_the_owner_says_otherwise(tmp_path: Path) -> None:
+    text = 'admission = "strangers"\narchitecture = { depth = 2 }\n'
+    assert new_parameters(read(tmp_path, text), PINS).outer.trim_fraction == 0.25
+    assert new_parameters(read(tmp_path, f"trim_fraction = 0.4\n{text}"), PINS).outer.trim_fraction == 0.4
+
+
+def test_sizes_beside_a_depth_replace_those_of_the_family(tmp_path: Path) -> None:
+    config = read(tmp_path, "batch_size = 8\n[architecture]\ndepth = 3\nsequence_length = 64\nfeed_forward_size = 100")
+    parameters = new_parameters(config, PINS)
+    expected = replace(architecture_for(3, 512, 64), feed_forward_size=100)
+    assert (parameters.architecture, parameters.sequences_per_step) == (expected, 8)
+
+
+def test_yaml_says_the_same(tmp_path: Path) -> None:
+    text = f"""
+# the same as TOML
+inner_lr: 1e-3
+outer_lr: 0.5
+admission: friends
+seeds:
+  - {SEED}
+architecture:
+  depth: 4
+"""
+    same = f'inner_lr = 1e-3\nouter_lr = 0.5\nadmission = "friends"\nseeds = ["{SEED}"]\narchitecture = {{ depth = 4 }}'
+    assert read(tmp_path, text, "run.yaml") == read(tmp_path, text, "run.yml") == read(tmp_path, same)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("inner_lrr = 1", ["run.toml: inner_lrr", "Did you mean inner_lr?"]),
+        ("stages = 2", ["stages", "Did you mean num_stages?"]),
+        ("qqqq = 2", ["qqqq", "Known are", "architecture"]),
+        ("[architecture]\nlayers = 2", ["architecture.layers", "Did you mean layer_count?"]),
+        ("[genesis]\nroots = 2", ["genesis.roots", "Did you mean root?"]),
+        ("inner_lr = = 1", ["not", "line 1"]),
+    ],
+)
+def test_unknown_names_get_the_nearest_known_one(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, text)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("inner_lr: [1", "line 1"),
+        ("inner_lr: 1\ninner_lr: 2", "inner_lr stands there twice"),
+        ("architecture: {depth: 2, depth: 3}", "depth stands there twice"),
+        ("- inner_lr", "names and values are needed"),
+        ("", "names and values are needed"),
+        ("1: 2", "names and values are needed"),
+        ("inner_lr: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        ("[" * 5000, "cannot be used"),
+        ("inner_lr: 2020-99-99", "cannot be used"),
+        ("\x00", "cannot be used"),
+    ],
+)
+def test_yaml_that_is_no_run_is_a_usage_error(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        read(tmp_path, text, "run.yaml")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"neither a \.toml nor a \.yaml"):
+        read(tmp_path, "{}", "run.json")
+    with pytest.raises(UsageError, match="larger"):
+        read(tmp_path, "#" * 1_000_001)
+    (tmp_path / "run.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="cannot be used"):
+        read_run_config(tmp_path / "run.toml")
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_run_config(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("inner_lr = 'x'", "inner_lr = 'x' cannot be used: learning_rate must be a number"),
+        ("inner_lr = nan", "inner_lr = nan cannot be used"),
+        ("inner_lr = 2020-01-01", "inner_lr cannot be used: learning_rate must be a number"),
+        ("inner_steps = 0", "inner_steps = 0 cannot be used: inner_steps must be at least 1"),
+        ("batch_size = 'x'", "batch_size = 'x' cannot be used"),
+        ("num_stages = 3", "num_stages = 3 cannot be used: stage_count must not exceed layer_count"),
+        ("schedule = 'step'", "schedule = 'step' cannot be used: schedule must be one of cosine"),
+        ("codec = 'int8'", "codec = 'int8' cannot be used: codec must be one of fp32"),
+        ("admission = true", "admission = True cannot be used"),
+        ("outer_momentum = 1", "outer_momentum = 1 cannot be used"),
+        ("seeds = ['192.0.2.1']", "seeds cannot be used: '192.0.2.1' does not start with"),
+        ("name = 1", "name = 1 cannot be used"),
+        ("holds_from_outer_step = 3", "for a later version"),
+    ],
+)
+def test_a_wrong_value_is_told_by_the_name_in_the_file(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        new_parameters(read(tmp_path, f"{text}\narchitecture = {{ depth = 2 }}"), PINS)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "problem"),
+    [
+        ("", "names no architecture"),
+        ("architecture = 4", "must be a table"),
+        ("architecture = {}", "lacks the field 'feed_forward_size'"),
+        ("architecture = { depth = 1 }", "depth must be in 2..128"),
+        ("architecture = { depth = true }", "depth must be a whole number"),
+        ("architecture = { depth = 2, hidden_size = 'wide' }", "hidden_size must be a whole number"),
+        ("architecture = { depth = 2, hidden_size = 0 }", "hidden_size must be at least 1"),
+        ("architecture = { depth = 2, vocabulary_size = 100 }", "next_merge_id must not exceed vocabulary_size"),
+    ],
+)
+def test_a_wrong_architecture_is_told(tmp_path: Path, architecture: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        new_parameters(read(tmp_path, architecture), PINS)
+    assert problem in str(caught.value)
+
+
+def test_entries_replace_those_of_a_run_and_nothing_else(tmp_path: Path) -> None:
+    base = new_parameters(read(tmp_path, EVERYTHING), PINS)
+    assert apply_config(base, {}) == base
+    assert apply_config(base, {"outer_lr": 0.25}) == replace(base, outer=replace(base.outer, learning_rate=0.25))
+    assert apply_config(base, read(tmp_path, EVERYTHING)) == base

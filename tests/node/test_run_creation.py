@@ -1,0 +1,139 @@
+"""A run is made once from file, wallet and data; later versions are its owner's, and change only what they may."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.node_process import TOKEN
+from neuroshard.data.genesis.manifest import parse_manifest
+from neuroshard.errors import DataError, DataUnavailableError, UsageError
+from neuroshard.identity import TokenSecret, Wallet, parse_token
+from neuroshard.node.joined_runs import JoinedRuns, read_offer_file
+from neuroshard.node.run_config import RunConfig
+from neuroshard.node.run_creation import Owner, create_run, update_run, write_offer
+from neuroshard.swarm.run_offer import RunOffer, read_offer
+
+CONFIG: RunConfig = {"name": "friends", "architecture": {"depth": 2, "sequence_length": 64}, "inner_lr": 1e-3}
+STRANGER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Owner:
+    return Owner(Wallet.from_secret(parse_token(TOKEN)), tmp_path / "node")
+
+
+@pytest.fixture
+def made(owner: Owner, small_genesis: Path) -> RunOffer:
+    return create_run(owner, CONFIG, str(small_genesis)).offer
+
+
+def test_a_run_pins_its_data_and_is_stored(owner: Owner, made: RunOffer, small_genesis: Path) -> None:
+    manifest = parse_manifest((small_genesis / "manifest.json").read_bytes())
+    pins = made.parameters.genesis
+    assert (pins.root, pins.total_shards, pins.signing_key) == (manifest.root(), 16, manifest.signing_key)
+    assert made.parameters.architecture.vocabulary_size == pins.next_merge_id == 400
+    assert made.owner == owner.wallet.wallet_id
+    assert JoinedRuns(owner.data_dir).load(made.run_id) == made
+    assert read_offer(made.to_json()) == made
+
+
+def test_the_same_file_wallet_and_data_are_the_same_run(owner: Owner, made: RunOffer, small_genesis: Path) -> None:
+    again = create_run(owner, CONFIG, str(small_genesis))
+    assert (again.offer, again.is_new) == (made, False)
+    other = create_run(Owner(STRANGER, owner.data_dir), CONFIG, str(small_genesis))
+    assert other.is_new
+    assert other.offer.run_id != made.run_id
+
+
+def test_pins_in_the_file_must_be_those_of_the_source(owner: Owner, made: RunOffer, small_genesis: Path) -> None:
+    pins = made.parameters.genesis
+    table = {
+        "root": pins.root,
+        "total_shards": pins.total_shards,
+        "signing_key": pins.signing_key,
+        "tokenizer_sha256": pins.tokenizer_sha256,
+        "next_merge_id": 350,  # a run may use a part of the table
+    }
+    pinned = create_run(owner, {**CONFIG, "genesis": table}, str(small_genesis)).offer
+    assert pinned.parameters.genesis == replace(pins, next_merge_id=350)
+    assert pinned.parameters.architecture.vocabulary_size == 350
+    for wrong in ({"root": "12" * 32}, {"total_shards": 17}, {"next_merge_id": 401}):
+        with pytest.raises(DataError, match=str(small_genesis)):
+            create_run(Owner(owner.wallet, owner.data_dir / "new"), {**CONFIG, "genesis": {**table, **wrong}},
+                       str(small_genesis))  # fmt: skip
+    with pytest.raises(DataError, match="root must be 64"):
+        create_run(owner, {**CONFIG, "genesis": {**table, "root": "../../x"}}, str(small_genesis))
+
+
+def test_a_source_that_does_not_answer_ends_in_time(owner: Owner) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(DataUnavailableError, match=address):
+            create_run(owner, CONFIG, address, seconds=0.5)
+    assert time.monotonic() - started < 10
+    assert not (owner.data_dir / "runs").exists()
+
+
+def test_later_versions_follow_each_other(owner: Owner, made: RunOffer, small_genesis: Path) -> None:
+    second = update_run(owner, made, {"inner_lr": 5e-4, "holds_from_outer_step": 10})
+    assert second.is_new
+    assert (second.offer.run_id, second.offer.initial) == (made.run_id, made.initial)
+    expected = replace(made.parameters, version=2, holds_from_outer_step=10,
+                       inner=replace(made.parameters.inner, learning_rate=5e-4))  # fmt: skip
+    assert second.offer.parameters == expected
+    # an old file in hand: the newest version known here is the one that is followed
+    third = update_run(owner, made, {"outer_lr": 0.5, "holds_from_outer_step": 10}).offer
+    assert (third.parameters.version, third.parameters.inner.learning_rate) == (3, 5e-4)
+    assert JoinedRuns(owner.data_dir).load(made.run_id) == third
+    assert read_offer(third.to_json()) == third
+    made_again = create_run(owner, CONFIG, str(small_genesis))
+    assert "version 3 is known" in made_again.reason
+
+
+def test_the_whole_file_may_be_given_again_with_a_change(owner: Owner, made: RunOffer) -> None:
+    offer = update_run(owner, made, {**CONFIG, "outer_momentum": 0.5, "holds_from_outer_step": 1}).offer
+    assert offer.parameters.outer.momentum == 0.5
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"inner_lr": 1e-4}, "does not say from when it holds"),
+        ({"holds_from_outer_step": 5}, "changes nothing of version 1"),
+        ({"inner_lr": 1e-3, "holds_from_outer_step": 5}, "changes nothing of version 1"),
+        ({"inner_steps": 7, "holds_from_outer_step": 5}, "inner_steps cannot change"),
+        ({"num_stages": 2, "name": "x", "holds_from_outer_step": 5}, "name, num_stages cannot change"),
+        ({"architecture": {"depth": 3}, "holds_from_outer_step": 5}, "architecture cannot change"),
+        ({"admission": "strangers", "holds_from_outer_step": 5}, "admission cannot change"),
+        ({"outer_lr": -1, "holds_from_outer_step": 5}, "outer_lr = -1 cannot be used"),
+    ],
+)
+def test_what_no_later_version_can_be_is_told(owner: Owner, made: RunOffer, config: RunConfig, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        update_run(owner, made, config)
+    assert JoinedRuns(owner.data_dir).load(made.run_id) == made
+
+
+def test_a_later_version_does_not_hold_earlier(owner: Owner, made: RunOffer) -> None:
+    second = update_run(owner, made, {"inner_lr": 5e-4, "holds_from_outer_step": 10}).offer
+    with pytest.raises(UsageError, match="lies before that of version 2, 10"):
+        update_run(owner, second, {"inner_lr": 1e-4, "holds_from_outer_step": 9})
+
+
+def test_only_the_owner_signs(owner: Owner, made: RunOffer) -> None:
+    with pytest.raises(UsageError, match=f"belongs to wallet {owner.wallet.wallet_id}"):
+        update_run(Owner(STRANGER, owner.data_dir), made, {"inner_lr": 1e-4, "holds_from_outer_step": 1})
+
+
+def test_the_signed_file_can_be_read_by_all(owner: Owner, made: RunOffer, tmp_path: Path) -> None:
+    write_offer(made, tmp_path / "run.json")
+    assert read_offer_file(tmp_path / "run.json") == made
+    assert (tmp_path / "run.json").stat().st_mode & 0o444 == 0o444
+    assert (tmp_path / "run.json").read_text().count("\n") > 40  # for people

@@ -1,0 +1,192 @@
+"""What is accepted as a run and as a later version of it, and which of two versions holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_offers import FIRST, OWNER, SEED, STRANGER, offer_of, version
+
+from neuroshard.config.run_parameters import MAX_SEEDS, RunParameters
+from neuroshard.errors import DataError
+from neuroshard.identity import RunParametersError, SignatureError, SignedRunParameters, run_id
+from neuroshard.swarm.run_offer import (
+    MAX_OFFER_BYTES,
+    MAY_CHANGE,
+    RunOffer,
+    RunOfferError,
+    better_of,
+    changed_fields,
+    checked_offer,
+    read_offer,
+)
+from neuroshard.types import RunId
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "runs.json").read_text("utf-8"))
+RUN = run_id(OWNER.public_key, FIRST)
+
+
+def test_an_offer_survives_its_json() -> None:
+    for offer in (RunOffer.of_new_run(SignedRunParameters.sign(OWNER, FIRST)), offer_of(version(3))):
+        assert offer.run_id == RUN
+        assert checked_offer(RUN, offer.to_json()) == offer
+    assert offer_of(version(3)).parameters == version(3)
+    assert offer_of(version(3)).owner == OWNER.wallet_id
+
+
+def test_the_json_of_an_offer_is_stable() -> None:
+    vector = VECTORS["offer"]
+    offer = checked_offer(RunId(vector["run_id"]), vector["json"].encode())
+    assert offer.to_json().decode() == vector["json"]
+    assert (offer.initial.parameters.version, offer.parameters.version) == (1, 2)
+
+
+def test_the_largest_offer_fits() -> None:
+    longest = "/dns4/" + ".".join(["a" * 50] * 3) + SEED.removeprefix("/ip4/192.0.2.1")
+    seeds = tuple(longest.replace("/tcp/4001", f"/tcp/{4001 + number}") for number in range(MAX_SEEDS))
+    large = replace(FIRST, name="\U0001f600" * 256, seeds=seeds)
+    offer = offer_of(replace(large, version=2), large)
+    assert read_offer(offer.to_json()) == offer
+    assert len(json.dumps(offer.to_value(), indent=1)) < MAX_OFFER_BYTES  # also spaced out and with escapes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seeds": (SEED,)},
+        {"holds_from_outer_step": 40},
+        {"inner": replace(FIRST.inner, learning_rate=1e-3, warmup_steps=1, decay_steps=2, final_fraction=0.5)},
+        {"outer": replace(FIRST.outer, learning_rate=0.5, momentum=0.5, aggregator="median", trim_fraction=0.2)},
+        {"outer": replace(FIRST.outer, max_round_seconds=60.0, lone_outer="apply")},
+        {},
+    ],
+)
+def test_a_later_version_may_change_what_is_listed(changes: dict[str, Any]) -> None:
+    offer = offer_of(replace(FIRST, version=2, **changes))
+    assert checked_offer(RUN, offer.to_json()) == offer
+
+
+@pytest.mark.parametrize(
+    ("current", "named"),
+    [
+        (replace(FIRST, version=2, sequences_per_step=16), "sequences_per_step"),
+        (
+            replace(FIRST, version=2, architecture=replace(FIRST.architecture, layer_count=3)),
+            "architecture.layer_count",
+        ),
+        (replace(FIRST, version=2, genesis=replace(FIRST.genesis, root="12" * 32)), "genesis.root"),
+        (replace(FIRST, version=2, inner=replace(FIRST.inner, schedule="linear")), "inner.schedule"),
+        (replace(FIRST, version=2, outer=replace(FIRST.outer, inner_steps=5)), "outer.inner_steps"),
+        (replace(FIRST, version=2, admission="strangers"), "admission"),
+        (replace(FIRST, version=2, name="other"), "name"),
+        (replace(FIRST, seeds=(SEED,)), "but seeds changed"),
+    ],
+)
+def test_what_else_a_version_changes_is_named(current: RunParameters, named: str) -> None:
+    with pytest.raises(RunOfferError, match=named):
+        checked_offer(RUN, offer_of(current).to_json())
+
+
+def test_an_older_version_counts_for_nothing() -> None:
+    fifth = replace(FIRST, version=5)
+    with pytest.raises(RunOfferError, match="version 4 after version 5"):
+        read_offer(offer_of(replace(FIRST, version=4), fifth).to_json())
+
+
+def test_parameters_of_another_signer_are_refused() -> None:
+    with pytest.raises(RunOfferError, match=STRANGER.wallet_id):
+        read_offer(offer_of(version(2), signer=STRANGER).to_json())
+    value = json.loads(offer_of(version(2)).to_json())
+    value["current"]["parameters"]["outer"]["momentum"] = 0.1
+    with pytest.raises(SignatureError):
+        read_offer(json.dumps(value).encode())
+
+
+def test_the_first_version_holds_from_the_start() -> None:
+    late = replace(FIRST, holds_from_outer_step=1)
+    with pytest.raises(RunOfferError, match="outer step 0"):
+        read_offer(offer_of(late, late).to_json())
+
+
+def test_an_offer_of_another_run_is_refused() -> None:
+    with pytest.raises(RunOfferError, match="expected 0000"):
+        checked_offer(RunId("0" * 64), offer_of().to_json())
+    value = {**json.loads(offer_of().to_json()), "run_id": "0" * 64}
+    with pytest.raises(RunOfferError, match="another run id"):
+        checked_offer(RunId("0" * 64), json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (b"", RunOfferError, "cannot be read"),
+        (b" " * (MAX_OFFER_BYTES + 1), RunOfferError, "at most"),
+        (b"\xff", RunOfferError, "cannot be read"),
+        (b"[" * 10_000, RunOfferError, "nested"),
+        (b"[]", RunOfferError, "must be a JSON object"),
+        (b'{"run_id": 1, "initial": {}}', RunOfferError, "lacks the field 'current'"),
+        (b'{"run_id": 1, "initial": {}, "current": {}, "x": 1}', RunOfferError, "unknown field 'x'"),
+        (b'{"run_id": 1, "initial": {}, "current": {}}', RunParametersError, "lacks the field"),
+        (b'{"run_id": 1, "initial": [], "current": []}', RunParametersError, "must be a JSON object"),
+    ],
+)
+def test_malformed_offers_say_what_is_wrong(data: bytes, error: type[DataError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read_offer(data)
+
+
+@given(data=st.data())
+def test_a_changed_byte_never_makes_another_run(data: st.DataObject) -> None:
+    """Whatever is done to the bytes: they are refused, or they say what they said before."""
+    offer = offer_of(version(2))
+    raw = bytearray(offer.to_json())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    assert outcome(bytes(raw)) in (offer, None)
+
+
+def outcome(raw: bytes) -> RunOffer | None:
+    try:
+        return checked_offer(RUN, raw)
+    except DataError:
+        return None
+
+
+def test_the_higher_version_holds_whichever_came_first() -> None:
+    second, third = offer_of(version(2)), offer_of(version(3))
+    newer = better_of(second, third)
+    assert (newer.offer, newer.is_new, newer.reason) == (third, True, "")
+    older = better_of(third, second)
+    assert (older.offer, older.is_new) == (third, False)
+    assert "Version 2" in older.reason
+    assert "version 3 is known" in older.reason
+    same = better_of(third, offer_of(version(3)))
+    assert (same.offer, same.is_new, same.reason) == (third, False, "")
+
+
+def test_of_two_with_one_version_the_one_held_stays_and_the_owner_is_named_for_it() -> None:
+    held, other = offer_of(version(2, momentum=0.8)), offer_of(version(2, momentum=0.7))
+    for first, second in ((held, other), (other, held)):
+        choice = better_of(first, second)
+        assert (choice.offer, choice.is_new) == (first, False)
+        assert "two versions 2 that differ in outer.momentum" in choice.reason
+
+
+def test_offers_of_different_runs_are_not_compared() -> None:
+    other = replace(FIRST, name="other")
+    with pytest.raises(ValueError, match="different runs"):
+        better_of(offer_of(), offer_of(other, other))
+
+
+def test_every_name_in_the_list_is_a_field() -> None:
+    names = {item.name for item in dataclasses.fields(FIRST)}
+    for part in ("inner", "outer", "architecture", "genesis"):
+        names |= {f"{part}.{item.name}" for item in dataclasses.fields(getattr(FIRST, part))}
+    assert names >= MAY_CHANGE
+    assert changed_fields(FIRST, FIRST) == ()
