@@ -17,6 +17,7 @@ MAY_CATCH_EVERYTHING = {
     "neuroshard/training/compute.py": "carries the error to the caller's thread",
     "neuroshard/training/checkpoint/writer.py": "carries the error to the caller's thread",
     "neuroshard/network/serving.py": "inbound-message handler",
+    "neuroshard/network/libp2p/guard.py": "inbound-message handler, for bytes that libp2p reads",
     "neuroshard/node/supervisor.py": "task supervisor",
 }
 # Spelled in pieces, so that this file may be read too.

@@ -1,0 +1,40 @@
+"""The network of a node over libp2p, which is imported when the first network begins: it takes half a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from neuroshard.identity import NodeIdentity
+from neuroshard.network.libp2p.admission import ConnectionLimits
+from neuroshard.network.libp2p.errors import NetworkFailedError
+from neuroshard.network.libp2p.options import BulkExchange, NetworkOptions, NetworkParts
+from neuroshard.network.transport import Network
+
+__all__ = [
+    "BulkExchange",
+    "ConnectionLimits",
+    "NetworkFailedError",
+    "NetworkOptions",
+    "NetworkParts",
+    "libp2p_network",
+]
+
+
+@asynccontextmanager
+async def libp2p_network(
+    identity: NodeIdentity,
+    options: NetworkOptions,
+    now: Callable[[], float] = time.time,
+    parts: NetworkParts | None = None,
+) -> AsyncGenerator[Network]:
+    """This node's network, inside a trio loop; all its tasks and sockets end with the block.
+
+    Raises NetworkRefusedError when the port cannot be had, UsageError for a host that cannot be used. A defect in a
+    background task ends the block with NetworkFailedError: whoever keeps the network up starts it anew.
+    """
+    from neuroshard.network.libp2p.network import running_network
+
+    async with running_network(identity, options, now, parts or NetworkParts()) as network:
+        yield network

@@ -1,0 +1,194 @@
+"""The connections of one node: accepted within limits, dialled when somebody is needed, listed for the status."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import anyio
+import trio
+from libp2p.connection_types import ConnectionType
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from neuroshard.network.libp2p.addresses import PeerAddress
+from neuroshard.network.libp2p.admission import ConnectionAdmission
+from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.guard import contained
+from neuroshard.network.libp2p.host import NodeSwarm
+from neuroshard.network.libp2p.muxer import BoundedMuxer
+from neuroshard.network.libp2p.sockets import SocketBytes
+from neuroshard.network.transport import Connection, PeerUnreachableError
+from neuroshard.status.snapshot import ConnectionKind
+from neuroshard.types import NodeId
+
+DIAL_SECONDS = 10.0
+NEXT_ADDRESS_SECONDS = 0.25  # how long the next address waits for the one before it
+_ANYWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
+_LOG = logging.getLogger(__name__)
+
+
+class RelayDialler(Protocol):
+    """A way to a peer through a relay."""
+
+    async def dial(self, address: PeerAddress) -> None:
+        """Connect. Raises PeerUnreachableError."""
+        ...
+
+
+class Connections:
+    """Who is connected, and how to become so."""
+
+    def __init__(self, swarm: NodeSwarm, local_id: NodeId, admission: ConnectionAdmission, contacts: Contacts) -> None:
+        self._swarm = swarm
+        self.local_id = local_id
+        self._admission = admission
+        self._contacts = contacts
+        self._dials: dict[NodeId, anyio.Lock] = {}
+        self._punched: set[BoundedMuxer] = set()
+        self.relay: RelayDialler | None = None
+
+    async def accept(self, stream: trio.SocketStream) -> None:
+        """Make a connection of an accepted socket, if it may become one."""
+        raw = SocketBytes(stream)
+        address = raw.get_remote_address()
+        ip = address[0] if address else ""
+        if not self._admission.may_shake_hands(ip):
+            await contained(raw.close(), "Closing")
+            return
+        await contained(self._serve(raw, ip), f"A connection from {ip}")
+
+    async def _serve(self, raw: SocketBytes, ip: str) -> None:
+        try:
+            muxer = await self._swarm.upgrade_inbound_raw_conn(RawConnection(raw, initiator=False), _ANYWHERE)
+        finally:
+            self._admission.end_handshake(ip)
+        if isinstance(muxer, BoundedMuxer):
+            await muxer.wait_closed()  # the socket lives as long as this task
+
+    def of(self, peer: NodeId) -> BoundedMuxer | None:
+        """The best open connection to a peer: direct before relayed, young before old."""
+        muxers = self._muxers_of(ID.from_base58(peer))
+        return max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at), default=None)
+
+    async def to(self, peer: NodeId) -> BoundedMuxer:
+        """A connection to a peer, dialled if there is none. Raises PeerUnreachableError."""
+        existing = self.of(peer)
+        return existing or await self.dial(peer, self._contacts.of(peer))
+
+    async def dial(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> BoundedMuxer:
+        """Connect at the first address that answers as this peer. Raises PeerUnreachableError."""
+        if peer == self.local_id:
+            raise PeerUnreachableError("That is this node itself.")
+        lock = self._dials.setdefault(peer, anyio.Lock())
+        try:
+            async with lock:
+                existing = self.of(peer)
+                if existing is not None:
+                    return existing
+                await self._dial_any(peer, addresses)
+        finally:
+            if not lock.statistics().locked and not lock.statistics().tasks_waiting:
+                self._dials.pop(peer, None)
+        reached = self.of(peer)
+        if reached is None:
+            raise PeerUnreachableError(f"Peer {peer} hung up.")
+        return reached
+
+    def list(self) -> tuple[Connection, ...]:
+        """One entry for each peer."""
+        peers = tuple(self._swarm.connections)
+        return tuple(self._entry(peer, muxers) for peer in peers if (muxers := self._muxers_of(peer)))
+
+    async def close_peer(self, peer: NodeId) -> None:
+        """End all connections with a peer."""
+        async with anyio.create_task_group() as tasks:
+            for conn in self._swarm.get_connections(ID.from_base58(peer)):
+                tasks.start_soon(conn.close)
+
+    async def close(self) -> None:
+        """End all connections, all at once: libp2p would end them one after the other, each with a pause."""
+        async with anyio.create_task_group() as tasks:
+            for conn in self._swarm.get_connections():
+                tasks.start_soon(contained, conn.close(), "Closing")
+
+    def mark_punched(self, muxer: BoundedMuxer) -> None:
+        """This direct connection leads through a hole in somebody's router."""
+        self._punched = {known for known in self._punched if not known.is_closed} | {muxer}
+
+    def _muxers_of(self, peer: ID) -> list[BoundedMuxer]:
+        muxers = (conn.muxed_conn for conn in self._swarm.get_connections(peer))
+        return [muxer for muxer in muxers if isinstance(muxer, BoundedMuxer) and muxer.is_established]
+
+    def _entry(self, peer: ID, muxers: Sequence[BoundedMuxer]) -> Connection:
+        best = max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at))
+        addresses = best.get_transport_addresses()
+        return Connection(
+            peer=NodeId(str(peer)),
+            address=str(addresses[0]) if addresses else "",
+            kind=self._kind(best),
+            is_outbound=best.is_initiator,
+            since=min(muxer.opened_at for muxer in muxers),
+            bytes_sent=sum(muxer.bytes_sent for muxer in muxers),
+            bytes_received=sum(muxer.bytes_received for muxer in muxers),
+            rtt_seconds=best.rtt_seconds,
+        )
+
+    def _kind(self, muxer: BoundedMuxer) -> ConnectionKind:
+        if _is_relayed(muxer):
+            return ConnectionKind.RELAYED
+        return ConnectionKind.PUNCHED if muxer in self._punched else ConnectionKind.DIRECT
+
+    async def _dial_any(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> None:
+        if not addresses:
+            raise PeerUnreachableError(f"No address of peer {peer} is known.")
+        failures: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            for address in addresses:
+                failed = anyio.Event()
+                tasks.start_soon(self._try, address, tasks.cancel_scope.cancel, failed, failures)
+                with anyio.move_on_after(NEXT_ADDRESS_SECONDS):
+                    await failed.wait()
+        if len(failures) == len(addresses):
+            raise PeerUnreachableError(f"Peer {peer} cannot be reached: {'; '.join(failures)}.")
+
+    async def _try(
+        self, address: PeerAddress, succeed: Callable[[], None], failed: anyio.Event, failures: list[str]
+    ) -> None:
+        try:
+            with anyio.fail_after(DIAL_SECONDS):
+                await (self._dial_relayed(address) if address.is_relayed else self._dial_direct(address))
+        except (PeerUnreachableError, OSError, TimeoutError) as error:
+            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+            failures.append(f"{address.host} port {address.port}: {reason}")
+            failed.set()
+        else:
+            succeed()
+
+    async def _dial_relayed(self, address: PeerAddress) -> None:
+        if self.relay is None:
+            raise PeerUnreachableError("relays are switched off")
+        await self.relay.dial(address)
+
+    async def _dial_direct(self, address: PeerAddress) -> None:
+        stream = await trio.open_tcp_stream(address.host, address.port)
+        raw = SocketBytes(stream)
+        is_connected = False
+        try:
+            upgrade = self._swarm.upgrade_outbound_raw_conn(
+                RawConnection(raw, initiator=True), ID.from_base58(address.peer)
+            )
+            error = await contained(upgrade, "A handshake")
+            is_connected = error is None
+        finally:
+            if not is_connected:
+                with anyio.CancelScope(shield=True):
+                    await contained(raw.close(), "Closing")
+        if error is not None:
+            raise PeerUnreachableError(f"it does not answer as that node ({error})")
+
+
+def _is_relayed(muxer: BoundedMuxer) -> bool:
+    return muxer.get_connection_type() == ConnectionType.RELAYED

@@ -1,0 +1,122 @@
+"""A node's network over libp2p: everything begins and ends with one block."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
+from libp2p.tools.anyio_service import background_trio_service
+
+from neuroshard.identity import NodeIdentity
+from neuroshard.network.budget import ByteBudget
+from neuroshard.network.libp2p.admission import ConnectionAdmission, StreamAdmission
+from neuroshard.network.libp2p.connections import Connections
+from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.errors import NetworkFailedError
+from neuroshard.network.libp2p.host import NodeHost, NodeSwarm, silence_libp2p
+from neuroshard.network.libp2p.keys import key_pair_of
+from neuroshard.network.libp2p.listening import Listening
+from neuroshard.network.libp2p.muxer import MuxerOptions
+from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
+from neuroshard.network.libp2p.requests import FRAME_PROTOCOL, RequestExchange
+from neuroshard.network.libp2p.transport import Libp2pTransport
+from neuroshard.network.libp2p.upgrading import NoiseUpgrader
+from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.reputation import Reputation
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.serving import RequestServer
+from neuroshard.network.transport import Network
+from neuroshard.types import NodeId
+
+MEMORY_FOR_FRAMES = 1024 * 1024 * 1024  # bytes of peers' tensors held at once, half of it for one peer
+CLOSING_SECONDS = 5.0
+
+
+@asynccontextmanager
+async def running_network(
+    identity: NodeIdentity, options: NetworkOptions, now: Callable[[], float], parts: NetworkParts
+) -> AsyncGenerator[Network]:
+    """See `libp2p_network`."""
+    silence_libp2p()
+    listening = await Listening.open(options.host, options.port, is_shared=options.relay and not options.is_local)
+    failure: Exception | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            node = _Node(identity, options, now, parts, tasks=tasks, listening=listening)
+            async with background_trio_service(node.swarm):
+                tasks.start_soon(listening.serve, node.connections.accept)
+                try:
+                    yield Network(node.transport, None, None)  # type: ignore
+                except Exception as error:
+                    failure = error
+                    raise
+                finally:
+                    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING_SECONDS):
+                        await node.close()
+            tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        if failure is not None:  # of whoever uses the network: it is told as it was raised
+            raise failure from None
+        raise NetworkFailedError("The network ended by a defect.", "It can be started again.") from group
+    finally:
+        with anyio.CancelScope(shield=True):
+            await listening.close()
+
+
+class _Node:
+    """The parts of one node's network, put together."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        options: NetworkOptions,
+        now: Callable[[], float],
+        parts: NetworkParts,
+        *,
+        tasks: TaskGroup,
+        listening: Listening,
+    ) -> None:
+        self._tasks = tasks
+        self._reputation = parts.reputation or Reputation()
+        pacer = parts.pacer or UploadPacer(options.upload_bytes_per_second)
+        admission = ConnectionAdmission(options.limits)
+        muxing = MuxerOptions(StreamAdmission(options.limits), pacer.spend, now)
+        keys = key_pair_of(identity.key)
+        self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
+        self.swarm.listeners["tcp"] = listening
+        self.host = NodeHost(self.swarm, tasks)
+        contacts = Contacts(identity.node_id)
+        self.connections = Connections(self.swarm, identity.node_id, admission, contacts)
+        server = RequestServer()
+        budget = parts.budget or ByteBudget(MEMORY_FOR_FRAMES, MEMORY_FOR_FRAMES // 2)
+        self.transport = Libp2pTransport(
+            self.connections,
+            contacts,
+            server,
+            RequestExchange(server, budget, self.report),
+            own_addresses=self._addresses,
+            report=self.report,
+            bulk=parts.bulk,
+        )
+        self.host.set_stream_handler(TProtocol(FRAME_PROTOCOL), self.transport.handle_stream)
+
+    def report(self, peer: NodeId, reason: ScoreReason) -> None:
+        """Change a peer's score; whoever is banned by it loses its connections."""
+        self._reputation.report(peer, reason)
+        if self._reputation.is_banned(peer):
+            self._tasks.start_soon(self.connections.close_peer, peer)
+
+    async def close(self) -> None:
+        """End the transport and all connections."""
+        await self.transport.close()
+        await self.connections.close()
+
+    def _is_welcome(self, peer: ID) -> bool:
+        return not self._reputation.is_banned(NodeId(str(peer)))
+
+    def _addresses(self) -> tuple[str, ...]:
+        return tuple(str(address) for address in self.host.get_addrs())

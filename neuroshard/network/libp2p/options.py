@@ -1,0 +1,54 @@
+"""What the owner of a node and the rest of its program decide about its network. Nothing here needs libp2p."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from neuroshard.network.budget import ByteBudget
+from neuroshard.network.libp2p.addresses import is_loopback_host
+from neuroshard.network.libp2p.admission import ConnectionLimits
+from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.reputation import Reputation
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, FrameLimits
+
+
+class BulkExchange(Protocol):
+    """Direct connections for tensors."""
+
+    async def request(
+        self, peer: NodeId, endpoint: str, frame: Frame, reply: FrameLimits, timeout_seconds: float
+    ) -> Frame:
+        """The peer's answer, also one that refuses. Raises as Transport.request."""
+        ...
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """How a node meets others. A loopback host switches LAN discovery, port mapping and relays off by itself."""
+
+    host: str = "0.0.0.0"  # noqa: S104 - others are to reach this node
+    port: int = 0  # 0: any free one
+    lan_discovery: bool = True
+    port_mapping: bool = True
+    relay: bool = True  # be reached through relays, and try to get a direct connection from there
+    serve_relay: bool = False
+    upload_bytes_per_second: float | None = None
+    bootstrap: tuple[str, ...] = ()
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this computer can reach the node."""
+        return is_loopback_host(self.host)
+
+
+@dataclass(frozen=True)
+class NetworkParts:
+    """What a node's network shares with the rest of the node; whatever is None is made anew."""
+
+    reputation: Reputation | None = None
+    budget: ByteBudget | None = None
+    pacer: UploadPacer | None = None
+    bulk: BulkExchange | None = None

@@ -1,0 +1,199 @@
+"""A question and its answer on one stream: a frame there, a frame back, with limits, deadlines and byte budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+
+import anyio
+from libp2p.exceptions import BaseLibp2pError
+
+from neuroshard.errors import NeuroShardError
+from neuroshard.network.budget import ByteBudget, Reservation
+from neuroshard.network.libp2p.negotiation import confirm, proposal
+from neuroshard.network.libp2p.streams import YamuxStream
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.serving import REFUSED_KIND, RequestServer, refusal
+from neuroshard.network.transport import (
+    MessageTooLargeError,
+    PeerUnreachableError,
+    RequestRefusedError,
+    RequestTimeoutError,
+)
+from neuroshard.types import NodeId
+from neuroshard.wire import (
+    DamagedChunkError,
+    EncodedFrame,
+    Frame,
+    FrameDecoder,
+    FrameLimits,
+    FrameTooLargeError,
+    UnexpectedTensorError,
+    WireError,
+    encode,
+)
+
+FRAME_PROTOCOL = "/neuroshard/frame/1"
+HEAD_SECONDS = 10.0  # for everything but tensors, which have their size over LEAST_RATE besides
+LEAST_RATE = 16 * 1024  # bytes a second; whoever is slower is cut
+MEMORY_SECONDS = 60.0  # how long a frame waits for room in memory before it is refused
+LINGER_SECONDS = 5.0  # for a peer to read why it is refused before its stream breaks
+REASON_OF: Mapping[type[WireError], ScoreReason] = MappingProxyType(
+    {
+        FrameTooLargeError: ScoreReason.OVERSIZED,
+        DamagedChunkError: ScoreReason.DIGEST_MISMATCH,
+        UnexpectedTensorError: ScoreReason.UNEXPECTED_TENSOR,
+    }
+)
+
+
+def transfer_seconds(byte_count: int) -> float:
+    """How long so many bytes may take on the slowest line that is put up with."""
+    return HEAD_SECONDS + byte_count / LEAST_RATE
+
+
+def reason_of(error: WireError) -> ScoreReason:
+    """What a frame that cannot be accepted says about its sender."""
+    return REASON_OF.get(type(error), ScoreReason.MALFORMED_FRAME)
+
+
+class RequestExchange:
+    """Both sides of requests over streams of this node."""
+
+    def __init__(
+        self, server: RequestServer, budget: ByteBudget, report: Callable[[NodeId, ScoreReason], None]
+    ) -> None:
+        self._server = server
+        self._budget = budget
+        self._report = report
+
+    async def ask(self, stream: YamuxStream, peer: NodeId, request: EncodedFrame, reply: FrameLimits) -> Frame:
+        """The peer's answer, also one that refuses; the caller sets a deadline. The stream is over afterwards.
+
+        Raises WireError, MessageTooLargeError, or PeerUnreachableError when the stream breaks.
+        """
+        outcome: Frame | NeuroShardError | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                # the answer may come before the question was sent: when it is refused
+                tasks.start_soon(_send_request, stream, request)
+                outcome = await self._reply(stream, peer, reply)
+                tasks.cancel_scope.cancel()
+        finally:
+            stream.abandon()
+        if isinstance(outcome, Frame):
+            return outcome
+        raise outcome or PeerUnreachableError(f"Peer {peer} did not answer.")
+
+    async def answer(self, stream: YamuxStream, peer: NodeId) -> None:
+        """Answer the one request on a stream whose protocol is agreed on."""
+        try:
+            answer = await self._answered(stream, peer)
+            if answer is not None:
+                await _send_answer(stream, answer)
+        finally:
+            stream.abandon()
+
+    async def _reply(self, stream: YamuxStream, peer: NodeId, limits: FrameLimits) -> Frame | NeuroShardError:
+        decoder = FrameDecoder(lambda kind: FrameLimits() if kind == REFUSED_KIND else limits)
+        try:
+            await confirm(stream, FRAME_PROTOCOL)
+            await _receive_head(stream, decoder)
+            frame, reservation = await self._receive_body(stream, peer, decoder)
+        except (BaseLibp2pError, RequestRefusedError) as error:
+            return PeerUnreachableError(f"The answer of peer {peer} did not arrive: {error}.")
+        except TimeoutError:
+            return RequestTimeoutError(f"Peer {peer} sends its answer too slowly.")
+        except NeuroShardError as error:
+            return error
+        if reservation is not None:
+            reservation.release()
+        return frame
+
+    async def _answered(self, stream: YamuxStream, peer: NodeId) -> Frame | None:
+        """The answer to what comes on the stream; None when there is nobody to tell it to."""
+        decoder = FrameDecoder(self._server.limits_of)
+        try:
+            with anyio.fail_after(HEAD_SECONDS):
+                await _receive_head(stream, decoder)
+            request, reservation = await self._receive_body(stream, peer, decoder)
+        except (RequestRefusedError, MessageTooLargeError) as error:
+            return refusal(str(error))
+        except WireError as error:
+            self._report(peer, reason_of(error))
+            return refusal(str(error))
+        except TimeoutError:
+            self._report(peer, ScoreReason.TOO_SLOW)
+            return refusal("This node does not wait for so slow a request.")
+        try:
+            return await self._answer_while_asked(stream, peer, request)
+        finally:
+            if reservation is not None:
+                reservation.release()
+
+    async def _answer_while_asked(self, stream: YamuxStream, peer: NodeId, request: Frame) -> Frame | None:
+        """None when the peer gave up waiting."""
+        answer: Frame | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_when_reset, stream, tasks.cancel_scope)
+            answer = await self._server.answer(peer, request)
+            tasks.cancel_scope.cancel()
+        return answer
+
+    async def _receive_body(
+        self, stream: YamuxStream, peer: NodeId, decoder: FrameDecoder
+    ) -> tuple[Frame, Reservation | None]:
+        """The rest of a frame, and the room reserved for it, to be released when it is not needed any more."""
+        if decoder.is_complete:
+            return decoder.frame(), None
+        byte_count = decoder.head.body_bytes if decoder.head else 0
+        reservation: Reservation | None = None
+        with anyio.move_on_after(MEMORY_SECONDS):
+            reservation = await self._budget.reserve(peer, byte_count)
+        if reservation is None:
+            raise RequestRefusedError("This node has no memory free for such a frame now; try again later.")
+        try:
+            with anyio.fail_after(transfer_seconds(byte_count)):
+                while not decoder.is_complete:
+                    await _fill(stream, decoder)
+            return decoder.frame(), reservation
+        except BaseException:
+            reservation.release()
+            raise
+
+
+async def _send_request(stream: YamuxStream, encoded: EncodedFrame) -> None:
+    with suppress(BaseLibp2pError):  # whoever reads the answer meets it too
+        await _send(stream, proposal(FRAME_PROTOCOL) + encoded.head, encoded.body)
+
+
+async def _send_answer(stream: YamuxStream, answer: Frame) -> None:
+    encoded = encode(answer)
+    with anyio.move_on_after(transfer_seconds(encoded.byte_count)):
+        await _send(stream, encoded.head, encoded.body)
+        with anyio.move_on_after(LINGER_SECONDS):
+            await stream.wait_ended()
+
+
+async def _send(stream: YamuxStream, head: bytes, body: Sequence[memoryview]) -> None:
+    await stream.write(head, is_last=not body)
+    for left, view in enumerate(body, 1 - len(body)):
+        await stream.write(view, is_last=left == 0)
+
+
+async def _receive_head(stream: YamuxStream, decoder: FrameDecoder) -> None:
+    while decoder.head is None:
+        await _fill(stream, decoder)
+
+
+async def _fill(stream: YamuxStream, decoder: FrameDecoder) -> None:
+    count = await stream.read_into(decoder.receive_buffer())
+    if count == 0:
+        decoder.frame()  # says that bytes are missing
+    decoder.commit(count)
+
+
+async def _cancel_when_reset(stream: YamuxStream, scope: anyio.CancelScope) -> None:
+    await stream.wait_reset()
+    scope.cancel()

@@ -1,0 +1,296 @@
+"""One stream of a connection: bytes both ways, with windows that bound what waits on either side."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream
+from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
+
+from neuroshard.network.libp2p.yamux_frames import (
+    DATA,
+    FIN,
+    HEADER,
+    INITIAL_WINDOW,
+    RST,
+    SYN,
+    WINDOW_UPDATE,
+    YamuxError,
+    header_bytes,
+)
+
+MAX_WINDOW = 4 * 1024 * 1024  # fills 100 Mbit/s at 300 ms
+MAX_PAYLOAD = 65_519 - HEADER.size  # with its header one Noise message
+_GROWS_WITHIN_ROUND_TRIPS = 4
+
+
+class StreamLink(Protocol):
+    """What a stream needs of its connection."""
+
+    rtt_seconds: float | None
+
+    def send_control(self, frame: bytes) -> None:
+        """Queue a small frame, to be sent before waiting data; never waits."""
+        ...
+
+    async def send_data(self, stream: YamuxStream, frame: bytes) -> None:
+        """Queue a frame once there is room for it."""
+        ...
+
+    def send_end(self, stream: YamuxStream, frame: bytes) -> None:
+        """Queue the small frame that ends a stream behind all data that waits; never waits itself."""
+        ...
+
+    def drop_waiting(self, stream: YamuxStream) -> None:
+        """Forget the frames of a stream that wait to be sent."""
+        ...
+
+    def forget(self, stream: YamuxStream) -> None:
+        """The stream is closed on both sides."""
+        ...
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP address and port of the other side."""
+        ...
+
+
+class YamuxStream(IMuxedStream):
+    """One stream. Only one task may read it and one may write it."""
+
+    def __init__(self, link: StreamLink, connection: IMuxedConn, stream_id: int, *, is_outbound: bool) -> None:
+        self.muxed_conn = connection
+        self.stream_id = stream_id
+        self.is_outbound = is_outbound
+        self.closed_at: float | None = None  # when this side closed while the other did not
+        self.is_known_to_peer = not is_outbound  # once the first frame has left
+        self._link = link
+        self._chunks: deque[memoryview] = deque()
+        self._unread = 0
+        self._credit = INITIAL_WINDOW  # bytes the other side may still send
+        self._window = INITIAL_WINDOW
+        self._arriving = 0  # bytes announced by the last header
+        self._is_last = False  # the other side has said that nothing more comes
+        self._unreturned = 0  # bytes read since the last window update
+        self._updated_at = 0.0
+        self._send_window = INITIAL_WINDOW
+        self._due_flags = SYN if is_outbound else 0  # of the next frame
+        self._is_reset = False
+        self._read_ended = False
+        self._write_ended = False
+        self._changed = trio.Event()  # readable, or ended
+        self._sendable = trio.Event()
+
+    # What the application calls
+
+    async def read(self, n: int | None = None) -> bytes:
+        """At least one byte and at most n. Raises MuxedStreamEOF at the end, MuxedStreamReset."""
+        if n == 0:
+            return b""
+        await self._wait_readable()
+        if not self._unread:
+            raise MuxedStreamEOF("the stream ended")
+        limit = self._unread if n is None or n < 0 else min(n, self._unread)
+        return b"".join(self._taken(limit))
+
+    async def read_into(self, buffer: memoryview) -> int:
+        """Fill the buffer as far as bytes are there; 0 at the end. Raises MuxedStreamReset."""
+        await self._wait_readable()
+        position = 0
+        for piece in self._taken(min(len(buffer), self._unread)):
+            buffer[position : position + len(piece)] = piece
+            position += len(piece)
+        return position
+
+    async def write(self, data: bytes | memoryview, *, is_last: bool = False) -> None:
+        """Queue all bytes, waiting for the other side's window. Raises MuxedStreamReset or MuxedStreamClosed.
+
+        `is_last` ends this side with the last byte, which saves a frame.
+        """
+        view = memoryview(data).cast("B")
+        while view:
+            size = min(len(view), MAX_PAYLOAD, await self._sendable_bytes())
+            ends = is_last and size == len(view)
+            flags = self._due_flags | (FIN if ends else 0)
+            frame = b"".join((header_bytes(DATA, flags, self.stream_id, size), view[:size]))
+            self._send_window -= size
+            try:
+                await self._link.send_data(self, frame)
+            except BaseException:
+                self._send_window += size
+                raise
+            self._due_flags = 0
+            view = view[size:]
+            if ends:
+                self._end_of_writing()
+        if is_last:
+            self.end_writing()
+
+    async def close(self) -> None:
+        """Say that nothing more will be written; reading goes on."""
+        await trio.lowlevel.checkpoint()
+        self.end_writing()
+
+    async def reset(self) -> None:
+        """End both directions at once."""
+        await trio.lowlevel.checkpoint()
+        self.abandon()
+
+    async def wait_reset(self) -> None:
+        """Return when the stream broke."""
+        while not self._is_reset:
+            await self._changed.wait()
+
+    async def wait_ended(self) -> None:
+        """Return when the other side writes no more, or the stream broke."""
+        while not (self._is_reset or self._read_ended):
+            await self._changed.wait()
+
+    def end_writing(self) -> None:
+        """`close` without waiting."""
+        if not self._write_ended and not self._is_reset:
+            flags, self._due_flags = self._due_flags | FIN, 0
+            self._link.send_end(self, header_bytes(WINDOW_UPDATE, flags, self.stream_id, 0))
+            self._end_of_writing()
+
+    def abandon(self) -> None:
+        """`reset` without waiting."""
+        if self._is_reset or (self._read_ended and self._write_ended):
+            return
+        self._link.drop_waiting(self)
+        if self.is_known_to_peer:
+            self._link.send_control(header_bytes(WINDOW_UPDATE, RST, self.stream_id, 0))
+        self.break_off()
+        self._link.forget(self)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that can be read without waiting."""
+        return self._unread
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be written any more and nothing is left to read."""
+        return self._is_reset or (self._write_ended and self._read_ended and not self._unread)
+
+    def set_deadline(self, ttl: int) -> None:
+        """Not supported: use trio's cancel scopes."""
+        raise NotImplementedError
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP address and port of the other side."""
+        return self._link.get_remote_address()
+
+    async def __aenter__(self) -> YamuxStream:
+        return self
+
+    # What the connection calls
+
+    def announce(self, size: int) -> None:
+        """A data frame of this size begins. Raises YamuxError when it is larger than the window that was given."""
+        if size > self._credit:
+            raise YamuxError(f"{size} bytes on a stream with a window of {self._credit}")
+        self._credit -= size
+        self._arriving = size
+
+    def end_reading(self) -> None:
+        """The other side writes no more, once what was announced has arrived."""
+        self._is_last = True
+        self._end_if_complete()
+
+    def deliver(self, data: memoryview) -> None:
+        """Bytes arrived."""
+        if self._is_reset or self._read_ended:
+            return
+        self._chunks.append(data)
+        self._unread += len(data)
+        self._arriving -= len(data)
+        self._notify()
+        self._end_if_complete()
+
+    def extend_window(self, increment: int) -> None:
+        """The other side allows so many bytes more."""
+        self._send_window = min(self._send_window + increment, 2**32)
+        self._sendable.set()
+        self._sendable = trio.Event()
+
+    def break_off(self) -> None:
+        """The other side reset the stream, or the connection ended."""
+        self._is_reset = True
+        self._chunks.clear()
+        self._unread = 0
+        self._notify()
+        self._sendable.set()
+
+    # Inside
+
+    def _end_of_writing(self) -> None:
+        self._write_ended = True
+        if self._read_ended:
+            self._link.forget(self)
+        else:
+            self.closed_at = trio.current_time()
+
+    def _end_if_complete(self) -> None:
+        if not self._is_last or self._arriving > 0 or self._read_ended:
+            return
+        self._read_ended = True
+        self._notify()
+        if self._write_ended:
+            self._link.forget(self)
+
+    def _taken(self, count: int) -> list[memoryview]:
+        pieces: list[memoryview] = []
+        missing = count
+        while missing:
+            chunk = self._chunks.popleft()
+            if len(chunk) > missing:
+                self._chunks.appendleft(chunk[missing:])
+                chunk = chunk[:missing]
+            pieces.append(chunk)
+            missing -= len(chunk)
+        self._unread -= count
+        self._return_credit(count)
+        return pieces
+
+    def _return_credit(self, count: int) -> None:
+        self._unreturned += count
+        if self._read_ended or self._unreturned < self._window // 2:
+            return
+        increment = self._unreturned + self._growth()
+        self._unreturned = 0
+        self._credit += increment
+        self._link.send_control(header_bytes(WINDOW_UPDATE, 0, self.stream_id, increment))
+
+    def _growth(self) -> int:
+        """Double the window while it, and not the reader, is what holds the sender back."""
+        now = trio.current_time()
+        since, self._updated_at = now - self._updated_at, now
+        rtt = self._link.rtt_seconds
+        if rtt is None or since > _GROWS_WITHIN_ROUND_TRIPS * max(rtt, 0.001) or self._window >= MAX_WINDOW:
+            return 0
+        grown = min(self._window, MAX_WINDOW - self._window)
+        self._window += grown
+        return grown
+
+    async def _wait_readable(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while not (self._unread or self._read_ended or self._is_reset):
+            await self._changed.wait()
+        if self._is_reset:
+            raise MuxedStreamReset("the stream was reset")
+
+    async def _sendable_bytes(self) -> int:
+        while True:
+            if self._is_reset:
+                raise MuxedStreamReset("the stream was reset")
+            if self._write_ended:
+                raise MuxedStreamClosed("the stream is closed for writing")
+            if self._send_window > 0:
+                return self._send_window
+            await self._sendable.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

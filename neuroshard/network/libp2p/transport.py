@@ -1,0 +1,202 @@
+"""The transport of a node over libp2p; see the interface in `neuroshard.network.transport`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+from libp2p.abc import INetStream
+from libp2p.exceptions import BaseLibp2pError
+
+from neuroshard.network.inboxes import Inboxes
+from neuroshard.network.libp2p.addresses import parse_address
+from neuroshard.network.libp2p.connections import Connections
+from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.host import stream_of
+from neuroshard.network.libp2p.options import BulkExchange
+from neuroshard.network.libp2p.requests import RequestExchange, reason_of
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.serving import REFUSED_KIND, RequestServer, accepted, refusal
+from neuroshard.network.transport import (
+    Connection,
+    Message,
+    MessageTooLargeError,
+    PeerRefusedError,
+    PeerUnreachableError,
+    RequestHandler,
+    RequestRefusedError,
+    RequestTimeoutError,
+    TransportClosedError,
+)
+from neuroshard.types import NodeId
+from neuroshard.wire import EncodedFrame, Frame, FrameLimits, TensorPart, TensorSpec, WireError, check_limits, encode
+
+MESSAGE_KIND = "message"
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MESSAGE_SECONDS = 60.0  # for the other side to take a message, its queue may be full
+QUEUE_LENGTH = 64  # messages of a kind that wait for their reader
+MESSAGES_AT_ONCE = 256  # that wait for room in a queue
+REQUESTS_TO_PEER = 24  # at once; fewer than the streams that a peer may open
+BULK_BYTES = 256 * 1024  # frames with more than this go over direct connections where there are any
+
+
+class Libp2pTransport:
+    """One node's requests and messages."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        contacts: Contacts,
+        server: RequestServer,
+        exchange: RequestExchange,
+        *,
+        own_addresses: Callable[[], tuple[str, ...]],
+        report: Callable[[NodeId, ScoreReason], None],
+        bulk: BulkExchange | None = None,
+    ) -> None:
+        self._local_id = connections.local_id
+        self._connections = connections
+        self._contacts = contacts
+        self._server = server
+        self._exchange = exchange
+        self._own_addresses = own_addresses
+        self._report = report
+        self._bulk = bulk
+        self._inboxes = Inboxes(self._local_id, QUEUE_LENGTH)
+        self._slots: dict[NodeId, anyio.Semaphore] = {}
+        self._pending: set[anyio.CancelScope] = set()
+        server.serve(MESSAGE_KIND, self._take_message, FrameLimits(max_body_bytes=MAX_MESSAGE_BYTES), MESSAGES_AT_ONCE)
+
+    @property
+    def local_id(self) -> NodeId:
+        """This node."""
+        return self._local_id
+
+    async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
+        """See Transport; an answered request whose answer is empty."""
+        if len(payload) > MAX_MESSAGE_BYTES:
+            raise MessageTooLargeError(f"A message of {len(payload)} bytes is above the limit.")
+        if peer == self._local_id:
+            self._check_open()
+            await self._inboxes.deliver(Message(peer, kind, payload))
+            return
+        part = TensorPart(TensorSpec("payload", "uint8", (len(payload),)), payload)
+        try:
+            await self.request(peer, Frame(MESSAGE_KIND, {"kind": kind}, (part,)), timeout_seconds=MESSAGE_SECONDS)
+        except PeerRefusedError as error:
+            raise PeerUnreachableError(error.message) from None
+
+    async def receive(self, kind: str) -> Message:
+        """See Transport."""
+        return await self._inboxes.receive(kind)
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """See Transport."""
+        self._check_open()
+        if peer == self._local_id:
+            return accepted(peer, await self._ask_itself(frame, reply or FrameLimits(), timeout_seconds))
+        encoded = encode(frame)
+        answer: Frame | None = None
+        with anyio.move_on_after(timeout_seconds) as scope:
+            self._pending.add(scope)
+            try:
+                answer = await self._ask(peer, encoded, reply or FrameLimits())
+            except WireError as error:
+                self._report(peer, reason_of(error))
+                raise
+            except PeerUnreachableError as error:
+                self._report(peer, ScoreReason.UNREACHABLE)
+                self._check_open()
+                raise error from None
+            finally:
+                self._pending.discard(scope)
+        self._check_open()
+        if answer is None:
+            self._report(peer, ScoreReason.TIMEOUT)
+            raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
+        self._report(peer, ScoreReason.GOOD_ANSWER)
+        return accepted(peer, answer)
+
+    def serve(
+        self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
+    ) -> None:
+        """See Transport."""
+        self._server.serve(kind, handler, limits or FrameLimits(), max_concurrent)
+
+    async def connect(self, address: str) -> NodeId:
+        """See Transport."""
+        self._check_open()
+        parsed = parse_address(address)
+        self._contacts.learn(parsed)
+        await self._connections.dial(parsed.peer, (parsed,))
+        return parsed.peer
+
+    def addresses(self) -> tuple[str, ...]:
+        """See Transport."""
+        return self._own_addresses()
+
+    def connections(self) -> tuple[Connection, ...]:
+        """See Transport."""
+        return self._connections.list()
+
+    async def close(self) -> None:
+        """See Transport; the connections end with the block of `libp2p_network`."""
+        self._inboxes.close()
+        for scope in tuple(self._pending):
+            scope.cancel()
+        await anyio.lowlevel.checkpoint()
+
+    async def handle_stream(self, net_stream: INetStream) -> None:
+        """Answer the request on a stream that a peer opened."""
+        peer = NodeId(str(net_stream.muxed_conn.peer_id))
+        await self._exchange.answer(stream_of(net_stream), peer)
+
+    async def _ask(self, peer: NodeId, request: EncodedFrame, reply: FrameLimits) -> Frame:
+        async with self._slot(peer):
+            muxer = await self._connections.to(peer)
+            try:
+                stream = await muxer.open_stream()
+            except BaseLibp2pError as error:
+                raise PeerUnreachableError(f"Peer {peer} hung up: {error}.") from None
+            return await self._exchange.ask(stream, peer, request, reply)
+
+    async def _ask_itself(self, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
+        try:
+            check_limits(frame, self._server.limits_of(frame.kind))
+        except (RequestRefusedError, WireError) as error:
+            return refusal(str(error))
+        answer: Frame | None = None
+        with anyio.move_on_after(timeout_seconds):
+            answer = await self._server.answer(self._local_id, frame)
+        if answer is None:
+            raise RequestTimeoutError(f"This node did not answer itself within {timeout_seconds:g} s.")
+        check_limits(answer, FrameLimits() if answer.kind == REFUSED_KIND else reply)
+        return answer
+
+    @asynccontextmanager
+    async def _slot(self, peer: NodeId) -> AsyncGenerator[None]:
+        """One of the few requests that a peer is asked at once; the others wait here and not at the peer's limits."""
+        slots = self._slots.setdefault(peer, anyio.Semaphore(REQUESTS_TO_PEER))
+        try:
+            async with slots:
+                yield
+        finally:
+            if slots.value == REQUESTS_TO_PEER:
+                self._slots.pop(peer, None)
+
+    async def _take_message(self, sender: NodeId, frame: Frame) -> Frame:
+        kind = frame.header.get("kind")
+        if not isinstance(kind, str) or len(frame.tensors) != 1:
+            raise RequestRefusedError("A message has a kind and one payload.")
+        try:
+            await self._inboxes.deliver(Message(sender, kind, bytes(frame.tensors[0].data)))
+        except PeerUnreachableError as error:
+            raise RequestRefusedError(error.message) from None
+        return Frame(MESSAGE_KIND)
+
+    def _check_open(self) -> None:
+        if self._inboxes.is_closed:
+            raise TransportClosedError("This node's transport is closed.")

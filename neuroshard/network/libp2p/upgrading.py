@@ -1,0 +1,53 @@
+"""From a socket to an authenticated connection with streams: Noise and yamux, nothing else, within the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.x25519 import create_new_key_pair as new_x25519_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
+from libp2p.transport.exceptions import MuxerUpgradeFailure
+from libp2p.transport.upgrader import TransportUpgrader
+
+from neuroshard.network.libp2p.admission import ConnectionAdmission
+from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
+
+HANDSHAKE_SECONDS = 10
+
+
+class NoiseUpgrader(TransportUpgrader):
+    """Offers and accepts Noise and yamux only: libp2p's defaults also accept plain text under any claimed name."""
+
+    def __init__(
+        self,
+        keys: KeyPair,
+        admission: ConnectionAdmission,
+        options: MuxerOptions,
+        is_welcome: Callable[[ID], bool],
+    ) -> None:
+        noise = NoiseTransport(keys, noise_privkey=new_x25519_key_pair().private_key)
+        super().__init__({NOISE: noise}, {TProtocol(YAMUX): BoundedMuxer}, HANDSHAKE_SECONDS)
+        self._admission = admission
+        self._options = options
+        self._is_welcome = is_welcome
+
+    async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        """Streams for a connection whose peer is authenticated. Raises MuxerUpgradeFailure when it is not welcome."""
+        address = conn.get_remote_address()
+        ip, identity = address[0] if address else "", str(peer_id)
+        if not self._is_welcome(peer_id):
+            raise MuxerUpgradeFailure(f"{peer_id} is banned")
+        if not self._admission.enter(ip, identity):
+            raise MuxerUpgradeFailure(f"too many connections for {peer_id} at {ip}")
+        try:
+            await self.muxer_multistream.select_transport(conn)
+        except BaseException:
+            self._admission.leave(ip, identity)
+            raise
+        return BoundedMuxer(conn, peer_id, self._options, lambda: self._admission.leave(ip, identity))
