@@ -1,8 +1,10 @@
 // A pretended node for developing the dashboard: plausible values, nothing learns here.
 
+import { network, PEERS_OF, swarm } from "./swarm.mjs";
+
 const now = () => Date.now() / 1000;
 
-export const SCENARIOS = ["training", "startup", "paused", "waiting", "early", "failed", "alarm", "long"];
+export const SCENARIOS = ["training", "startup", "paused", "waiting", "early", "failed", "alarm", "long", "swarm", "crowd"];
 
 const STAGES = [
   ["Opening the data folder", "/home/ada/.local/share/neuroshard"],
@@ -57,8 +59,9 @@ export function status(scenario, steps, started) {
     paused_until: scenario === "paused" ? now() + 540 : null, warnings: [],
     roles: ["driver", "validator"], layers: { start: 0, stop: 6 }, device: "cpu",
     model: starting ? null : model(), memory: starting ? null : memory(), run: starting ? null : run(),
-    training: training(state, steps, held), verification: verification(scenario), diloco: diloco(steps),
-    data: starting ? null : data(scenario, steps), checkpoints: checkpoints(scenario, steps), resources: resources(starting), peers: [],
+    training: training(state, steps, held), verification: verification(scenario), diloco: diloco(scenario, steps),
+    data: starting ? null : data(scenario, steps), checkpoints: checkpoints(scenario, steps), resources: resources(starting),
+    network: network(scenario), swarm: swarm(scenario, steps),
   };
 }
 
@@ -92,9 +95,9 @@ function verification(scenario) {
   return { training_verified: true, status: "verified", reason: "Held-out loss improved by 4.31 ± 0.03 nats a token in two tests running.", action: "Nothing to do.", loss_trend: "improving" };
 }
 
-const diloco = (steps) => ({
+const diloco = (scenario, steps) => ({
   inner_step: steps % 500, inner_steps_total: 500, outer_steps: Math.floor(steps / 500), last_sync: steps > 500 ? now() - 140 : null, members: 1,
-  lone_outer: "keep", explanation: "Alone: outer steps move the anchor only; there is nobody to synchronise with.",
+  lone_outer: "keep", explanation: PEERS_OF[scenario] ? "The nodes of this run do not synchronise yet: each trains a model of its own." : "Alone: outer steps move the anchor only; there is nobody to synchronise with.",
   state_root: "", certified_root: "", successful_syncs: 0, failed_syncs: 0,
 });
 

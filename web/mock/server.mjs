@@ -6,6 +6,7 @@ import { createServer } from "node:http";
 import { extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
 import { history, lossAt, SCENARIOS, status } from "./node.mjs";
+import { network, peers, swarm } from "./swarm.mjs";
 
 const option = (name, fallback) => {
   const index = process.argv.indexOf(`--${name}`);
@@ -18,9 +19,10 @@ const root = fileURLToPath(new URL("../../neuroshard/api/static/", import.meta.u
 const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
 const started = Date.now() / 1000 - 900;
 let steps = { startup: 0, waiting: 0, early: 14, long: 9_800 }[scenario] ?? 764;
+const crowd = peers(scenario);
 
 setInterval(() => {
-  if (["training", "early", "long", "alarm"].includes(scenario)) steps += 1;
+  if (["training", "early", "long", "alarm", "swarm", "crowd"].includes(scenario)) steps += 1;
 }, 900);
 
 const logs = Array.from({ length: 240 }, (_, index) => ({
@@ -28,16 +30,20 @@ const logs = Array.from({ length: 240 }, (_, index) => ({
   message: index % 41 === 40 ? "a shard download was cut off; resuming at byte 65,536" : `step ${index * 3}: loss ${lossAt(index * 3 + 1).toFixed(3)}, 2,251 tokens/s`,
 }));
 
-const globalView = () => ({
-  training_nodes: 1, global_loss: steps ? lossAt(steps, 0.5) : null, total_steps: steps, total_tokens: steps * 2048, data_shards: 16,
-  data_shards_covered: Math.min(15, 1 + Math.floor(steps / 20)), is_converging: true,
-});
+const globalView = () => {
+  const all = swarm(scenario, steps);
+  return {
+    training_nodes: all.training_nodes, global_loss: steps ? all.global_loss : null, global_min_loss: all.min_loss, total_steps: all.total_steps,
+    total_tokens: all.total_tokens, data_shards: 16, data_shards_covered: Math.min(15, 1 + Math.floor(steps / 20)), is_converging: true,
+  };
+};
 
 const ANSWERS = {
   "GET /api/session": () => ({ authenticated: true, secret_required: false, csrf_token: "mock" }),
   "GET /api/status": () => status(scenario, steps, started),
   "GET /api/training/history": () => ({ points: history(steps, started), held_out: [] }),
   "GET /api/training/global": globalView,
+  "GET /api/peers": () => ({ count: crowd.length, network: network(scenario), swarm: swarm(scenario, steps), peers: crowd }),
   "GET /api/logs": () => ({ records: logs, last_sequence: logs.length }),
   "GET /api/config": () => ({
     port: { value: 8000, source: "environment", allowed: "0 to 65535", applies: "after a restart" },
@@ -80,6 +86,8 @@ function streamEvents(response) {
   let seen = steps;
   const timer = setInterval(() => {
     response.write(`event: status\ndata: ${JSON.stringify(status(scenario, steps, started))}\n\n`);
+    const changed = crowd.filter(() => Math.random() < 0.1).map((peer) => Object.assign(peer, { steps: peer.steps + 1, last_seen: Date.now() / 1000 }));
+    if (changed.length > 0) response.write(`event: peers\ndata: ${JSON.stringify({ count: crowd.length, changed, gone: [] })}\n\n`);
     for (; seen < steps; seen++) {
       const point = { step: seen + 1, time: Date.now() / 1000, loss: lossAt(seen + 1), lr: 1e-3, tokens: seen * 2048 };
       response.write(`event: loss\ndata: ${JSON.stringify({ points: [point] })}\n\n`);

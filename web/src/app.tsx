@@ -15,10 +15,11 @@ import { Data } from "./views/Data";
 import { Log } from "./views/Log";
 import { Overview } from "./views/Overview";
 import { Settings } from "./views/Settings";
+import { Swarm } from "./views/Swarm";
 import { Training } from "./views/Training";
 import { STATE_NAMES, stateTone } from "./words/verdict";
 
-const VIEWS = ["Overview", "Training", "Data", "Checkpoints", "Log", "Settings"] as const;
+const VIEWS = ["Overview", "Training", "Swarm", "Data", "Checkpoints", "Log", "Settings"] as const;
 type View = (typeof VIEWS)[number];
 
 interface Message {
@@ -87,6 +88,8 @@ function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: V
       return <Overview {...{ dashboard, status, nodeNow, actions }} />;
     case "Training":
       return <Training {...{ dashboard, status, nodeNow }} />;
+    case "Swarm":
+      return <Swarm {...{ dashboard, status, nodeNow }} />;
     case "Data":
       return <Data {...{ status, nodeNow }} />;
     case "Checkpoints":

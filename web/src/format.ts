@@ -16,6 +16,7 @@ export function plural(value: number, noun: string): string {
 export function bigCount(value: number | null | undefined): string {
   if (value == null) return DASH;
   if (value < 100_000) return whole.format(value);
+  if (value < 1e3) return `${value.toFixed(0)} B`;
   if (value < 1e6) return `${(value / 1e3).toFixed(0)} thousand`;
   if (value < 1e9) return `${(value / 1e6).toFixed(2)} million`;
   return `${(value / 1e9).toFixed(2)} billion`;
@@ -27,6 +28,7 @@ export function loss(value: number | null | undefined): string {
 
 export function bytes(value: number | null | undefined): string {
   if (value == null) return DASH;
+  if (value < 1e3) return `${value.toFixed(0)} B`;
   if (value < 1e6) return `${(value / 1e3).toFixed(value < 1e4 ? 1 : 0)} kB`;
   if (value < 1e9) return `${(value / 1e6).toFixed(value < 1e7 ? 1 : 0)} MB`;
   return `${(value / 1e9).toFixed(1)} GB`;
@@ -34,6 +36,7 @@ export function bytes(value: number | null | undefined): string {
 
 export function percent(fraction: number | null | undefined): string {
   if (fraction == null || !Number.isFinite(fraction)) return DASH;
+  if (fraction > 0 && fraction < 0.005) return "under 1 %";
   return `${(Math.min(Math.max(fraction, 0), 1) * 100).toFixed(0)} %`;
 }
 

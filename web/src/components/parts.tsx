@@ -20,7 +20,7 @@ export function Card(props: { title: string; hint?: string; wide?: boolean; chil
   );
 }
 
-export function Stat(props: { label: string; value: string; note?: string; tone?: Tone }) {
+export function Stat(props: { label: string; value: ComponentChildren; note?: string; tone?: Tone }) {
   return (
     <div class={`stat ${props.tone ? `tone-${props.tone}` : ""}`}>
       <dt>{props.label}</dt>

@@ -3,6 +3,8 @@
 import type { Client } from "../api/client";
 import { NodeError } from "../api/client";
 import { emptyCurve, withHeldOut, withPoints } from "../curve/series";
+import type { PeersChange, PeerStatus } from "./network";
+import { withPeers } from "./network";
 import type { GlobalView, LogRecord, LossPoint, NodeStatus } from "./node";
 import type { Store } from "./store";
 
@@ -14,6 +16,10 @@ const LONGEST_WAIT_SECONDS = 10;
 
 interface History {
   points: LossPoint[];
+}
+
+interface Peers {
+  peers: PeerStatus[];
 }
 
 export class Connection {
@@ -61,14 +67,15 @@ export class Connection {
 
   private async readEverything(): Promise<void> {
     this.onStatus(await this.client.get<NodeStatus>("/api/status"));
-    const [history, global, logs] = await Promise.all([
+    const [history, global, { peers }, logs] = await Promise.all([
       this.client.get<History>("/api/training/history"),
       this.client.get<GlobalView>("/api/training/global"),
+      this.client.get<Peers>("/api/peers"),
       this.client.get<{ records: LogRecord[] }>("/api/logs?after=0"),
     ]);
     const heldOut = this.store.current.status?.training.held_out ?? [];
     const curve = withHeldOut(withPoints(emptyCurve(), finite(history.points)), heldOut);
-    this.store.update({ curve, global, logs: logs.records.slice(-MAX_LOGS) });
+    this.store.update({ curve, global, peers, logs: logs.records.slice(-MAX_LOGS) });
   }
 
   private async reread(): Promise<void> {
@@ -92,6 +99,7 @@ export class Connection {
     on<NodeStatus>("status", (status) => this.onStatus(status));
     on<History>("loss", (value) => this.onLoss(value.points));
     on<LogRecord>("log", (value) => this.onLogs([value]));
+    on<PeersChange>("peers", (change) => this.onPeers(change));
     on<unknown>("sync", () => void this.refreshGlobal());
     on<unknown>("reset", () => void this.reread()); // what we hold has gaps
     source.onopen = () => void this.reread();
@@ -115,6 +123,12 @@ export class Connection {
 
   private onLoss(points: LossPoint[]): void {
     this.store.update((current) => ({ curve: withPoints(current.curve, finite(points)) }));
+  }
+
+  /** A change that was made before our list was read leaves another number of peers: then the list is read anew. */
+  private onPeers(change: PeersChange): void {
+    this.store.update((current) => ({ peers: withPeers(current.peers, change) }));
+    if (this.store.current.peers.length !== change.count) void this.reread();
   }
 
   private onLogs(records: LogRecord[]): void {

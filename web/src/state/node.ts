@@ -1,5 +1,7 @@
 // What the node tells about itself; mirrors neuroshard/status/snapshot.py. Everything may be missing while it starts.
 
+import type { NetworkStatus, SwarmStatus } from "./network";
+
 export type NodeState =
   | "starting"
   | "waiting_for_data"
@@ -171,15 +173,6 @@ export interface ResourceStatus {
   threads: { name: string; cores: number }[];
 }
 
-export interface PeerStatus {
-  node_id: string;
-  roles: string[];
-  layers: { start: number; stop: number };
-  loss_ema: number | null;
-  tokens_per_second: number;
-  last_seen: number;
-}
-
 export interface NodeStatus {
   version: string;
   started_at: number;
@@ -202,7 +195,8 @@ export interface NodeStatus {
   data: DataStatus | null;
   checkpoints: CheckpointStatus;
   resources: ResourceStatus;
-  peers: PeerStatus[];
+  network: NetworkStatus;
+  swarm: SwarmStatus | null; // null before the first look at the network
 }
 
 export interface LogRecord {
@@ -217,6 +211,7 @@ export interface LogRecord {
 export interface GlobalView {
   training_nodes: number;
   global_loss: number | null;
+  global_min_loss: number | null;
   total_steps: number;
   total_tokens: number;
   data_shards: number;

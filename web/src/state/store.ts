@@ -3,6 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import type { Curve } from "../curve/series";
 import { emptyCurve } from "../curve/series";
+import type { PeerStatus } from "./network";
 import type { GlobalView, LogRecord, NodeStatus } from "./node";
 
 export type Link =
@@ -17,6 +18,7 @@ export interface Dashboard {
   receivedAt: number; // browser clock, seconds, of the last message of any kind
   clockOffset: number; // node clock minus browser clock, seconds
   global: GlobalView | null;
+  peers: readonly PeerStatus[]; // all of them; a new array whenever one changed
   curve: Curve;
   logs: LogRecord[];
   stopRequested: boolean;
@@ -31,6 +33,7 @@ export class Store {
     receivedAt: 0,
     clockOffset: 0,
     global: null,
+    peers: [],
     curve: emptyCurve(),
     logs: [],
     stopRequested: false,

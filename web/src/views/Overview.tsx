@@ -5,6 +5,7 @@ import { Chat } from "../components/Chat";
 import { CheckpointCard, ComputerCard, RoundCard, ShardCard } from "../components/cards";
 import { Card, Stat } from "../components/parts";
 import { Startup } from "../components/Startup";
+import { SwarmLine } from "../components/SwarmLine";
 import { Verdict } from "../components/Verdict";
 import { LossCurve } from "../curve/LossCurve";
 import { bigCount, count, loss } from "../format";
@@ -24,6 +25,7 @@ export function Overview({ dashboard, status, nodeNow, actions }: Props) {
   return (
     <div class="view">
       <Verdict status={status} nodeNow={nodeNow} gone={dashboard.link.kind === "gone"} />
+      <SwarmLine status={status} />
       {starting && status.startup.length > 0 && <Startup stages={status.startup} />}
       <Card title="How well the model predicts text" hint="Loss measures its surprise at each next piece of text." wide>
         <LossCurve curve={dashboard.curve} unigramEntropy={training.unigram_entropy} />

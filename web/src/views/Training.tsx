@@ -1,12 +1,17 @@
 // The network's training: the five headline values, the curve, the proof that it learns, and who takes part.
 
+import { useMemo } from "preact/hooks";
 import { RoundCard } from "../components/cards";
 import { Card, Facts, Stat } from "../components/parts";
 import { LossCurve } from "../curve/LossCurve";
 import { ago, bigCount, count, layerRange, loss, shortId } from "../format";
+import type { PeerStatus } from "../state/network";
 import type { GlobalView, NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
+import { inOrder } from "../words/order";
 import type { Tone } from "../words/verdict";
+
+const NODES_SHOWN = 10;
 
 interface Props {
   dashboard: Dashboard;
@@ -24,14 +29,14 @@ const CONVERGENCE: Record<NodeStatus["verification"]["status"], readonly [string
 };
 
 export function Training({ dashboard, status, nodeNow }: Props) {
-  const global = dashboard.global ?? alone(status);
+  const global = dashboard.global ?? fromStatus(status);
   const [convergence, tone] = CONVERGENCE[status.verification.status];
   return (
     <div class="view">
       <h1 class="view-title">Training</h1>
       <dl class="stats stats-five">
-        <Stat label="Training Nodes" value={count(global.training_nodes)} note="computers at work" />
-        <Stat label="Global Loss" value={loss(global.global_loss)} note="over all of them" />
+        <Stat label="Training Nodes" value={count(global.training_nodes)} note={`of ${count(status.swarm?.nodes ?? status.network.peers + 1)} in the run`} />
+        <Stat label="Global Loss" value={loss(global.global_loss)} note={global.global_min_loss === null ? "over all of them" : `lowest so far ${loss(global.global_min_loss)}`} />
         <Stat label="Total Steps" value={count(global.total_steps)} note={`${bigCount(global.total_tokens)} tokens`} />
         <Stat label="Data Shards" value={count(global.data_shards)} note={`${count(global.data_shards_covered)} read so far`} />
         <Stat label="Model Convergence" value={convergence} tone={tone} note="on text never trained on" />
@@ -44,19 +49,22 @@ export function Training({ dashboard, status, nodeNow }: Props) {
         <RoundCard status={status} nodeNow={nodeNow} />
         <ModelCard status={status} />
       </div>
-      <Nodes status={status} nodeNow={nodeNow} />
+      <Nodes status={status} peers={dashboard.peers} nodeNow={nodeNow} />
     </div>
   );
 }
 
-function alone(status: NodeStatus): GlobalView {
+/** What the node itself tells, until the network's numbers have been read. */
+function fromStatus(status: NodeStatus): GlobalView {
+  const { swarm, training, data } = status;
   return {
-    training_nodes: status.state === "training" ? 1 : 0,
-    global_loss: status.training.loss_ema,
-    total_steps: status.training.steps,
-    total_tokens: status.training.tokens,
-    data_shards: status.data?.total_shards ?? 0,
-    data_shards_covered: status.data?.shards_seen ?? 0,
+    training_nodes: swarm?.training_nodes ?? (status.state === "training" ? 1 : 0),
+    global_loss: swarm?.global_loss ?? training.loss_ema,
+    global_min_loss: swarm?.min_loss ?? null,
+    total_steps: swarm?.total_steps ?? training.steps,
+    total_tokens: swarm?.total_tokens ?? training.tokens,
+    data_shards: data?.total_shards ?? 0,
+    data_shards_covered: swarm?.shards_covered ?? data?.shards_seen ?? 0,
     is_converging: false,
   };
 }
@@ -102,8 +110,9 @@ function ModelCard({ status }: { status: NodeStatus }) {
   );
 }
 
-function Nodes({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
+function Nodes({ status, peers, nodeNow }: { status: NodeStatus; peers: readonly PeerStatus[]; nodeNow: number }) {
   const { model, training } = status;
+  const shown = useMemo(() => inOrder(peers, "active").slice(0, NODES_SHOWN), [peers]);
   return (
     <Card title="Nodes" wide>
       <div class="scroll">
@@ -127,7 +136,7 @@ function Nodes({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
               <td>{count(training.tokens_per_second)}</td>
               <td>now</td>
             </tr>
-            {status.peers.map((peer) => (
+            {shown.map((peer) => (
               <tr key={peer.node_id}>
                 <th scope="row" class="mono">
                   {shortId(peer.node_id)}
@@ -142,6 +151,9 @@ function Nodes({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
           </tbody>
         </table>
       </div>
+      <p class="small">
+        <a href="#swarm">{peers.length > shown.length ? `All ${count(peers.length + 1)} nodes` : "Who is there, and where"}</a>
+      </p>
     </Card>
   );
 }

@@ -106,11 +106,11 @@ function didItHelp(status: NodeStatus): Answer {
   if (steps === 0) {
     return { question, tone: "busy", short: "Not yet", sentence: "It has not finished its first learning step yet." };
   }
-  const others = status.peers.length;
+  const others = status.network.peers;
   const company =
     others === 0
       ? "It trains on its own, so all of this progress is yours."
-      : `It works together with ${plural(others, "other computer")}.`;
+      : `${plural(others, "other computer")} ${others === 1 ? "is" : "are"} in the same run.`;
   const words = bigCount(tokens * WORDS_PER_TOKEN);
   const sentence = `It read ${bigCount(tokens)} tokens (about ${words} words) in ${plural(steps, "learning step")}. ${company}`;
   return { question, tone: "good", short: "Yes", sentence };

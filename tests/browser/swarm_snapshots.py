@@ -1,0 +1,128 @@
+"""Snapshots of nodes with others around them: none, a few, a thousand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from hashlib import sha256
+
+import snapshots
+
+from neuroshard.status.snapshot import (
+    ConnectionKind,
+    DilocoStatus,
+    NetworkState,
+    NetworkStatus,
+    NodeState,
+    NodeStatus,
+    PeerStatus,
+    RunStatus,
+    SwarmStatus,
+)
+from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId, WalletId
+
+JOIN_LINE = (
+    f"neuroshard --run {'4b' * 32} "
+    "--peer /ip4/203.0.113.7/tcp/43817/p2p/12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc"
+)
+NOT_YET = "The nodes of this run do not synchronise yet: each trains a model of its own on its own part of the text."
+KINDS = (ConnectionKind.DIRECT, ConnectionKind.PUNCHED, ConnectionKind.RELAYED, None)
+STATES = (NodeState.TRAINING,) * 4 + (NodeState.PAUSED,)
+SCORES = (12.0, 0.0, 4.0, -20.0, -70.0)
+ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+
+
+def peer_id(number: int) -> NodeId:
+    """An id of the usual length, different at both ends."""
+    digest = sha256(b"peer %d" % number).digest()
+    return NodeId("12D3KooW" + "".join(ALPHABET[digest[index % 32] % 58] for index in range(44)))
+
+
+def peer(number: int, now: float) -> PeerStatus:
+    """Peers differ in every way that the dashboard shows."""
+    kind = KINDS[number % len(KINDS)]
+    state = STATES[number % len(STATES)]
+    return PeerStatus(
+        node_id=peer_id(number),
+        wallet_id=WalletId(sha256(b"wallet %d" % number).hexdigest()[:16]),
+        roles=(Role.DRIVER, Role.VALIDATOR),
+        layers=LayerRange(0, 6),
+        loss_ema=3.4 + number % 97 / 200,
+        tokens_per_second=7_200.0 / (1 + number % 6) - number / 1_000 if state is NodeState.TRAINING else 0.0,
+        last_seen=now - 2 - number % 9,
+        steps=900 - number % 300,
+        tokens=(900 - number % 300) * 2048,
+        shard=ShardId(number % 16),
+        state=state,
+        started_at=now - 5_000 - number,
+        first_seen=now - 40 * (number + 1),
+        version="0.1.0",
+        connection=kind,
+        address="" if kind is None else f"/ip4/198.51.100.{number % 250}/tcp/{40_000 + number}",
+        rtt_seconds=None if kind is None else (8 + number % 60) / 1000,
+        bytes_sent=0 if kind is None else 310_000 + 1_000 * number,
+        bytes_received=0 if kind is None else 280_000 + 2_000 * number,
+        score=SCORES[number % len(SCORES)],
+    )
+
+
+def among(count: int) -> NodeStatus:
+    """A node that trains with `count` others."""
+    status = snapshots.training()
+    now = status.time
+    peers = tuple(peer(number, now) for number in range(count))
+    own = status.training
+    training = [one for one in peers if one.state == NodeState.TRAINING]
+    swarm = SwarmStatus(
+        nodes=count + 1,
+        training_nodes=len(training) + 1,
+        global_loss=3.512,
+        min_loss=3.401,
+        total_steps=own.steps + sum(one.steps for one in peers),
+        total_tokens=own.tokens + sum(one.tokens for one in peers),
+        shards_covered=min(15, 3 + count),
+        tokens_per_second=own.tokens_per_second + sum(one.tokens_per_second for one in training),
+    )
+    network = NetworkStatus(
+        state=NetworkState.CONNECTED,
+        explanation=f"Connected with {sum(one.connection is not None for one in peers)} nodes of this run.",
+        addresses=(
+            "/ip4/203.0.113.7/tcp/43817/p2p/12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc",
+            "/ip4/192.168.1.20/tcp/43817/p2p/12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc",
+        ),
+        connections=sum(one.connection is not None for one in peers),
+        bytes_sent=33_400_000,
+        bytes_received=81_200_000,
+        upload_rate=12_300.0,
+        download_rate=40_700.0,
+        upload_limit=1_000_000.0,
+        banned_peers=1,
+        refused=(("bad_signature", 1), ("expired_claim", 14)),
+        join_line=JOIN_LINE,
+    )
+    return replace(
+        status,
+        state_reason=f"Training with {count} others.",
+        run=RunStatus(RunId("4b" * 32), is_own=False, is_demo=True, explanation="It serves the run it was invited to."),
+        peers=peers,
+        network=network,
+        swarm=swarm,
+        diloco=DilocoStatus(inner_step=264, inner_steps_total=500, outer_steps=1, explanation=NOT_YET),
+    )
+
+
+def alone(*addresses: str) -> NodeStatus:
+    """A node that can be reached, and nobody does."""
+    network = NetworkStatus(
+        NetworkState.ALONE,
+        "The network runs; nobody else was found yet.",
+        addresses or ("/ip4/203.0.113.7/tcp/43817/p2p/12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc",),
+        join_line=JOIN_LINE,
+    )
+    return replace(snapshots.training(), network=network, swarm=SwarmStatus(training_nodes=1, global_loss=3.605))
+
+
+def later(status: NodeStatus) -> NodeStatus:
+    """The same moment's peers, heard of again a second later."""
+    peers = tuple(replace(one, steps=one.steps + 1, last_seen=time.time()) for one in status.peers)
+    return replace(status, peers=peers)

@@ -1,0 +1,199 @@
+// The network: who is there, what all of them reach together, how this computer is connected, how to invite others.
+
+import type { ComponentChildren } from "preact";
+import { CopyLine } from "../components/CopyLine";
+import { PeerList } from "../components/PeerList";
+import { Arrow } from "../components/PeerRow";
+import { Bar, Card, Facts, Stat, ToneMark } from "../components/parts";
+import { bigCount, bytes, count, loss, percent, plural } from "../format";
+import type { NetworkStatus, PeerStatus } from "../state/network";
+import type { NodeStatus } from "../state/node";
+import type { Dashboard } from "../state/store";
+import { comparison, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
+
+interface Props {
+  dashboard: Dashboard;
+  status: NodeStatus;
+  nodeNow: number;
+}
+
+export function Swarm({ dashboard, status, nodeNow }: Props) {
+  const { peers } = dashboard;
+  const { network } = status;
+  const alone = network.peers === 0 && peers.length === 0;
+  return (
+    <div class="view">
+      <h1 class="view-title">Swarm</h1>
+      <Summary status={status} peers={peers} />
+      {alone ? <Alone network={network} /> : <Numbers status={status} peers={peers} />}
+      {!alone && <PeerList status={status} peers={peers} nodeNow={nodeNow} />}
+      <div class="grid grid-two">
+        {alone ? <Addresses network={network} /> : <Invite network={network} />}
+        <Connections network={network} peers={peers} />
+      </div>
+    </div>
+  );
+}
+
+function Summary({ status, peers }: { status: NodeStatus; peers: readonly PeerStatus[] }) {
+  const { network, run, diloco } = status;
+  const tone = networkTone(network.state);
+  return (
+    <section class={`verdict tone-${tone}`} aria-labelledby="swarm-sentence">
+      <div class="swarm-head">
+        <ToneMark tone={tone} />
+        <h2 id="swarm-sentence">{swarmSentence(status, peers)}</h2>
+      </div>
+      <Facts
+        rows={[
+          ["Network", network.explanation],
+          run ? ["Run", run.explanation] : null,
+          ["Learning together", diloco.explanation],
+        ]}
+      />
+    </section>
+  );
+}
+
+function Numbers({ status, peers }: { status: NodeStatus; peers: readonly PeerStatus[] }) {
+  const { network, swarm, training } = status;
+  const speed = together(status, peers);
+  const nodes = swarm?.nodes ?? network.peers + 1;
+  const share = speed > 0 ? ` (${percent(training.tokens_per_second / speed)})` : "";
+  return (
+    <dl class="stats">
+      <Stat label="Nodes" value={count(nodes)} note={swarm ? activityNote(nodes, swarm.training_nodes) : "you among them"} />
+      <Stat label="Network Loss" value={loss(swarm?.global_loss)} note={comparison(training.loss_ema, swarm?.global_loss)} />
+      <Stat label="Tokens a Second" value={bigCount(speed)} note={`yours ${count(training.tokens_per_second)}${share}`} />
+      <Stat
+        label="Traffic"
+        value={<TrafficNow network={network} />}
+        note={`${bytes(network.bytes_sent)} sent, ${bytes(network.bytes_received)} received`}
+      />
+    </dl>
+  );
+}
+
+function activityNote(nodes: number, training: number): string {
+  if (training >= nodes) return "all of them train now";
+  return training === 0 ? "none of them trains now" : `${count(training)} of them ${training === 1 ? "trains" : "train"} now`;
+}
+
+function TrafficNow({ network }: { network: NetworkStatus }) {
+  return (
+    <span class="traffic-now">
+      <span>
+        <Arrow up /> {rate(network.upload_rate)}
+      </span>
+      <span>
+        <Arrow up={false} /> {rate(network.download_rate)}
+      </span>
+    </span>
+  );
+}
+
+function Alone({ network }: { network: NetworkStatus }) {
+  const steps: ComponentChildren[] = [
+    "Install NeuroShard on another computer: yours or a friend's.",
+    network.join_line ? (
+      <>
+        Start it there with this line:
+        <CopyLine text={network.join_line} name="Join line" />
+      </>
+    ) : (
+      "Start it there with the join line. It appears here as soon as this node can be reached."
+    ),
+    onlyHere(network.addresses)
+      ? "It shows up on this page within seconds."
+      : "It shows up on this page within seconds. In the same home network, computers usually find each other without the line.",
+  ];
+  return (
+    <Card title="Invite somebody" hint="Training goes on either way; with others there is more of it." wide>
+      <ol class="steps">
+        {steps.map((step, index) => (
+          <li key={index}>{step}</li>
+        ))}
+      </ol>
+      <OnlyHere network={network} />
+    </Card>
+  );
+}
+
+function Invite({ network }: { network: NetworkStatus }) {
+  return (
+    <Card title="Invite others" hint="Whoever starts NeuroShard with this line joins this run.">
+      {network.join_line ? (
+        <CopyLine text={network.join_line} name="Join line" />
+      ) : (
+        <p class="muted">There is no join line while nobody can reach this node.</p>
+      )}
+      <OnlyHere network={network} />
+      <h3 class="muted small">Addresses under which others reach this node</h3>
+      <AddressList network={network} />
+    </Card>
+  );
+}
+
+function OnlyHere({ network }: { network: NetworkStatus }) {
+  if (!onlyHere(network.addresses)) return null;
+  return <p class="small text-warn">The addresses of this node lead to this computer itself: only programs on it can join with the line.</p>;
+}
+
+function Addresses({ network }: { network: NetworkStatus }) {
+  return (
+    <Card title="Where this computer is" hint="Addresses under which others reach this node.">
+      <AddressList network={network} />
+    </Card>
+  );
+}
+
+function AddressList({ network }: { network: NetworkStatus }) {
+  if (network.addresses.length === 0) return <p class="muted">None at the moment.</p>;
+  return (
+    <ul class="addresses">
+      {network.addresses.map((address) => (
+        <li key={address}>
+          <code>{address}</code>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function Connections({ network, peers }: { network: NetworkStatus; peers: readonly PeerStatus[] }) {
+  const { upload_limit: limit } = network;
+  const refused = Object.entries(network.refused).filter(([, times]) => times > 0);
+  const tally = (kind: PeerStatus["connection"]) => peers.filter((peer) => peer.connection === kind).length;
+  const local = tally("in_memory");
+  return (
+    <Card title="Connections" hint="How this computer talks to the others.">
+      {limit !== null && limit > 0 && (
+        <Bar label="Upload" fraction={(network.upload_rate ?? 0) / limit} text={`${rate(network.upload_rate)} of at most ${rate(limit)}`} />
+      )}
+      <Facts
+        rows={[
+          ["Open", plural(network.connections, "connection")],
+          ["To peers", `${count(tally("direct") + local)} direct, ${count(tally("punched"))} punched, ${count(tally("relayed"))} relayed`],
+          ["Sent", `${bytes(network.bytes_sent)}, now ${rate(network.upload_rate)}`],
+          ["Received", `${bytes(network.bytes_received)}, now ${rate(network.download_rate)}`],
+          limit === null ? ["Upload limit", "none"] : null,
+          ["Banned", network.banned_peers === 0 ? "nobody" : plural(network.banned_peers, "peer")],
+          ["Refused", refused.length === 0 ? "nothing so far" : <Refused reasons={refused} />],
+        ]}
+      />
+    </Card>
+  );
+}
+
+function Refused({ reasons }: { reasons: [string, number][] }) {
+  const ordered = [...reasons].sort((a, b) => b[1] - a[1]);
+  return (
+    <ul>
+      {ordered.map(([reason, times]) => (
+        <li key={reason}>
+          {reasonWords(reason)}: {plural(times, "time")}
+        </li>
+      ))}
+    </ul>
+  );
+}

@@ -1,0 +1,114 @@
+// The network in plain sentences. Pure: values in, words out.
+
+import { bigCount, bytes, loss, plural } from "../format";
+import type { ConnectionKind, NetworkState, PeerStatus, Standing } from "../state/network";
+import type { NodeState, NodeStatus } from "../state/node";
+import type { Tone } from "./verdict";
+import { STATE_NAMES, stateTone } from "./verdict";
+
+/** One sentence on who trains this run now and how fast. */
+export function swarmSentence(status: NodeStatus, peers: readonly PeerStatus[]): string {
+  const { network } = status;
+  if (network.peers > 0) return companySentence(status, peers);
+  switch (network.state) {
+    case "off":
+      return "The network is off: this computer works on its own.";
+    case "starting":
+      return "Looking for other computers…";
+    case "failed":
+      return "The network does not work right now. Training on this computer is not affected.";
+    default:
+      return "Nobody else is in this run yet.";
+  }
+}
+
+function companySentence(status: NodeStatus, peers: readonly PeerStatus[]): string {
+  const all = status.network.peers;
+  const weTrain = status.state === "training";
+  const active = Math.min(all, activeOthers(status, peers));
+  const speed = `${bigCount(together(status, peers))} tokens a second`;
+  if (weTrain && active > 0) return `You and ${plural(active, "other")} train this run; together ${speed}.`;
+  if (weTrain) return `You train this run; ${plural(all, "other")} ${all === 1 ? "is" : "are"} there without training now.`;
+  if (active > 0) return `${plural(active, "other")} ${active === 1 ? "trains" : "train"} this run, ${speed}; this computer does not train now.`;
+  return `${plural(all + 1, "node")} are in this run; none of them trains now.`;
+}
+
+function activeOthers(status: NodeStatus, peers: readonly PeerStatus[]): number {
+  if (!status.swarm) return peers.filter((peer) => peer.state === "training").length;
+  return Math.max(0, status.swarm.training_nodes - (status.state === "training" ? 1 : 0));
+}
+
+/** Tokens a second of all nodes. */
+export function together(status: NodeStatus, peers: readonly PeerStatus[]): number {
+  if (status.swarm?.tokens_per_second != null) return status.swarm.tokens_per_second;
+  return peers.reduce((sum, peer) => sum + (peer.tokens_per_second ?? 0), status.training.tokens_per_second);
+}
+
+/** For the overview: everything in one line. */
+export function swarmLine(status: NodeStatus): string {
+  const { network, swarm, training } = status;
+  if (network.peers === 0) {
+    if (network.state === "off") return "The network is off.";
+    return network.state === "failed" ? "The network does not work right now." : "Nobody else is in this run yet.";
+  }
+  const nodes = swarm?.nodes ?? network.peers + 1;
+  return `${plural(nodes, "node")} in this run · network loss ${loss(swarm?.global_loss)}, yours ${loss(training.loss_ema)}`;
+}
+
+/** How the own loss compares with the network's. */
+export function comparison(own: number | null, all: number | null | undefined): string {
+  if (own === null || all == null) return `yours ${loss(own)}`;
+  const difference = own - all;
+  if (Math.abs(difference) < 0.0005) return `yours ${loss(own)}, the same`;
+  return `yours ${loss(own)}: ${loss(Math.abs(difference))} ${difference > 0 ? "higher" : "lower"}`;
+}
+
+export function networkTone(state: NetworkState): Tone {
+  if (state === "connected") return "good";
+  return state === "failed" || state === "off" ? "warn" : "busy";
+}
+
+const CONNECTIONS: Record<ConnectionKind, string> = {
+  direct: "Direct",
+  punched: "Punched",
+  relayed: "Relayed",
+  in_memory: "In memory",
+};
+
+export function connectionWords(kind: ConnectionKind | null): string {
+  return kind === null ? "Through others" : CONNECTIONS[kind];
+}
+
+const STANDINGS: Record<Standing, readonly [string, Tone | null]> = {
+  good: ["Good", null],
+  neutral: ["Neutral", null],
+  doubtful: ["Doubtful", "warn"],
+  bad: ["Bad", "bad"],
+  banned: ["Banned", "bad"],
+};
+
+export function standingWords(standing: Standing): readonly [string, Tone | null] {
+  return STANDINGS[standing];
+}
+
+/** What a peer says it does; peers may say anything, known or not. */
+export function peerState(state: string): readonly [string, Tone] {
+  if (!Object.hasOwn(STATE_NAMES, state)) return ["No report yet", "busy"];
+  const known = state as NodeState;
+  return [STATE_NAMES[known], stateTone(known)];
+}
+
+/** "expired_claim" -> "Expired claim". */
+export function reasonWords(reason: string): string {
+  const words = reason.replaceAll("_", " ");
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
+export function rate(bytesPerSecond: number | null): string {
+  return `${bytes(bytesPerSecond ?? 0)}/s`;
+}
+
+/** Whether nobody but this computer itself can reach these addresses. */
+export function onlyHere(addresses: readonly string[]): boolean {
+  return addresses.length > 0 && addresses.every((address) => /^\/(ip4\/127\.|ip6\/::1\/)/.test(address));
+}
