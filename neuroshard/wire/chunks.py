@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import numpy as np
 from blake3 import blake3
 
 from neuroshard.wire.frame import DamagedChunkError, Frame, MalformedFrameError, TensorPart
@@ -20,7 +21,9 @@ class ChunkAssembly:
 
     def __init__(self, head: FrameHead) -> None:
         self._head = head
-        self._body = bytearray(head.body_bytes)
+        # Not a bytearray: zeroing it costs page faults before a byte came, and a peer that never sends would hold real
+        # memory. What is not verified is never read, so what stood there before does not matter.
+        self._body = np.empty(head.body_bytes, np.uint8).data
         self._missing = set(range(len(head.chunk_digests)))
         self._lent: set[int] = set()
 
@@ -50,7 +53,7 @@ class ChunkAssembly:
             raise MalformedFrameError(f"Chunk {index} of a frame has {len(data)} bytes; it needs {size}.")
         self._verify(index, data)
         start = index * CHUNK_BYTES
-        memoryview(self._body)[start : start + size] = data
+        self._body[start : start + size] = data
         self._missing.discard(index)
         return True
 
@@ -67,7 +70,7 @@ class ChunkAssembly:
         start = index * CHUNK_BYTES
         self._lent.add(index)
         try:
-            with memoryview(self._body)[start : start + size] as view:
+            with self._body[start : start + size] as view:
                 yield view
                 self._verify(index, view)
         finally:
@@ -78,10 +81,10 @@ class ChunkAssembly:
         """The whole frame; its tensors are writable views of the one body. Raises MalformedFrameError if incomplete."""
         if self._missing:
             raise MalformedFrameError(f"A frame lacks {len(self._missing)} of {len(self._head.chunk_digests)} chunks.")
-        body, start = memoryview(self._body), 0
+        start = 0
         parts: list[TensorPart] = []
         for spec in self._head.specs:
-            parts.append(TensorPart(spec, body[start : start + spec.byte_count]))
+            parts.append(TensorPart(spec, self._body[start : start + spec.byte_count]))
             start += spec.byte_count
         return Frame(self._head.kind, self._head.header, tuple(parts))
 

@@ -18,12 +18,10 @@ from typing import cast
 from blake3 import blake3
 
 from neuroshard.wire.frame import (
-    MAX_HEADER_BYTES,
     MAX_KIND_CHARACTERS,
     DType,
     Frame,
     FrameLimits,
-    FrameTooLargeError,
     MalformedFrameError,
     TensorSpec,
     WireValue,
@@ -98,7 +96,7 @@ def encode_header(frame: Frame) -> bytes:
 
 
 def parse_prefix(data: bytes) -> Prefix:
-    """Read PREFIX_BYTES bytes. Raises MalformedFrameError, or FrameTooLargeError for a header that no kind may have."""
+    """Read PREFIX_BYTES bytes; the lengths are only claims yet. Raises MalformedFrameError."""
     magic, version, flags, kind_bytes, reserved, header_bytes, body_bytes = _PREFIX.unpack(data)
     if magic != MAGIC:
         raise MalformedFrameError("These bytes are not a frame.")
@@ -108,8 +106,6 @@ def parse_prefix(data: bytes) -> Prefix:
         raise MalformedFrameError("A frame sets bits that have no meaning yet.")
     if not 1 <= kind_bytes <= MAX_KIND_CHARACTERS:
         raise MalformedFrameError(f"A frame has a kind of {kind_bytes} characters.")
-    if header_bytes > MAX_HEADER_BYTES:
-        raise FrameTooLargeError(f"A frame has a header of {header_bytes} bytes; {MAX_HEADER_BYTES} are allowed.")
     return Prefix(kind_bytes, header_bytes, body_bytes)
 
 

@@ -8,6 +8,7 @@ from time import process_time
 
 import msgpack
 import pytest
+from psutil import Process
 from wire_samples import bytes_frame, forged_head, large_limits
 
 from neuroshard.wire import (
@@ -113,6 +114,16 @@ def test_the_body_is_allocated_by_the_first_call_after_the_head() -> None:
         tracemalloc.stop()
     assert before < 200_000
     assert 32 * MIB <= after < 33 * MIB
+
+
+def test_a_peer_that_announces_much_and_sends_nothing_holds_no_real_memory() -> None:
+    size = 512 * MIB
+    head = forged_head([["x", "uint8", [size]]], body_bytes=size)
+    decoder = FrameDecoder(lambda _kind: FrameLimits(max_body_bytes=size))
+    before = Process().memory_info().rss
+    decoder.feed(head)
+    decoder.feed(b"a")
+    assert Process().memory_info().rss - before < 16 * MIB
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""A few seconds of fuzzing, always with the same inputs; `python -m tests.fuzz.frames` goes on where this ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from neuroshard.errors import NeuroShardError
+from neuroshard.identity import SignedClaim
+from neuroshard.wire import Frame
+from tests.fuzz.frames import fuzz_by_chance
+from tests.fuzz.mutation import inputs
+from tests.fuzz.targets import LIMITS, TARGETS, Target, check_frame, frame_seeds, outcome, sealed
+
+INPUTS = 8_000
+every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+
+
+@every_target
+def test_no_input_breaks_a_reader(target: Target) -> None:
+    for data in islice(inputs(target, seed=1), INPUTS):
+        target.check(data)
+
+
+@every_target
+def test_the_inputs_are_the_same_for_the_same_seed_and_differ_otherwise(target: Target) -> None:
+    first, again, other = (list(islice(inputs(target, seed), INPUTS)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert len(set(first)) > INPUTS * 0.8
+
+
+def test_the_seeds_reach_behind_the_first_checks() -> None:
+    """Some are read to the end: mutants of them fail late, not all at the magic."""
+    by_name = {target.name: target.seeds() for target in TARGETS}
+    assert sum(isinstance(outcome(seed[1:], 100), Frame) for seed in by_name["frame"]) >= 3
+    assert sum(isinstance(outcome(sealed(seed[1:]), 100), Frame) for seed in by_name["sealed-frame"]) >= 3
+    assert len({str(outcome(sealed(seed[1:]), 100)) for seed in by_name["sealed-frame"] if seed}) > 20
+    assert len([seed for seed in by_name["claim"] if is_claim(seed)]) == 5
+
+
+def is_claim(data: bytes) -> bool:
+    try:
+        SignedClaim.decode(data)
+    except NeuroShardError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if "frame" in target.name], ids=lambda t: t.name)
+def test_no_input_takes_more_memory_than_the_limits_allow(target: Target) -> None:
+    tracemalloc.start()
+    try:
+        for data in islice(inputs(target, seed=3), INPUTS // 10):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            target.check(data)
+            peak = tracemalloc.get_traced_memory()[1] - before
+            assert peak < LIMITS.max_body_bytes + 2_000_000 + 10 * len(data), data.hex()
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_reader_with_a_defect_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    def careless(data: bytes) -> None:
+        check_frame(data)
+        if data[1:5] == b"NSHF" and data[5:6] == b"\x81":
+            raise IndexError
+
+    with pytest.raises(IndexError):
+        fuzz_by_chance(Target("careless", careless, frame_seeds), seconds=60, seed=1)
+    assert "careless: broken by input" in capsys.readouterr().out
+
+
+def test_the_command_says_what_held() -> None:
+    command = [sys.executable, "-m", "tests.fuzz.frames", "--seconds", "1", "--target", "header"]
+    root = Path(__file__).parents[2]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=root)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.startswith("header: held")
