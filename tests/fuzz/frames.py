@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,8 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 
 from tests.fuzz.mutation import inputs
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 
 MAX_INPUT_BYTES = 65_536
 MAX_MEMORY_MB = 1_024
@@ -24,7 +26,7 @@ MAX_INPUT_SECONDS = 10
 SUMMARY = ("DONE", "Done ", "stat::slowest", "stat::peak_rss")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 when nothing was found."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz.frames", description="Fuzz the frame and record readers."
@@ -34,7 +36,7 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, help="folder in which what was learnt is kept")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (1)")
     parser.add_argument("--unguided", action="store_true", help="do not use atheris")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     chosen = [target for target in TARGETS if options.target in {None, target.name}]
     guided = find_spec("atheris") is not None and not options.unguided
     seconds = options.seconds / len(chosen)

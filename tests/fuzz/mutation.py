@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from tests.fuzz.targets import Target
+from tests.fuzz.target import Target
 
 INTERESTING = (
     *(

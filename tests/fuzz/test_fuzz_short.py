@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import SignedClaim
 from neuroshard.wire import Frame
-from tests.fuzz.frames import fuzz_by_chance
+from tests.fuzz.frames import fuzz_by_chance, fuzz_guided, main
 from tests.fuzz.mutation import inputs
-from tests.fuzz.targets import LIMITS, TARGETS, Target, check_frame, frame_seeds, outcome, sealed
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.wire_targets import LIMITS, check_frame, frame_seeds, outcome, sealed
 
 INPUTS = 8_000
 every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -77,9 +76,13 @@ def test_a_reader_with_a_defect_is_found(capsys: pytest.CaptureFixture[str]) -> 
     assert "careless: broken by input" in capsys.readouterr().out
 
 
-def test_the_command_says_what_held() -> None:
-    command = [sys.executable, "-m", "tests.fuzz.frames", "--seconds", "1", "--target", "header"]
-    root = Path(__file__).parents[2]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=root)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.startswith("header: held")
+def test_the_command_says_what_held(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seconds", "0.2", "--target", "header", "--unguided"]) == 0
+    assert capsys.readouterr().out.startswith("header: held")
+
+
+def test_the_guided_search_says_what_held(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("atheris")
+    header = next(target for target in TARGETS if target.name == "header")
+    assert fuzz_guided(header, seconds=1, corpus=None, seed=1)
+    assert "header: held" in capsys.readouterr().out
