@@ -8,7 +8,7 @@ from typing import Any, cast
 import anyio
 import trio
 from anyio.abc import TaskGroup
-from libp2p.abc import INetConn, INetStream
+from libp2p.abc import INetStream
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
@@ -67,6 +67,11 @@ class NodeSwarm(Swarm):
         super().__init__(peer_id, peerstore, upgrader, [TCP()], RetryConfig(max_retries=0), config)
         self.auto_connector = _NoAutoConnector(self)
 
+    def forget(self, peer_id: ID) -> None:
+        """Drop what a peer that is gone told about itself."""
+        if not self.get_connections(peer_id) and self.peerstore.has_peer(peer_id):
+            self.peerstore.clear_peerdata(peer_id)
+
     async def notify_opened_stream(self, stream: INetStream) -> None:
         """Nobody listens."""
         await trio.lowlevel.checkpoint()
@@ -116,8 +121,3 @@ def stream_of(net_stream: INetStream) -> YamuxStream:
     stream = cast("Any", net_stream).muxed_stream
     assert isinstance(stream, YamuxStream)
     return stream
-
-
-def peer_of(conn: INetConn) -> ID:
-    """Who is on the other side."""
-    return conn.muxed_conn.peer_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from random import SystemRandom
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,6 +18,8 @@ from neuroshard.network.libp2p.admission import ConnectionAdmission, StreamAdmis
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.errors import NetworkFailedError
+from neuroshard.network.libp2p.events import PeerEvents
+from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, Libp2pGossip
 from neuroshard.network.libp2p.host import NodeHost, NodeSwarm, silence_libp2p
 from neuroshard.network.libp2p.keys import key_pair_of
 from neuroshard.network.libp2p.listening import Listening
@@ -49,8 +52,9 @@ async def running_network(
             node = _Node(identity, options, now, parts, tasks=tasks, listening=listening)
             async with background_trio_service(node.swarm):
                 tasks.start_soon(listening.serve, node.connections.accept)
+                tasks.start_soon(node.gossip.run)
                 try:
-                    yield Network(node.transport, None, None)  # type: ignore
+                    yield Network(node.transport, node.gossip, None)  # type: ignore
                 except Exception as error:
                     failure = error
                     raise
@@ -102,7 +106,10 @@ class _Node:
             report=self.report,
             bulk=parts.bulk,
         )
+        self.gossip = Libp2pGossip(self.connections, self.report, tasks, SystemRandom())
         self.host.set_stream_handler(TProtocol(FRAME_PROTOCOL), self.transport.handle_stream)
+        self.host.set_stream_handler(TProtocol(GOSSIP_PROTOCOL), self.gossip.handle_stream)
+        self.swarm.register_notifee(PeerEvents(self._meet, self._part))
 
     def report(self, peer: NodeId, reason: ScoreReason) -> None:
         """Change a peer's score; whoever is banned by it loses its connections."""
@@ -112,8 +119,16 @@ class _Node:
 
     async def close(self) -> None:
         """End the transport and all connections."""
+        self.gossip.close()
         await self.transport.close()
         await self.connections.close()
+
+    def _meet(self, peer: ID) -> None:
+        self.gossip.meet(NodeId(str(peer)))
+
+    def _part(self, peer: ID) -> None:
+        self.gossip.part(NodeId(str(peer)))
+        self.swarm.forget(peer)
 
     def _is_welcome(self, peer: ID) -> bool:
         return not self._reputation.is_banned(NodeId(str(peer)))

@@ -1,0 +1,245 @@
+"""Gossip over libp2p streams: the router decides, this sends, receives and keeps the beat."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+import anyio
+import trio
+from anyio.abc import TaskGroup
+from libp2p.abc import INetStream
+from libp2p.exceptions import BaseLibp2pError
+
+from neuroshard.network.libp2p.connections import Connections
+from neuroshard.network.libp2p.gossip_items import Item, ItemReader, MalformedGossipError, TopicId, topic_id
+from neuroshard.network.libp2p.gossip_router import HEARTBEAT_SECONDS, GossipRouter, Sends
+from neuroshard.network.libp2p.host import stream_of
+from neuroshard.network.libp2p.negotiation import NegotiationError, confirm, proposal
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
+from neuroshard.types import NodeId
+
+GOSSIP_PROTOCOL = "/neuroshard/gossip/1"
+QUEUE_LENGTH = 512  # messages of a topic that wait for their reader
+MAX_WAITING_BYTES = 1024 * 1024  # for one peer; what comes on top of it is dropped
+WRITE_BYTES = 64 * 1024
+RETRY_SECONDS = 1.0  # doubles up to
+LONGEST_RETRY_SECONDS = 60.0
+
+
+class GossipSubscription:
+    """See Subscription."""
+
+    def __init__(self, check: GossipCheck, forget: Callable[[], None]) -> None:
+        self.check = check
+        self._forget = forget
+        self._queue: deque[bytes] = deque()
+        self._arrival = anyio.Event()
+        self._is_closed = False
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        """See Subscription."""
+        return self._dropped
+
+    async def receive(self) -> bytes:
+        """See Subscription."""
+        await anyio.lowlevel.checkpoint()
+        while not self._queue:
+            if self._is_closed:
+                raise TransportClosedError("This subscription is closed.")
+            await self._arrival.wait()
+        return self._queue.popleft()
+
+    def close(self) -> None:
+        """See Subscription; what waits can still be received."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._forget()
+            self._arrival.set()
+
+    def deliver(self, data: bytes) -> None:
+        """Queue a message, or drop it when the queue is full."""
+        if len(self._queue) >= QUEUE_LENGTH:
+            self._dropped += 1
+            return
+        self._queue.append(data)
+        self._arrival.set()
+        self._arrival = anyio.Event()
+
+
+class _Outbox:
+    """Items on their way to one peer."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self._items: deque[bytes] = deque()
+        self._bytes = 0
+        self._work = trio.Event()
+
+    def add(self, item: Item) -> bool:
+        """Queue an item; False when the peer takes them too slowly."""
+        if self._bytes + item.byte_count > MAX_WAITING_BYTES:
+            return False
+        self._items.append(item.encode())
+        self._bytes += item.byte_count
+        self._work.set()
+        return True
+
+    def clear(self) -> None:
+        """Forget everything: the stream begins anew."""
+        self._items.clear()
+        self._bytes = 0
+
+    async def next(self) -> bytes:
+        """Some items to be written at once, as soon as there are any."""
+        while not self._items:
+            self._work = trio.Event()
+            await self._work.wait()
+        portion = [self._items.popleft()]
+        size = len(portion[0])
+        while self._items and size + len(self._items[0]) <= WRITE_BYTES:
+            portion.append(self._items.popleft())
+            size += len(portion[-1])
+        self._bytes -= size
+        return b"".join(portion)
+
+
+class Libp2pGossip:
+    """One node's gossip; see Gossip. A node hears nothing of what it publishes itself."""
+
+    def __init__(
+        self, connections: Connections, report: Callable[[NodeId, ScoreReason], None], tasks: TaskGroup, random: Random
+    ) -> None:
+        self._connections = connections
+        self._report = report
+        self._tasks = tasks
+        self._router = GossipRouter(random)
+        self._outboxes: dict[NodeId, _Outbox] = {}
+        self._subscriptions: dict[TopicId, GossipSubscription] = {}
+        self._is_closed = False
+        self.dropped = 0  # items for peers that take them too slowly
+
+    @property
+    def router(self) -> GossipRouter:
+        """The decisions, for counters and tests."""
+        return self._router
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """See Gossip."""
+        self._check_open()
+        if len(data) > MAX_GOSSIP_BYTES:
+            raise MessageTooLargeError(f"Gossip of {len(data)} bytes is above the limit of {MAX_GOSSIP_BYTES}.")
+        await anyio.lowlevel.checkpoint()
+        self._send(self._router.publish(topic_id(topic), data, trio.current_time()))
+
+    def subscribe(self, topic: str, check: GossipCheck) -> GossipSubscription:
+        """See Gossip; one subscription a topic, ValueError for a second one."""
+        self._check_open()
+        name = topic_id(topic)
+        if name in self._subscriptions:
+            raise ValueError(f"this node listens to {topic!r} already")
+
+        def forget() -> None:
+            self._subscriptions.pop(name, None)
+            self._send(self._router.unsubscribe(name))
+
+        subscription = self._subscriptions[name] = GossipSubscription(check, forget)
+        self._send(self._router.subscribe(name, trio.current_time()))
+        return subscription
+
+    async def run(self) -> None:
+        """Keep the beat until cancelled."""
+        while True:
+            await trio.sleep(HEARTBEAT_SECONDS)
+            self._send(self._router.heartbeat(trio.current_time()))
+
+    def close(self) -> None:
+        """End all subscriptions; whoever waits gets TransportClosedError."""
+        self._is_closed = True
+        for subscription in tuple(self._subscriptions.values()):
+            subscription.close()
+
+    def meet(self, peer: NodeId) -> None:
+        """A connection with a peer began."""
+        if peer not in self._outboxes:
+            outbox = self._outboxes[peer] = _Outbox()
+            self._tasks.start_soon(self._talk, peer, outbox)
+
+    def part(self, peer: NodeId) -> None:
+        """The last connection with a peer ended."""
+        outbox = self._outboxes.pop(peer, None)
+        if outbox is not None:
+            outbox.scope.cancel()
+        self._router.leave(peer)
+
+    async def handle_stream(self, net_stream: INetStream) -> None:
+        """Listen to what a peer says, until its stream ends."""
+        peer = NodeId(str(net_stream.muxed_conn.peer_id))
+        stream, reader = stream_of(net_stream), ItemReader()
+        try:
+            while True:
+                for item in reader.feed(await stream.read(WRITE_BYTES)):
+                    self._hear(peer, item)
+        except MalformedGossipError:
+            self._report(peer, ScoreReason.MALFORMED_FRAME)
+        finally:
+            stream.abandon()
+
+    def _hear(self, peer: NodeId, item: Item) -> None:
+        received = self._router.handle(peer, item, trio.current_time(), self._check)
+        self._send(received.sends)
+        if received.is_flood:
+            self._report(peer, ScoreReason.FLOOD)
+        if received.is_refused:
+            self._report(peer, ScoreReason.REFUSED_GOSSIP)
+        subscription = self._subscriptions.get(item.topic)
+        if received.delivered is not None and subscription is not None:
+            subscription.deliver(received.delivered)
+
+    def _check(self, topic: TopicId, peer: NodeId, data: bytes) -> bool:
+        subscription = self._subscriptions.get(topic)
+        return subscription is not None and subscription.check(peer, data)
+
+    def _send(self, sends: Sends) -> None:
+        for peer, item in sends:
+            outbox = self._outboxes.get(peer)
+            if outbox is not None and not outbox.add(item):
+                self.dropped += 1
+
+    async def _talk(self, peer: NodeId, outbox: _Outbox) -> None:
+        """Keep a stream to the peer as long as it is connected and knows the protocol."""
+        pause = RETRY_SECONDS
+        with outbox.scope:
+            while True:
+                began = trio.current_time()
+                try:
+                    await self._talk_once(peer, outbox)
+                except NegotiationError:
+                    return  # a peer that does not gossip
+                except BaseLibp2pError:
+                    pause = RETRY_SECONDS if trio.current_time() - began > LONGEST_RETRY_SECONDS else pause
+                await trio.sleep(pause)
+                pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+
+    async def _talk_once(self, peer: NodeId, outbox: _Outbox) -> None:
+        muxer = self._connections.of(peer)
+        if muxer is None:
+            return
+        stream = await muxer.open_stream()
+        try:
+            outbox.clear()
+            self._send(self._router.join(peer))
+            await stream.write(proposal(GOSSIP_PROTOCOL))
+            await confirm(stream, GOSSIP_PROTOCOL)
+            while True:
+                await stream.write(await outbox.next())
+        finally:
+            stream.abandon()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TransportClosedError("This node's gossip is closed.")

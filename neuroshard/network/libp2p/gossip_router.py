@@ -1,0 +1,307 @@
+"""Who tells whom: gossipsub's mesh of a few links a topic, made thrifty. No sockets, no clock: only its own memory.
+
+Every listener keeps links (GRAFT, PRUNE) with a few others. A message goes over all links at first; whoever gets it a
+second time chokes the link it came over, which carries only ids from then on. So messages settle on a tree and arrive
+about once (Leitao et al., "Epidemic Broadcast Trees"; libp2p's episub). Ids repair what the tree loses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeAlias
+
+from neuroshard.network.libp2p.gossip_items import Item, ItemKind, MessageId, TopicId, id_items, message_id
+from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
+from neuroshard.types import NodeId
+
+DEGREE, LEAST_DEGREE, MOST_DEGREE = 5, 4, 10
+LAZY_DEGREE = 2  # peers outside the mesh that hear ids at every heartbeat
+HEARTBEAT_SECONDS = 1.0
+PATIENCE_SECONDS = 0.9  # for a message whose id was heard, before it is asked for
+CHOKE_SHARE = 0.05  # of the duplicates close their link: see _choked
+BACKOFF_SECONDS = 60.0  # after a PRUNE, before the same two try again
+MAX_TOPICS_OF_PEER = 64
+MAX_ITEMS = 400  # of one peer between two heartbeats
+MAX_BYTES = 2 * 1024 * 1024  # of one peer between two heartbeats
+MAX_GIVEN = 128  # messages given to one peer on demand between two heartbeats
+MAX_TOLD = 1024  # ids that one peer may tell between two heartbeats
+
+Sends: TypeAlias = list[tuple[NodeId, Item]]
+Check: TypeAlias = Callable[[TopicId, NodeId, bytes], bool]
+
+
+@dataclass
+class _Link:
+    is_lazy: bool = False  # only ids go over it, both ways: a tree that is shared by all needs its links both ways
+    due: list[MessageId] = field(default_factory=list[MessageId])  # ids to tell it at the next heartbeat
+
+
+@dataclass
+class _Topic:
+    links: dict[NodeId, _Link] = field(default_factory=dict[NodeId, _Link])
+    backoff: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # until when
+
+
+@dataclass
+class _Peer:
+    topics: set[TopicId] = field(default_factory=set[TopicId])
+    items: int = 0  # since the last heartbeat, as all below
+    byte_count: int = 0
+    given: int = 0
+    told: int = 0
+
+
+@dataclass(frozen=True)
+class Received:
+    """What became of an item."""
+
+    sends: Sends = field(default_factory=list[tuple[NodeId, Item]])
+    delivered: bytes | None = None  # a new message that was found good
+    is_refused: bool = False  # a new message that was not
+    is_flood: bool = False  # more than a peer may send; nothing was done with it
+
+
+class GossipRouter:
+    """The decisions of one node."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._peers: dict[NodeId, _Peer] = {}
+        self._topics: dict[TopicId, _Topic] = {}
+        self._seen = SeenIds()
+        self._kept = KeptMessages()
+        self._missing = MissingMessages()
+        self._last_heartbeat = 0.0
+        self.counts: Counter[str] = Counter()  # what came in, by kind; "duplicate", "refused"
+
+    def links(self, topic: TopicId) -> tuple[NodeId, ...]:
+        """This node's links of a topic."""
+        known = self._topics.get(topic)
+        return tuple(known.links) if known else ()
+
+    # This node's own wishes
+
+    def join(self, peer: NodeId) -> Sends:
+        """A peer can be talked to from now on."""
+        self._peers.setdefault(peer, _Peer())
+        return [(peer, Item(ItemKind.SUBSCRIBE, topic)) for topic in self._topics]
+
+    def leave(self, peer: NodeId) -> None:
+        """A peer is gone."""
+        self._peers.pop(peer, None)
+        for topic in self._topics.values():
+            topic.links.pop(peer, None)
+
+    def subscribe(self, topic: TopicId, now: float) -> Sends:
+        """Listen to a topic."""
+        self._topics.setdefault(topic, _Topic())
+        sends: Sends = [(peer, Item(ItemKind.SUBSCRIBE, topic)) for peer in self._peers]
+        return sends + self._filled(topic, now)
+
+    def unsubscribe(self, topic: TopicId) -> Sends:
+        """Listen no more."""
+        if self._topics.pop(topic, None) is None:
+            return []
+        return [(peer, Item(ItemKind.UNSUBSCRIBE, topic)) for peer in self._peers]  # which ends links as well
+
+    def publish(self, topic: TopicId, data: bytes, now: float) -> Sends:
+        """Tell everybody who listens; one who does not listen itself tells a few who pass it on."""
+        message = message_id(topic, data)
+        self._remember(message, topic, data, now)
+        if topic in self._topics and self._topics[topic].links:
+            return self._passed_on(topic, message, data, None)
+        listeners = [peer for peer, known in self._peers.items() if topic in known.topics]
+        chosen = self._random.sample(listeners, min(DEGREE, len(listeners)))
+        return [(peer, Item(ItemKind.MESSAGE, topic, data)) for peer in chosen]
+
+    # What peers say
+
+    def handle(self, peer: NodeId, item: Item, now: float, check: Check) -> Received:
+        """Take one item of a peer."""
+        known = self._peers.setdefault(peer, _Peer())
+        known.items += 1
+        known.byte_count += item.byte_count
+        if known.items > MAX_ITEMS or known.byte_count > MAX_BYTES:
+            return Received(is_flood=True)
+        self.counts[item.kind.name.lower()] += 1
+        if item.kind is ItemKind.MESSAGE:
+            return self._handle_message(peer, item, now, check)
+        if item.kind in {ItemKind.HAVE, ItemKind.WANT}:
+            return self._handle_ids(peer, known, item, now)
+        return Received(self._handle_link(peer, known, item, now))
+
+    def heartbeat(self, now: float) -> Sends:
+        """What is due once a second: links to be made or ended, ids to be told, messages to be asked for."""
+        sends: Sends = []
+        for peer in self._peers.values():
+            peer.items = peer.byte_count = peer.given = peer.told = 0
+        for topic in tuple(self._topics):
+            sends += self._filled(topic, now) + self._thinned(topic, now) + self._told(topic)
+        sends += self._asked(now)
+        self._kept.expire(now)
+        self._last_heartbeat = now
+        return sends
+
+    # Messages
+
+    def _handle_message(self, peer: NodeId, item: Item, now: float, check: Check) -> Received:
+        topic, message = item.topic, message_id(item.topic, item.payload)
+        if topic not in self._topics:
+            return Received()
+        if message in self._seen:
+            self.counts["duplicate"] += 1
+            return Received(self._choked(peer, topic))
+        self._missing.arrived(message)
+        if not check(topic, peer, item.payload):
+            self._seen.add(message, now)
+            self.counts["refused"] += 1
+            return Received(is_refused=True)
+        self._remember(message, topic, item.payload, now)
+        return Received(self._passed_on(topic, message, item.payload, peer), delivered=item.payload)
+
+    def _remember(self, message: MessageId, topic: TopicId, data: bytes, now: float) -> None:
+        self._seen.add(message, now)
+        self._kept.add(message, KeptMessage(topic, data, now))
+
+    def _passed_on(self, topic: TopicId, message: MessageId, data: bytes, received_from: NodeId | None) -> Sends:
+        sends: Sends = []
+        for peer, link in self._topics[topic].links.items():
+            if peer == received_from:
+                continue
+            if link.is_lazy:
+                link.due.append(message)
+            else:
+                sends.append((peer, Item(ItemKind.MESSAGE, topic, data)))
+        return sends
+
+    def _choked(self, peer: NodeId, topic: TopicId) -> Sends:
+        """The peer brought what others had brought before: its link is not needed for messages.
+
+        Not at once: messages that are under way together would close several links that need each other, and the tree
+        would fall apart and be repaired for ever (simulated with 50 and 200 nodes).
+        """
+        known, link = self._topics[topic], self._link(peer, topic)
+        if link is None or link.is_lazy or self._random.random() > CHOKE_SHARE:
+            return []
+        if sum(not other.is_lazy for other in known.links.values()) < 2:
+            return []
+        link.is_lazy = True
+        return [(peer, Item(ItemKind.CHOKE, topic))]
+
+    def _handle_ids(self, peer: NodeId, known: _Peer, item: Item, now: float) -> Received:
+        ids = item.ids()
+        if item.kind is ItemKind.WANT:
+            return Received(self._given(peer, known, ids))
+        known.told += len(ids)
+        if known.told > MAX_TOLD:
+            return Received(is_flood=True)
+        if item.topic in self._topics:
+            for message in ids:
+                if message not in self._seen:
+                    self._missing.hear(message, item.topic, peer, now)
+        return Received()
+
+    def _given(self, peer: NodeId, known: _Peer, ids: Iterable[MessageId]) -> Sends:
+        sends: Sends = []
+        for message in ids:
+            kept = self._kept.get(message)
+            if kept is not None and known.given < MAX_GIVEN:
+                known.given += 1
+                sends.append((peer, Item(ItemKind.MESSAGE, kept.topic, kept.data)))
+        return sends
+
+    def _asked(self, now: float) -> Sends:
+        """Ask for what did not come, and open the links to those who had it."""
+        wanted: dict[tuple[NodeId, TopicId], list[MessageId]] = defaultdict(list)
+        for peer, topic, message in self._missing.due(now - PATIENCE_SECONDS):
+            wanted[peer, topic].append(message)
+        sends: Sends = []
+        for (peer, topic), ids in wanted.items():
+            sends += [(peer, item) for item in id_items(ItemKind.WANT, topic, ids) if peer in self._peers]
+            link = self._link(peer, topic)
+            if link is not None and link.is_lazy:
+                link.is_lazy = False
+                sends.append((peer, Item(ItemKind.UNCHOKE, topic)))
+        return sends
+
+    def _told(self, topic: TopicId) -> Sends:
+        """Ids for the links that want only those, and for a few peers outside the mesh."""
+        sends: Sends = []
+        known = self._topics[topic]
+        for peer, link in known.links.items():
+            sends += [(peer, item) for item in id_items(ItemKind.HAVE, topic, link.due)]
+            link.due = []
+        recent = self._kept.younger_than(self._last_heartbeat, topic)
+        outside = [peer for peer in self._listeners(topic) if peer not in known.links] if recent else []
+        for peer in self._random.sample(outside, min(LAZY_DEGREE, len(outside))):
+            sends += [(peer, item) for item in id_items(ItemKind.HAVE, topic, recent)]
+        return sends
+
+    # Links
+
+    def _handle_link(self, peer: NodeId, known: _Peer, item: Item, now: float) -> Sends:
+        topic, link = item.topic, self._link(peer, item.topic)
+        match item.kind:
+            case ItemKind.SUBSCRIBE if len(known.topics) < MAX_TOPICS_OF_PEER:
+                known.topics.add(topic)
+                return self._filled(topic, now)
+            case ItemKind.UNSUBSCRIBE:
+                known.topics.discard(topic)
+                if link is not None:
+                    del self._topics[topic].links[peer]
+            case ItemKind.GRAFT if link is None:
+                return self._handle_graft(peer, known, topic, now)
+            case ItemKind.PRUNE:
+                self._end_link(peer, topic, now)
+            case ItemKind.CHOKE | ItemKind.UNCHOKE if link is not None:
+                link.is_lazy = item.kind is ItemKind.CHOKE
+            case _:
+                pass
+        return []
+
+    def _handle_graft(self, peer: NodeId, known: _Peer, topic: TopicId, now: float) -> Sends:
+        mine = self._topics.get(topic)
+        if mine is None or len(mine.links) >= MOST_DEGREE or mine.backoff.get(peer, 0.0) > now:
+            return [(peer, Item(ItemKind.PRUNE, topic))]
+        if len(known.topics) < MAX_TOPICS_OF_PEER:
+            known.topics.add(topic)
+        mine.links[peer] = _Link()
+        return []
+
+    def _filled(self, topic: TopicId, now: float) -> Sends:
+        """New links while there are too few."""
+        known = self._topics.get(topic)
+        if known is None or len(known.links) >= LEAST_DEGREE:
+            return []
+        known.backoff = {peer: until for peer, until in known.backoff.items() if until > now}
+        free = [p for p in self._listeners(topic) if p not in known.links and p not in known.backoff]
+        chosen = self._random.sample(free, min(DEGREE - len(known.links), len(free)))
+        known.links.update({peer: _Link() for peer in chosen})
+        return [(peer, Item(ItemKind.GRAFT, topic)) for peer in chosen]
+
+    def _thinned(self, topic: TopicId, now: float) -> Sends:
+        """Fewer links while there are too many; those that carry nothing go first."""
+        links = self._topics[topic].links
+        if len(links) <= MOST_DEGREE:
+            return []
+        shuffled = self._random.sample(list(links), len(links))
+        needless = sorted(shuffled, key=lambda peer: not links[peer].is_lazy)
+        ended = needless[: len(links) - DEGREE]
+        for peer in ended:
+            self._end_link(peer, topic, now)
+        return [(peer, Item(ItemKind.PRUNE, topic)) for peer in ended]
+
+    def _end_link(self, peer: NodeId, topic: TopicId, now: float) -> None:
+        known = self._topics.get(topic)
+        if known is not None and known.links.pop(peer, None) is not None:
+            known.backoff[peer] = now + BACKOFF_SECONDS
+
+    def _listeners(self, topic: TopicId) -> list[NodeId]:
+        return [peer for peer, known in self._peers.items() if topic in known.topics]
+
+    def _link(self, peer: NodeId, topic: TopicId) -> _Link | None:
+        known = self._topics.get(topic)
+        return known.links.get(peer) if known else None

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.network.libp2p.gossip_items import (
+    HEAD_BYTES,
+    MAX_IDS,
+    Item,
+    ItemKind,
+    ItemReader,
+    MalformedGossipError,
+    MessageId,
+    id_items,
+    message_id,
+    topic_id,
+)
+from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
+from neuroshard.network.libp2p.gossip_router import MAX_ITEMS, MAX_TOLD, MOST_DEGREE, GossipRouter, Sends
+from neuroshard.types import NodeId
+
+TOPIC = topic_id("reports/0")
+OVERHEAD = 34  # bytes of yamux and Noise around an item that travels alone
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+
+
+@dataclass
+class Simulation:
+    """Routers joined by links with 20 to 60 ms of delay, under a clock of its own."""
+
+    count: int
+    connections: int
+    random: Random = field(default_factory=lambda: Random(7))
+    now: float = 0.0
+    received: dict[bytes, dict[NodeId, float]] = field(default_factory=lambda: defaultdict(dict))
+    sent_bytes: Counter[NodeId] = field(default_factory=Counter)
+    kinds: Counter[ItemKind] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.alive = [NodeId(f"n{i}") for i in range(self.count)]
+        self.routers = {node: GossipRouter(Random(self.random.random())) for node in self.alive}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        neighbours: dict[NodeId, set[NodeId]] = defaultdict(set)
+        for node in self.alive:
+            for other in self.random.sample([n for n in self.alive if n != node], self.connections):
+                neighbours[node].add(other)
+                neighbours[other].add(node)
+        for node in self.alive:
+            self.send(node, self.routers[node].subscribe(TOPIC, 0))
+        for node in self.alive:
+            for other in neighbours[node]:
+                self.send(node, self.routers[node].join(other))
+            self.at(self.random.random(), self.beat(node))
+
+    def at(self, moment: float, what: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (moment, self._number, what))
+
+    def beat(self, node: NodeId) -> Callable[[], None]:
+        def work() -> None:
+            if node in self.alive:
+                self.send(node, self.routers[node].heartbeat(self.now))
+                self.at(self.now + 1, work)
+
+        return work
+
+    def send(self, sender: NodeId, sends: Sends) -> None:
+        for receiver, item in sends:
+            self.sent_bytes[sender] += item.byte_count + OVERHEAD
+            self.kinds[item.kind] += 1
+            self.at(self.now + self.random.uniform(0.02, 0.06), self.arrival(sender, receiver, item))
+
+    def arrival(self, sender: NodeId, receiver: NodeId, item: Item) -> Callable[[], None]:
+        def work() -> None:
+            if sender in self.alive and receiver in self.alive:
+                result = self.routers[receiver].handle(sender, item, self.now, lambda *_: True)
+                assert not result.is_flood
+                if result.delivered is not None:
+                    assert receiver not in self.received[result.delivered], "delivered twice"
+                    self.received[result.delivered][receiver] = self.now
+                self.send(receiver, result.sends)
+
+        return work
+
+    def publish(self, data: bytes) -> None:
+        node = self.random.choice(self.alive)
+        self.received[data][node] = self.now
+        self.send(node, self.routers[node].publish(TOPIC, data, self.now))
+
+    def publish_at(self, moment: float, data: bytes) -> None:
+        self.at(moment, lambda: self.publish(data))
+
+    def kill(self, node: NodeId) -> None:
+        self.alive.remove(node)
+        for other in self.alive:
+            self.routers[other].leave(node)
+
+    def run_until(self, moment: float) -> None:
+        while self._events and self._events[0][0] <= moment:
+            self.now, _, work = heapq.heappop(self._events)
+            work()
+        self.now = moment
+
+
+def test_everybody_gets_every_message_once_and_soon_about_one_copy_travels_to_each() -> None:
+    network = Simulation(50, 8)
+    messages = [number.to_bytes(4, "big") + bytes(796) for number in range(300)]
+    for number, data in enumerate(messages):
+        network.publish_at(2 + number / 5, data)
+    network.run_until(40)
+    copies, traffic = network.kinds[ItemKind.MESSAGE], network.sent_bytes.total()
+    network.run_until(72)
+    assert all(len(network.received[data]) == 50 for data in messages)
+    late = messages[200:]
+    waits = sorted(
+        when - min(network.received[data].values()) for data in late for when in network.received[data].values()
+    )
+    assert waits[len(waits) // 2] < 0.5
+    assert waits[-1] < 3
+    copies_each = (network.kinds[ItemKind.MESSAGE] - copies) / (300 - 190) / 50
+    assert copies_each < 1.25  # a mesh of degree 5 without choking: 3 and more
+    kilobits = (network.sent_bytes.total() - traffic) * 8 / 1000 / 50 / (62 - 40)
+    assert kilobits < 50  # 5 reports of 800 bytes a second, as of 50 peers
+
+
+def test_the_mesh_survives_the_death_of_a_third_and_messages_go_on() -> None:
+    network = Simulation(40, 8)
+    for number in range(100):
+        network.publish_at(1 + number / 5, number.to_bytes(4, "big"))
+    network.run_until(22)
+    for node in network.random.sample(network.alive, 13):
+        network.kill(node)
+    survivors = set(network.alive)
+    after = [b"after" + number.to_bytes(4, "big") for number in range(50)]
+    for number, data in enumerate(after):
+        network.publish_at(23 + number / 5, data)
+    network.run_until(45)
+    assert all(survivors <= set(network.received[data]) for data in after)
+    degrees = [len(network.routers[node].links(TOPIC)) for node in survivors]
+    assert min(degrees) >= 1
+    assert max(degrees) <= MOST_DEGREE
+
+
+def test_bytes_of_a_node_stay_flat_as_the_swarm_grows() -> None:
+    rates: list[float] = []
+    for count in (30, 90):
+        network = Simulation(count, 8)
+        for number in range(150):
+            network.publish_at(1 + number / 5, number.to_bytes(4, "big") + bytes(596))
+        network.run_until(15)
+        before = network.sent_bytes.total()
+        network.run_until(32)
+        rates.append((network.sent_bytes.total() - before) / count)
+    assert rates[1] < 1.25 * rates[0]
+
+
+def ready(*peers: NodeId) -> GossipRouter:
+    """A router that listens to TOPIC and knows that its peers do."""
+    router = GossipRouter(Random(1))
+    router.subscribe(TOPIC, 0)
+    for peer in peers:
+        router.join(peer)
+        router.handle(peer, Item(ItemKind.SUBSCRIBE, TOPIC), 0, lambda *_: True)
+    return router
+
+
+def message(data: bytes) -> Item:
+    return Item(ItemKind.MESSAGE, TOPIC, data)
+
+
+def test_what_the_check_refuses_is_not_passed_on_nor_asked_again() -> None:
+    router, asked = ready(A, B), []
+
+    def check(_: object, peer: NodeId, data: bytes) -> bool:
+        asked.append((peer, data))
+        return False
+
+    first = router.handle(A, message(b"bad"), 1, check)
+    assert first.is_refused
+    assert (first.sends, first.delivered) == ([], None)
+    second = router.handle(B, message(b"bad"), 1, check)
+    assert not second.is_refused
+    assert second.delivered is None
+    assert asked == [(A, b"bad")]
+    wanted = router.handle(B, Item(ItemKind.WANT, TOPIC, message_id(TOPIC, b"bad")), 1, check)
+    assert wanted.sends == []
+
+
+def test_a_missing_message_is_asked_for_once_from_each_who_has_it() -> None:
+    router = ready(A, B)
+    have = Item(ItemKind.HAVE, TOPIC, message_id(TOPIC, b"x"))
+    for peer in (A, B, A):
+        router.handle(peer, have, 1, lambda *_: True)
+    asked = [[peer for peer, item in router.heartbeat(now) if item.kind is ItemKind.WANT] for now in (1.5, 2, 3, 4, 5)]
+    assert asked == [[], [A], [B], [], []]
+
+
+def test_nothing_is_asked_for_that_came_meanwhile() -> None:
+    router = ready(A, B)
+    router.handle(A, Item(ItemKind.HAVE, TOPIC, message_id(TOPIC, b"x")), 1, lambda *_: True)
+    router.handle(B, message(b"x"), 1.2, lambda *_: True)
+    assert not [item for _, item in router.heartbeat(3) if item.kind is ItemKind.WANT]
+
+
+def test_one_peer_cannot_send_more_than_its_share() -> None:
+    router = ready(A, B)
+    floods = [router.handle(A, message(bytes([i % 256, i // 256])), 1, lambda *_: True).is_flood for i in range(500)]
+    assert sum(floods) == 500 - (MAX_ITEMS - 1)  # it has said SUBSCRIBE
+    assert not router.handle(B, message(b"fine"), 1, lambda *_: True).is_flood
+    router.heartbeat(2)
+    assert not router.handle(A, message(b"later"), 2, lambda *_: True).is_flood
+    ids = [MessageId(number.to_bytes(12, "big")) for number in range(MAX_TOLD + MAX_IDS)]
+    told = [router.handle(A, item, 2, lambda *_: True).is_flood for item in id_items(ItemKind.HAVE, TOPIC, ids)]
+    assert told == [False] * (MAX_TOLD // MAX_IDS) + [True]
+
+
+def test_links_are_bounded_and_not_made_again_right_after_they_ended() -> None:
+    peers = [NodeId(f"p{i}") for i in range(40)]
+    router = ready(*peers)
+    answers = [router.handle(peer, Item(ItemKind.GRAFT, TOPIC), 1, lambda *_: True).sends for peer in peers]
+    assert len(router.links(TOPIC)) == MOST_DEGREE
+    refused = [
+        peer for peer, sends in zip(peers, answers, strict=True) if sends == [(peer, Item(ItemKind.PRUNE, TOPIC))]
+    ]
+    assert len(refused) == 40 - MOST_DEGREE
+    (first, *_) = router.links(TOPIC)
+    router.handle(first, Item(ItemKind.PRUNE, TOPIC), 2, lambda *_: True)
+    assert first not in router.links(TOPIC)
+    assert router.handle(first, Item(ItemKind.GRAFT, TOPIC), 3, lambda *_: True).sends  # pruned again
+    router.handle(router.links(TOPIC)[0], Item(ItemKind.UNSUBSCRIBE, TOPIC), 4, lambda *_: True)
+    assert len(router.links(TOPIC)) == MOST_DEGREE - 2
+
+
+def test_topics_nobody_here_listens_to_are_ignored() -> None:
+    router = GossipRouter(Random(1))
+    for kind in ItemKind:
+        result = router.handle(A, Item(kind, TOPIC), 1, lambda *_: True)
+        assert result.delivered is None
+        assert {item.kind for _, item in result.sends} <= {ItemKind.PRUNE}
+    assert router.heartbeat(2) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from(ItemKind), st.binary(max_size=40)), max_size=20), st.data())
+def test_items_survive_any_cutting(said: list[tuple[ItemKind, bytes]], data: st.DataObject) -> None:
+    items = [Item(kind, TOPIC, payload if kind is ItemKind.MESSAGE else b"") for kind, payload in said]
+    stream = b"".join(item.encode() for item in items)
+    reader, found, position = ItemReader(), [], 0
+    while position < len(stream):
+        size = data.draw(st.integers(1, len(stream)))
+        found += reader.feed(stream[position : position + size])
+        position += size
+    assert found == items
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        bytes(HEAD_BYTES),
+        b"\xff" * HEAD_BYTES,
+        b"\x03\x01\x00\x01" + TOPIC,  # 64 KiB and one byte
+        b"\x06\x00\x00\x01" + TOPIC,  # a GRAFT with a payload
+        b"\x04\x00\x00\x05" + TOPIC,  # no whole ids
+        b"\x05\x00\x0c\x0c" + TOPIC,  # too many ids
+    ],
+)
+def test_garbage_is_refused_before_it_is_held(bad: bytes) -> None:
+    reader = ItemReader()
+    with pytest.raises(MalformedGossipError):
+        reader.feed(bad)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_items_or_refused(data: bytes) -> None:
+    reader = ItemReader()
+    try:
+        items = reader.feed(data)
+    except MalformedGossipError:
+        return
+    assert sum(item.byte_count for item in items) <= len(data)
+
+
+def test_memory_is_bounded() -> None:
+    seen, kept, missing = SeenIds(), KeptMessages(), MissingMessages()
+    for number in range(100_000):
+        seen.add(MessageId(number.to_bytes(12, "big")), 0)
+    assert MessageId((99_999).to_bytes(12, "big")) in seen
+    assert MessageId((0).to_bytes(12, "big")) not in seen
+    for number in range(10_000):
+        missing.hear(MessageId(number.to_bytes(12, "big")), TOPIC, A, 0)
+    assert len(missing) == 4096
+    ids = [MessageId(number.to_bytes(12, "big")) for number in range(200)]
+    for number, name in enumerate(ids):
+        kept.add(name, KeptMessage(TOPIC, bytes(64 * 1024), number))
+    assert kept.get(ids[0]) is None
+    assert len(kept.younger_than(-1, TOPIC)) == 128  # 8 MiB
+    kept.expire(1000)
+    assert kept.younger_than(-1, TOPIC) == []
