@@ -122,6 +122,7 @@ def start_node(
     command = [sys.executable, "-m", "neuroshard", *(["demo"] if demo else [])]
     command += ["--headless", "--port", str(port), "--data-dir", str(data_dir), *arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+    environment["NEUROSHARD_P2P_HOST"] = "127.0.0.1"  # nothing leaves this computer
     if not demo:
         environment["NEUROSHARD_TOKEN"] = TOKEN
     environment |= variables or {}

@@ -10,6 +10,9 @@ import typer
 
 from neuroshard.cli.options import DataDir, DeviceOption, Host, MemoryLimit, Port, Threads, given
 
+MOST_NODES = 16
+LOOPBACK = "127.0.0.1"
+
 
 def demo(
     steps: Annotated[
@@ -18,6 +21,9 @@ def demo(
     text: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Train on your own text files instead of the embedded ones.")
     ] = None,
+    nodes: Annotated[
+        int, typer.Option(min=1, max=MOST_NODES, metavar="N", help="Start N nodes on this computer that form a swarm.")
+    ] = 1,
     port: Port = None,
     host: Host = None,
     data_dir: DataDir = None,
@@ -33,7 +39,11 @@ def demo(
     from neuroshard.node.demo import DemoOptions, demo_folder, demo_token
     from neuroshard.node.launch import run_node
 
-    options = DemoOptions(steps=steps, text_folder=text)
+    options = DemoOptions(steps=steps, text_folder=text, nodes=nodes)
+    if nodes > 1 and cpu_threads is None:
+        from neuroshard.node.cores import default_threads
+
+        cpu_threads = max(1, default_threads() // nodes)
     folder = demo_folder(resolve_data_dir(data_dir), options)
     flags = given(
         port=port,
@@ -42,6 +52,8 @@ def demo(
         device=device,
         memory=memory,
         cpu_threads=cpu_threads,
+        p2p_host=LOOPBACK,
+        network=nodes > 1,
         browser=False if headless else None,
         log_json=log_json or None,
         verbose=verbose or None,

@@ -75,7 +75,8 @@ def _python(_loaded: LoadedSettings) -> Finding:
 def _torch(loaded: LoadedSettings) -> Finding:
     import torch
 
-    from neuroshard.node.probe import choose_device, default_threads
+    from neuroshard.node.cores import default_threads
+    from neuroshard.node.probe import choose_device
 
     device = choose_device(loaded.settings.device)
     threads = loaded.settings.cpu_threads or default_threads()
@@ -123,12 +124,13 @@ def _token(loaded: LoadedSettings) -> Finding:
 
 
 def _data(loaded: LoadedSettings) -> Finding:
-    import trio
+    import anyio
 
     from neuroshard.node.data_opening import look_at_source
 
     genesis = loaded.settings.genesis
-    return Finding("data", is_well=True, detail=trio.run(look_at_source, genesis, MANIFEST_SECONDS))
+    found = anyio.run(look_at_source, genesis, MANIFEST_SECONDS, backend="trio")
+    return Finding("data", is_well=True, detail=found)
 
 
 _LOOKS: tuple[tuple[str, Callable[[LoadedSettings], Finding]], ...] = (

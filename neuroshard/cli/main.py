@@ -99,6 +99,9 @@ def node(
     headless: Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log details.")] = False,
+    end_with_stdin: Annotated[  # for programs that start nodes and must not leave any behind
+        bool, typer.Option("--end-with-stdin", hidden=True, help="Stop cleanly when standard input closes.")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -107,19 +110,19 @@ def node(
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context, context.invoked_subcommand)
         return
-    # Every parameter but --version, which ends the program, is a setting.
-    flags = {name: value for name, value in context.params.items() if name != "version"}
-    raise typer.Exit(_run_with(settings_given(flags)))
+    # Every parameter but these two is a setting.
+    flags = {name: value for name, value in context.params.items() if name not in {"version", "end_with_stdin"}}
+    raise typer.Exit(_run_with(settings_given(flags), ends_with_stdin=end_with_stdin))
 
 
-def _run_with(flags: Mapping[str, object]) -> int:
+def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool) -> int:
     """Run a node with these flags; the exit code."""
     from neuroshard.config.loading import load_settings
 
     loaded = load_settings(flags, os.environ)
     from neuroshard.node.launch import run_node  # only now: this takes a while, and mistakes are told before
 
-    return run_node(loaded)
+    return run_node(loaded, ends_with_stdin=ends_with_stdin)
 
 
 def _refuse_lost_options(context: typer.Context, command: str) -> None:

@@ -43,12 +43,17 @@ class Assignment:
         """Shards in one pass: all but the held-out ones."""
         return self.total_shards - held_out_count(self.total_shards)
 
+    @property
+    def first_rank(self) -> int:
+        """Place of the node's first shard among the `length` shards that are not held out."""
+        first = primary_shard(self.run_id, self.node_id, self.total_shards)
+        return _trainable_before(self.run_id, first, self.total_shards) % self.length
+
     def shard_at(self, order: int) -> ShardId:
         """The shard read at place `order` (0, 1, ...; every `length` places the same shards come again)."""
         if order < 0:
             raise ValueError(f"order must not be negative, got {order}")
-        first = primary_shard(self.run_id, self.node_id, self.total_shards)
-        rank = (_trainable_before(self.run_id, first, self.total_shards) + order) % self.length
+        rank = (self.first_rank + order) % self.length
         return _trainable_of_rank(self.run_id, rank, self.total_shards)
 
 

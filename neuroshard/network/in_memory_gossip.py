@@ -66,7 +66,7 @@ class InMemorySubscription:
         self.check = check
         self._queue: deque[bytes] = deque()
         self._queue_length = queue_length
-        self._arrival = anyio.Event()
+        self._arrival: anyio.Event | None = None  # while somebody waits
         self._is_closed = False
         self._dropped = 0
 
@@ -80,6 +80,7 @@ class InMemorySubscription:
         while not self._queue:
             if self._is_closed:
                 raise TransportClosedError("This subscription is closed.")
+            self._arrival = self._arrival or anyio.Event()
             await self._arrival.wait()
         return self._queue.popleft()
 
@@ -88,7 +89,7 @@ class InMemorySubscription:
         if not self._is_closed:
             self._is_closed = True
             self._owner.forget(self._topic)
-            self._arrival.set()
+            self._wake()
 
     def deliver(self, data: bytes) -> None:
         """Queue a message, or drop it when the queue is full."""
@@ -96,8 +97,12 @@ class InMemorySubscription:
             self._dropped += 1
             return
         self._queue.append(data)
-        self._arrival.set()
-        self._arrival = anyio.Event()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._arrival is not None:
+            self._arrival.set()
+            self._arrival = None
 
 
 class InMemoryGossip:
@@ -223,8 +228,9 @@ class GossipHub:
             due = min(under_way)
             if due > anyio.current_time():
                 await anyio.sleep_until(due)
+            is_simple = self._links.common_delay_seconds is not None
             for sender, receiver in under_way.pop(due):
-                if self._links.is_lost(sender.local_id, receiver.local_id):
+                if not is_simple and self._links.is_lost(sender.local_id, receiver.local_id):
                     continue
                 if receiver.accept(sender.local_id, message):
                     self._send(receiver, sender.local_id, message, due, under_way)
@@ -238,11 +244,14 @@ class GossipHub:
         under_way: dict[float, list[_Copy]],
     ) -> None:
         """Put a copy on the way to every neighbour but the one it came from."""
-        copies = 0
-        for neighbour in self.mesh(message.topic).neighbours(sender.local_id):
-            if neighbour == received_from:
-                continue
-            delay = self._links.link(sender.local_id, neighbour).delay_seconds
-            under_way.setdefault(now + delay, []).append((sender, self._nodes[neighbour]))
-            copies += 1
-        sender.count_sent(message.size, copies)
+        neighbours = self.mesh(message.topic).neighbours(sender.local_id)
+        others = [self._nodes[neighbour] for neighbour in neighbours if neighbour != received_from]
+        sender.count_sent(message.size, len(others))
+        delay = self._links.common_delay_seconds
+        if delay is not None:
+            if others:
+                under_way.setdefault(now + delay, []).extend([(sender, other) for other in others])
+            return
+        for other in others:
+            arrival = now + self._links.link(sender.local_id, other.local_id).delay_seconds
+            under_way.setdefault(arrival, []).append((sender, other))

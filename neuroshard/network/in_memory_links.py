@@ -42,6 +42,12 @@ class Links:
         """Separate the sides; nodes of no side still reach everybody. Without sides: heal."""
         self._sides = tuple(frozenset(side) for side in sides)
 
+    @property
+    def common_delay_seconds(self) -> float | None:
+        """The delay of every message while all links are alike and nothing is ever lost; None otherwise."""
+        is_simple = not self._links and not self._sides and self._default.loss == 0
+        return self._default.delay_seconds if is_simple else None
+
     def link(self, sender: NodeId, receiver: NodeId) -> Link:
         """How messages fare from one node to another."""
         return self._links.get((sender, receiver), self._default) if self._links else self._default

@@ -29,7 +29,8 @@ class Reputation:
 
     def is_banned(self, peer: NodeId) -> bool:
         """Whether nothing of this peer is accepted now."""
-        return self._scores.is_banned(peer, self._now())
+        # asked for every message: most peers have no entry, and then the time does not matter
+        return peer in self._scores.entries and self._scores.is_banned(peer, self._now())
 
     def banned_peers(self) -> tuple[NodeId, ...]:
         """All peers banned now."""

@@ -15,14 +15,18 @@ from neuroshard.node.assembly import Assembly, RunningNode
 from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
+from neuroshard.node.identity import node_identity
+from neuroshard.node.local_swarm import Invitation, LocalSwarm
 from neuroshard.node.observation import Observer
 from neuroshard.node.publisher import Publisher
+from neuroshard.node.society import Society
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.tasks import accompanied
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import NodeState
 from neuroshard.telemetry.counters import Counters
+from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
 
@@ -60,21 +64,31 @@ class Application:
 
     def run(self) -> ExitReport:
         """Run until stopped. Raises NeuroShardError when the node cannot go on."""
-        return trio.run(self._main)
+        return trio.run(self._main)  # pyright: ignore[reportUnknownMemberType]
 
     async def _main(self) -> ExitReport:
         loop = CommandLoop(self._commands, self._board, self._configuration, self._stop.ask)
-        await accompanied(partial(self._live, loop), loop.run)
+        identity = node_identity(self._wallet, self._configuration.settings.data_dir)
+        self._publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id)
+        society = Society.of(self._configuration.settings, identity)
+        await accompanied(partial(self._live, loop, society), loop.run, society.networking.run)
         return ExitReport(0, f"Stopped: {self._stop.reason or 'all steps are done'}.")
 
-    async def _live(self, loop: CommandLoop) -> None:
+    async def _live(self, loop: CommandLoop, society: Society) -> None:
         """Start up and train. A stop during the start-up cancels it; nothing was trained yet, so nothing is lost."""
-        assembly = Assembly(self._configuration, self._wallet, self._publisher, self._demo)
+        assembly = Assembly(
+            configuration=self._configuration,
+            wallet=self._wallet,
+            identity=society.identity,
+            publisher=self._publisher,
+            finder=society.finder,
+            demo=self._demo,
+        )
         try:
             node = await self._start_up(assembly)
             if node is not None:
                 loop.attach(node)
-                await self._train(node)
+                await self._train(node, society)
         except NeuroShardError as error:
             self._publisher.state(NodeState.FAILED, str(error))
             raise
@@ -94,18 +108,22 @@ class Application:
             return await assembly.build()
         return None
 
-    async def _train(self, node: RunningNode) -> None:
+    async def _train(self, node: RunningNode, society: Society) -> None:
         """Train until a stop was asked for, or the demo's steps are done. Raises NeuroShardError.
 
         Also when the final checkpoint was not saved: whoever stopped the node must not believe that all is safe.
         """
-        observer = Observer(node, self._publisher, self._counters)
+        is_swarm = self._demo is not None and self._demo.nodes > 1
+        layers = LayerRange(0, node.run.parameters.architecture.layer_count)
+        society.serve(node.run.offer, layers, self._board.current, is_shared=is_swarm or node.run.is_joined)
+        observer = Observer(node, society, self._publisher, self._counters)
         trainer = node.trainer
         self._stop.react(trainer.stop)
         wanted = None if self._demo is None else self._demo.steps
         last_step = None if wanted is None else trainer.record.progress.steps + wanted
         try:
-            await accompanied(partial(trainer.run, last_step), node.feed.run, observer.run)
+            further = partial(self._further_nodes, node, society)
+            await accompanied(partial(trainer.run, last_step), node.feed.run, observer.run, further)
         finally:
             observer.publish()
         if trainer.last_save_failed:
@@ -113,3 +131,16 @@ class Application:
                 "The final checkpoint could not be saved; the steps since the one before it are lost.",
                 "The log says why. Older checkpoints are still there: `neuroshard checkpoint list`.",
             )
+
+    async def _further_nodes(self, node: RunningNode, society: Society) -> None:
+        """The other nodes of `demo --nodes N`, which join the first one's run."""
+        if self._demo is None or self._demo.nodes < 2:
+            return
+        network = await society.networking.up()
+        invitation = Invitation(
+            run_id=node.run.run_id,
+            peer=network.transport.addresses()[0],
+            genesis=node.fetcher.source.description,
+        )
+        swarm = LocalSwarm(self._configuration.settings.data_dir, self._demo.nodes, node.threads)
+        await swarm.run(invitation)

@@ -16,22 +16,25 @@ from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer
+from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, Wallet
 from neuroshard.model.family import parameter_count
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.node.configuration import Configuration
-from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data
+from neuroshard.node.cores import default_threads
+from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
 from neuroshard.node.demo import DemoData, DemoOptions
-from neuroshard.node.identity import node_identity
 from neuroshard.node.own_run import OwnRun, OwnRuns
-from neuroshard.node.probe import Device, choose_device, default_threads, matmul_flops_per_second
+from neuroshard.node.probe import Device, choose_device, matmul_flops_per_second
 from neuroshard.node.proposal import Room, check_fit, propose, propose_demo, run_parameters
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
 from neuroshard.node.rotation_log import RotationLog
+from neuroshard.node.run_choice import FoundRun, RunFinder, RunOrigin, explanation
 from neuroshard.node.stage import LiveStage, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.tasks import accompanied
 from neuroshard.status.snapshot import DataStatus, MemoryStatus, ModelStatus, NodeState, RunStatus
+from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.generation import TextGenerator
 from neuroshard.training.loop import Trainer, TrainerParts
@@ -42,6 +45,7 @@ log = logging.getLogger(__name__)
 
 HARDWARE = "Measuring this computer"
 DEMO_DATA = "Building the demo data"
+RUN = "Finding the run"
 DATA = "Opening the training data"
 MODEL = "Building the model"
 CHECKPOINT = "Looking for a checkpoint"
@@ -53,6 +57,7 @@ WAITING_LOOK_SECONDS = 0.5
 class RunningNode:
     """The parts that live while the node trains."""
 
+    run: OwnRun
     trainer: Trainer
     feed: DataFeed
     live: LiveStage
@@ -76,21 +81,29 @@ class Assembly:
     """Builds a node once. `close` ends whatever was built, also when building failed half-way."""
 
     def __init__(
-        self, configuration: Configuration, wallet: Wallet, publisher: Publisher, demo: DemoOptions | None
+        self,
+        *,
+        configuration: Configuration,
+        wallet: Wallet,
+        identity: NodeIdentity,
+        publisher: Publisher,
+        finder: RunFinder,
+        demo: DemoOptions | None,
     ) -> None:
-        self._configuration = configuration
         self._settings = configuration.settings
         self._wallet = wallet
+        self._identity = identity
         self._publisher = publisher
+        self._finder = finder
         self._demo = demo
         self._closing = AsyncExitStack()
-        demo_stages = () if demo is None else (DEMO_DATA,)
-        self._startup = StartupProgress(publisher, (HARDWARE, *demo_stages, DATA, MODEL, CHECKPOINT, FIRST_STEP))
+        first = (HARDWARE,) if demo is None else (HARDWARE, DEMO_DATA)
+        named = (RUN,) if self._settings.run else ()
+        self._startup = StartupProgress(publisher, (*first, *named, DATA, MODEL, CHECKPOINT, FIRST_STEP))
 
     async def build(self) -> RunningNode:
         """All parts, ready to train. Raises NeuroShardError when something cannot be used."""
-        identity = node_identity(self._wallet, self._settings.data_dir)
-        self._publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id)
+        identity = self._identity
         with self._startup.stage(HARDWARE):
             device = choose_device(self._settings.device)
             threads = self._settings.cpu_threads or default_threads()
@@ -100,13 +113,14 @@ class Assembly:
                 propose(room, FIRST_MERGE_ID)  # memory too small for any model is told before anything is fetched
         location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
         runs = OwnRuns(self._settings.data_dir, self._wallet)
+        named = await self._named_run()
         with self._startup.stage(DATA):
             fetcher = Fetcher(open_source(location))
             self._closing.push_async_callback(fetcher.source.aclose)
-            data = await self._open_data(fetcher, runs, room)
+            data, found = await self._open_data(fetcher, runs, room, named)
         with self._startup.stage(MODEL):
             run = self._choose_run(data, room, runs, "demo" if self._demo else fetcher.source.description)
-            memory = self._announce(run, room, memory)
+            memory = self._announce(run, found, room, memory)
         with self._startup.stage(CHECKPOINT):
             layers = LayerRange(0, run.parameters.architecture.layer_count)
             live = await bring_up_stage(
@@ -127,6 +141,7 @@ class Assembly:
         else:
             self._startup.tell(FIRST_STEP, "")
         return RunningNode(
+            run=run,
             trainer=trainer,
             feed=feed,
             live=live,
@@ -184,11 +199,39 @@ class Assembly:
             )
             return data.serve()
 
-    async def _open_data(self, fetcher: Fetcher, runs: OwnRuns, room: Room) -> OpenedData:
-        """Open the data set; while its source does not answer, the status says so."""
+    async def _named_run(self) -> FoundRun | None:
+        """The run given with --run; while nobody knows it, the status says so."""
+        if self._settings.run is None:
+            return None
+        with self._startup.stage(RUN):
+
+            def tell(reason: str) -> None:
+                self._startup.tell(RUN, reason)
+                self._publisher.state(NodeState.STARTING, reason)
+
+            return await self._finder.named(tell)
+
+    async def _open_data(
+        self, fetcher: Fetcher, runs: OwnRuns, room: Room, named: FoundRun | None
+    ) -> tuple[OpenedData, FoundRun | None]:
+        """Open the data set of a run to join, or of a run of one's own; what is waited for stands in the status."""
         store = self._settings.data_dir / "data_cache" / "descriptions"
         limit = largest_tokenizer_bytes(room.tier_mb)
-        return await accompanied(partial(open_data, fetcher, store, runs, limit), partial(self._tell_waiting, fetcher))
+
+        async def opened() -> tuple[OpenedData, FoundRun | None]:
+            if named is not None:
+                return await open_joined_data(fetcher, store, OwnRun.of(named.offer, is_joined=True), limit), named
+            data = await open_data(fetcher, store, runs, limit)
+            found = None if self._demo else await self._finder.suggested(fetcher, data.genesis)
+            if found is None:
+                return data, None
+            try:
+                return await open_joined_data(fetcher, store, OwnRun.of(found.offer, is_joined=True), limit), found
+            except DataError as error:
+                self._publisher.warn(f"The run {found.offer.run_id[:16]} was found but not joined: {error}")
+                return data, None
+
+        return await accompanied(opened, partial(self._tell_waiting, fetcher))
 
     async def _tell_waiting(self, fetcher: Fetcher) -> None:
         while True:
@@ -205,6 +248,8 @@ class Assembly:
         """The run that this data had before, or a new one from what this computer can do."""
         run = data.run
         wanted = self._settings.inner_steps
+        if run is not None and run.is_joined:
+            return run
         if run is None:
             vocabulary = data.table.next_merge_id
             proposal = propose_demo(vocabulary) if self._demo else propose(room, vocabulary)
@@ -221,7 +266,7 @@ class Assembly:
         runs.remember_source(source, run)
         return run
 
-    def _announce(self, run: OwnRun, room: Room, memory: MemoryStatus) -> MemoryStatus:
+    def _announce(self, run: OwnRun, found: FoundRun | None, room: Room, memory: MemoryStatus) -> MemoryStatus:
         """Check that the run fits and publish what it is."""
         architecture = run.parameters.architecture
         layers = LayerRange(0, architecture.layer_count)
@@ -239,12 +284,17 @@ class Assembly:
             model=ModelStatus(architecture, parameter_count(architecture), layers, layers.roles(len(layers))),
             run=RunStatus(
                 run_id=run.run_id,
-                is_own=True,
+                is_own=run.offer.owner == self._identity.wallet_id,
                 is_demo=self._demo is not None,
-                explanation=_RUN_OF_DEMO if self._demo else _RUN_OF_ONES_OWN,
+                explanation=explanation(*self._origin(found)),
             ),
         )
         return memory
+
+    def _origin(self, found: FoundRun | None) -> tuple[RunOrigin, RunOffer | None]:
+        if found is not None:
+            return found.origin, found.offer
+        return (RunOrigin.DEMO if self._demo else RunOrigin.OWN), None
 
     def _feed(
         self, data: OpenedData, run: OwnRun, identity: NodeIdentity, live: LiveStage
@@ -280,7 +330,3 @@ class Assembly:
             generator=TextGenerator(compute, live.stage.executor.model, tokenizer),
         )
         return Trainer(parts, live.stage.record)
-
-
-_RUN_OF_DEMO = "A demonstration: this computer trains a small model on embedded text, alone."
-_RUN_OF_ONES_OWN = "No run to join is known, so this computer trains a run of its own."

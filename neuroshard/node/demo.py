@@ -24,6 +24,7 @@ class DemoOptions:
 
     steps: int | None = None  # end after this many further steps
     text_folder: Path | None = None  # the user's own text instead of the embedded one
+    nodes: int = 1  # processes that train one run together on this computer
 
 
 def demo_folder(data_dir: Path, options: DemoOptions) -> Path:

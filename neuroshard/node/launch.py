@@ -11,6 +11,7 @@ import webbrowser
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,11 @@ log = logging.getLogger(__name__)
 WAIT_SECONDS = 0.2  # how often the main thread looks up, so that signals work on Windows as well
 
 
-def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None) -> int:
-    """Run a node until it is told to stop; returns the exit code. Raises NeuroShardError when it cannot run."""
+def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None, *, ends_with_stdin: bool = False) -> int:
+    """Run a node until it is told to stop, by the end of its input too when wished; the exit code.
+
+    Raises NeuroShardError when it cannot run.
+    """
     settings = loaded.settings
     started_at = time.time()
     wallet, _kind, warnings = wallet_of(loaded)  # a bad token must be told before anything else happens
@@ -78,12 +82,11 @@ def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None) -> int:
         server = ApiServer(create_app(context), listener)
         server.start()
         stack.callback(server.stop)
-        url = _dashboard_url(settings.host, port)
-        log.info("NeuroShard %s. Dashboard: %s", __version__, url)
+        log.info("NeuroShard %s. Dashboard: %s", __version__, url := _dashboard_url(settings.host, port))
         if settings.browser:
             _open_browser(url)
         stop = StopRequest()
-        with _signals(stop):
+        with _outside_requests(stop, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
             # Only now: importing PyTorch takes seconds, and the dashboard already answers.
             from neuroshard.node.application import Application
@@ -145,9 +148,17 @@ def _prepare_native_threads() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def _wait_for_end_of_input(stop: StopRequest) -> None:
+    while os.read(0, 4096):  # not sys.stdin: its lock would be held when the interpreter ends
+        pass
+    stop.ask("the program that started this node has ended")
+
+
 @contextmanager
-def _signals(stop: StopRequest) -> Generator[None]:
+def _outside_requests(stop: StopRequest, *, ends_with_stdin: bool) -> Generator[None]:
     """SIGINT and SIGTERM ask for a clean stop; a second one ends the process at once."""
+    if ends_with_stdin:
+        Thread(target=_wait_for_end_of_input, args=(stop,), name="neuroshard-leash", daemon=True).start()
     received = 0
 
     def on_signal(number: int, _frame: FrameType | None) -> None:

@@ -10,6 +10,7 @@ import anyio.to_thread
 from neuroshard.node.assembly import RunningNode
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.resources import peak_megabytes, resident_megabytes
+from neuroshard.node.society import Society
 from neuroshard.status.snapshot import ResourceStatus
 from neuroshard.telemetry.counters import Counters
 
@@ -24,8 +25,9 @@ _COUNTED = {
 class Observer:
     """Turns the trainer's own snapshot and samples of this computer into the node's status."""
 
-    def __init__(self, node: RunningNode, publisher: Publisher, counters: Counters) -> None:
+    def __init__(self, node: RunningNode, society: Society, publisher: Publisher, counters: Counters) -> None:
         self._node = node
+        self._society = society
         self._counters = counters
         for name, help_text in _COUNTED.items():
             counters.declare(name, help_text)
@@ -46,6 +48,7 @@ class Observer:
         """Publish what the parts say now."""
         seen = self._node.trainer.snapshot()
         memory = replace(self._node.memory, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
+        sight = self._society.look(self._node.fetcher.source.description)
         self._publisher.change(
             state=seen.state,
             state_reason=seen.reason,
@@ -58,9 +61,15 @@ class Observer:
             checkpoints=seen.checkpoints,
             resources=self._resources,
             history=seen.history,
+            network=sight.network,
+            peers=sight.peers,
+            swarm=sight.swarm,
         )
         self._count("refused_files", self._node.fetcher.refused_files)
         self._count("damaged_cache_files", self._node.cache.damaged_files)
+        clock_warning = self._society.clock_warning
+        if clock_warning is not None:
+            self._publisher.warn(clock_warning)
         self._node.rotations.record(self._node.feed.rotations)
         if seen.training.step_seconds > 0:
             self._node.startup.complete()

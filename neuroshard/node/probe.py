@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from neuroshard.errors import UsageError
@@ -42,13 +40,6 @@ def choose_device(wanted: str) -> Device:
     if wanted in ("auto", "mps") and torch.backends.mps.is_available():
         return Device("mps", "Apple GPU")
     return Device("cpu", "CPU")
-
-
-def default_threads() -> int:
-    """Physical cores this process may use: hyper-threads slow matrix products down."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    physical = psutil.cpu_count(logical=False) or usable
-    return max(1, min(usable, physical))
 
 
 def matmul_flops_per_second(device: torch.device) -> float:

@@ -24,7 +24,7 @@ class StopRequest:
             is_first, self.reason = self.reason is None, self.reason or reason
             if is_first and self._token is not None:
                 with suppress(trio.RunFinishedError):  # the loop has ended already: nothing is left to stop
-                    self._token.run_sync_soon(self._happen)
+                    self._token.run_sync_soon(self._happen)  # pyright: ignore[reportUnknownMemberType]
 
     def react(self, reaction: Callable[[], object]) -> None:
         """On a stop, call this on the event loop's thread: at once when it was asked for already."""

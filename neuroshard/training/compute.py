@@ -113,6 +113,6 @@ def _wake_up_from_thread(done: anyio.Event) -> Callable[[Future[Any]], None]:
     token = trio.lowlevel.current_trio_token()
 
     def wake(_result: Future[Any]) -> None:
-        token.run_sync_soon(done.set)
+        token.run_sync_soon(done.set)  # pyright: ignore[reportUnknownMemberType]
 
     return wake

@@ -36,7 +36,8 @@ class Command:
     def environment(self) -> dict[str, str]:
         """What the process sees; nothing of NeuroShard comes from outside."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("NEUROSHARD_", "XDG_"))}
-        return kept | {"HOME": str(self.home), "COLUMNS": "200", "NO_COLOR": "1"} | self.variables
+        fixed = {"HOME": str(self.home), "COLUMNS": "200", "NO_COLOR": "1", "NEUROSHARD_P2P_HOST": "127.0.0.1"}
+        return kept | fixed | self.variables
 
     def arguments(self, *arguments: object) -> list[str]:
         """The command line of the process."""

@@ -1,0 +1,143 @@
+"""How many bytes of peers' messages a node holds at once. Memory is reserved here before it is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+
+from neuroshard.network.transport import MessageTooLargeError
+from neuroshard.types import NodeId
+
+
+class Reservation:
+    """Bytes that one message may take, until `release`."""
+
+    def __init__(self, budget: ByteBudget, peer: NodeId, byte_count: int) -> None:
+        self._budget: ByteBudget | None = budget
+        self.peer = peer
+        self.byte_count = byte_count
+
+    def release(self) -> None:
+        """Give the bytes back; a second call does nothing."""
+        budget, self._budget = self._budget, None
+        if budget is not None:
+            budget.give_back(self.peer, self.byte_count)
+
+
+@dataclass(eq=False)
+class _Waiter:
+    peer: NodeId
+    byte_count: int
+    granted: anyio.Event = field(default_factory=anyio.Event)
+    reservation: Reservation | None = None
+
+
+class ByteBudget:
+    """At most `total` bytes at once, at most `per_peer` of them for one peer; who waits is served in order.
+
+    A peer that has used up its own share does not hold up the others behind it.
+    """
+
+    def __init__(self, total: int, per_peer: int) -> None:
+        if not 0 < per_peer <= total:
+            raise ValueError(f"a budget needs 0 < per_peer <= total, got {per_peer} and {total}")
+        self._total = total
+        self._per_peer = per_peer
+        self._used: dict[NodeId, int] = {}
+        self._used_in_all = 0
+        self._waiters: list[_Waiter] = []
+
+    @property
+    def used(self) -> int:
+        """Bytes reserved now."""
+        return self._used_in_all
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for room."""
+        return len(self._waiters)
+
+    def used_by(self, peer: NodeId) -> int:
+        """Bytes reserved now for one peer."""
+        return self._used.get(peer, 0)
+
+    def check(self, byte_count: int) -> None:
+        """Raises MessageTooLargeError for what will never fit."""
+        if byte_count > self._per_peer:
+            raise MessageTooLargeError(
+                f"A message of {byte_count} bytes is above the limit of {self._per_peer} for one peer."
+            )
+
+    def try_reserve(self, peer: NodeId, byte_count: int) -> Reservation | None:
+        """The bytes if there is room now and nobody waits for them. Raises MessageTooLargeError."""
+        self.check(byte_count)
+        queued = [waiter for waiter in self._waiters if waiter.peer == peer or not self._waits_for_itself(waiter)]
+        return None if queued or not self._fits(peer, byte_count) else self._take(peer, byte_count)
+
+    async def reserve(self, peer: NodeId, byte_count: int) -> Reservation:
+        """The bytes, as soon as there is room. Raises MessageTooLargeError."""
+        reservation = self.try_reserve(peer, byte_count)
+        if reservation is not None:
+            return reservation
+        waiter = _Waiter(peer, byte_count)
+        self._waiters.append(waiter)
+        try:
+            await waiter.granted.wait()
+        except BaseException:
+            self._leave(waiter)
+            raise
+        assert waiter.reservation is not None
+        return waiter.reservation
+
+    @asynccontextmanager
+    async def reserved(self, peer: NodeId, byte_count: int) -> AsyncGenerator[None]:
+        """For `async with`: the bytes are reserved within the block. Raises MessageTooLargeError."""
+        reservation = await self.reserve(peer, byte_count)
+        try:
+            yield
+        finally:
+            reservation.release()
+
+    def give_back(self, peer: NodeId, byte_count: int) -> None:
+        """Called by a reservation."""
+        self._used_in_all -= byte_count
+        self._used[peer] -= byte_count
+        if not self._used[peer]:
+            del self._used[peer]
+        self._serve_waiters()
+
+    def _leave(self, waiter: _Waiter) -> None:
+        if waiter.reservation is not None:
+            waiter.reservation.release()
+        else:
+            self._waiters.remove(waiter)
+            self._serve_waiters()
+
+    def _serve_waiters(self) -> None:
+        passed_over: set[NodeId] = set()  # a peer's own messages keep their order
+        for waiter in tuple(self._waiters):
+            if waiter.peer in passed_over:
+                continue
+            if self._fits(waiter.peer, waiter.byte_count):
+                self._waiters.remove(waiter)
+                waiter.reservation = self._take(waiter.peer, waiter.byte_count)
+                waiter.granted.set()
+            elif self._waits_for_itself(waiter):
+                passed_over.add(waiter.peer)
+            else:
+                return  # small ones must not starve a large one
+
+    def _waits_for_itself(self, waiter: _Waiter) -> bool:
+        """Whether only the peer's own share is used up."""
+        return self.used_by(waiter.peer) + waiter.byte_count > self._per_peer
+
+    def _fits(self, peer: NodeId, byte_count: int) -> bool:
+        return self._used_in_all + byte_count <= self._total and self.used_by(peer) + byte_count <= self._per_peer
+
+    def _take(self, peer: NodeId, byte_count: int) -> Reservation:
+        self._used_in_all += byte_count
+        self._used[peer] = self.used_by(peer) + byte_count
+        return Reservation(self, peer, byte_count)

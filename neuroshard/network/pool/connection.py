@@ -1,0 +1,213 @@
+"""One connection to a peer: a task that reads packets, a task that writes them, and the deadlines of both."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Protocol
+
+import anyio
+import trio
+
+from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.pool.errors import ConnectionLostError, MisconductError
+from neuroshard.network.pool.options import PoolOptions
+from neuroshard.network.pool.outgoing import OutgoingPacket
+from neuroshard.network.pool.packets import HEADER_BYTES, PacketHeader, PacketKind, parse_header
+from neuroshard.network.pool.secure_stream import SecureStream
+from neuroshard.network.scores import ScoreReason
+
+MAX_QUEUED_ANSWERS = 256
+RECORD_BYTES = 16 * 1024  # what TLS encrypts at a time
+LONGEST_TURN_SECONDS = 0.004
+_PORTION_BYTES = 16 * 1024
+
+
+class OfferReader(Protocol):
+    """Takes the head of a frame as it arrives; it never keeps more than the limits of its kind allow."""
+
+    def feed(self, data: memoryview) -> None:
+        """The next bytes. Raises MisconductError."""
+        ...
+
+    def end(self) -> None:
+        """All bytes were there. Raises MisconductError."""
+        ...
+
+
+class Exchange(Protocol):
+    """What the connections to one peer carry."""
+
+    def next_packet(self, connection: Connection) -> OutgoingPacket | None:
+        """What to send next over this connection."""
+        ...
+
+    def place(self, connection: Connection, header: PacketHeader) -> memoryview | None:
+        """Memory for a piece; None to drop it. Raises MisconductError."""
+        ...
+
+    def filled(self, connection: Connection, header: PacketHeader) -> None:
+        """The memory is filled. Raises MisconductError."""
+        ...
+
+    def read_offer(self, connection: Connection, header: PacketHeader) -> OfferReader:
+        """Who reads this offer."""
+        ...
+
+    def heard(self, connection: Connection, header: PacketHeader, payload: bytes) -> None:
+        """A small packet arrived. Raises MisconductError."""
+        ...
+
+
+class Connection:
+    """Owns its stream."""
+
+    def __init__(
+        self, number: int, stream: SecureStream, exchange: Exchange, pacer: UploadPacer, options: PoolOptions
+    ) -> None:
+        self.number = number
+        self.stream = stream
+        self.opened_at = self.heard_at = self.wrote_at = trio.current_time()
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.is_closed = False
+        self._end: ConnectionLostError | None = None
+        self._waits_seen = 0
+        self._yielded_at = self.opened_at
+        self._read_until = self._write_until = inf  # when the packet that is on its way must be complete
+        self._exchange = exchange
+        self._pacer = pacer
+        self._options = options
+        self._answers: deque[bytes] = deque()
+        self._work = trio.lowlevel.ParkingLot()
+        self._scratch = memoryview(bytearray(_PORTION_BYTES))
+
+    @property
+    def idle_since(self) -> float:
+        """When the last packet came or went."""
+        return max(self.heard_at, self.wrote_at)
+
+    @property
+    def has_nothing_to_write(self) -> bool:
+        """Whether everything was handed to the system."""
+        return bool(self._work)
+
+    async def run(self) -> None:
+        """Read and write until the connection ends; it is closed afterwards. Raises ConnectionLostError."""
+        ends: list[ConnectionLostError] = []
+        try:
+            async with anyio.create_task_group() as tasks:
+                for task in (self._read, self._write):
+                    tasks.start_soon(_until_lost, task, ends, tasks.cancel_scope)
+        finally:
+            self.close()
+        raise self._end or ends[0]
+
+    def close(self, reason: ConnectionLostError | None = None) -> None:
+        """End the connection at once; `run` tells the reason."""
+        self._end = self._end or reason
+        self.is_closed = True
+        self.stream.close()
+
+    def close_if_slow(self, now: float) -> None:
+        """End it when a packet takes too long. Asked from time to time: a timer for each packet would cost more."""
+        if now > min(self._read_until, self._write_until):
+            self.close(MisconductError(ScoreReason.TOO_SLOW, "a peer is too slow"))
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._work.unpark_all()
+
+    def answer(self, packet: bytes) -> None:
+        """Queue a small packet, which goes before everything else. Ends the connection to a peer that floods."""
+        if len(self._answers) >= MAX_QUEUED_ANSWERS:
+            self.close(MisconductError(ScoreReason.FLOOD, "a peer asks faster than it reads the answers"))
+            return
+        self._answers.append(packet)
+        self.wake()
+
+    async def _write(self) -> None:
+        while True:
+            if self._answers:
+                data = b"".join(self._answers)
+                self._answers.clear()
+                await self._send(OutgoingPacket((data,), len(data)))
+            elif (packet := self._exchange.next_packet(self)) is not None:
+                await self._send(packet)
+            else:
+                await self._work.park()
+
+    async def _send(self, packet: OutgoingPacket) -> None:
+        await self._pacer.spend(packet.byte_count)
+        self._write_until = trio.current_time() + self._options.seconds_for(packet.byte_count)
+        views = packet.views
+        if len(views) > 1:  # a record of its own for 24 bytes would be a packet of its own on the line
+            room = RECORD_BYTES - len(views[0])
+            views = (b"".join((views[0], views[1][:room])), views[1][room:], *views[2:])
+        for view in views:
+            await self.stream.send_all(view)
+        self._write_until = inf
+        self.bytes_sent += packet.byte_count
+        self.wrote_at = trio.current_time()
+        await self._let_others_run(self.wrote_at)
+
+    async def _read(self) -> None:
+        data = bytearray(HEADER_BYTES)
+        memory = memoryview(data)
+        while True:
+            count = await self.stream.receive_some(memory)  # as long as it takes: an idle peer is no slow peer
+            self._read_until = trio.current_time() + self._options.seconds_for(HEADER_BYTES)
+            await self.stream.receive_exactly(memory[count:])
+            header = parse_header(data)
+            self._read_until += header.length / self._options.min_bytes_per_second
+            await self._receive(header)
+            self._read_until = inf
+            self.bytes_received += HEADER_BYTES + header.length
+            self.heard_at = trio.current_time()
+            await self._let_others_run(self.heard_at)
+
+    async def _let_others_run(self, now: float) -> None:
+        """On a fast line nothing ever waits for the other side."""
+        if self.stream.waits != self._waits_seen:
+            self._waits_seen, self._yielded_at = self.stream.waits, now
+        elif now - self._yielded_at > LONGEST_TURN_SECONDS:
+            self._yielded_at = now
+            await trio.lowlevel.checkpoint()
+
+    async def _receive(self, header: PacketHeader) -> None:
+        if header.kind is PacketKind.PIECE:
+            memory = self._exchange.place(self, header)
+            if memory is None:
+                await self._receive_portions(header.length, _ignore)
+            else:
+                await self.stream.receive_exactly(memory)
+                self._exchange.filled(self, header)
+        elif header.kind is PacketKind.OFFER:
+            reader = self._exchange.read_offer(self, header)
+            await self._receive_portions(header.length, reader.feed)
+            reader.end()
+        else:
+            payload = await self.stream.receive_bytes(header.length)
+            self._exchange.heard(self, header, payload)
+
+    async def _receive_portions(self, length: int, take: Callable[[memoryview], None]) -> None:
+        while length:
+            count = await self.stream.receive_some(self._scratch[:length])
+            take(self._scratch[:count])
+            length -= count
+
+
+def _ignore(_: memoryview) -> None:
+    """What is not needed."""
+
+
+async def _until_lost(
+    task: Callable[[], Awaitable[None]], ends: list[ConnectionLostError], both: anyio.CancelScope
+) -> None:
+    try:
+        await task()
+    except ConnectionLostError as error:
+        ends.append(error)
+    finally:
+        both.cancel()

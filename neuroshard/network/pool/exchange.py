@@ -1,0 +1,254 @@
+"""Requests and replies with one peer, over however many connections there are at the moment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from neuroshard.network.budget import Reservation
+from neuroshard.network.pool.connection import Connection
+from neuroshard.network.pool.outgoing import OutgoingPacket, OutgoingTransfer
+from neuroshard.network.pool.packets import PacketHeader, PacketKind, packet
+from neuroshard.network.pool.receiving import OfferReading, Receiver, ReceivingHooks
+from neuroshard.network.pool.resources import Resources
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.serving import REFUSED_KIND, accepted, refusal
+from neuroshard.network.transport import PeerRefusedError, RequestRefusedError
+from neuroshard.types import NodeId
+from neuroshard.wire import EncodedFrame, Frame, FrameLimits, WireError, encode
+
+ENCODE_ASIDE_BYTES = 8 * 1024 * 1024  # hashing more than this would hold up the event loop for milliseconds
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A request of ours."""
+
+    limits: FrameLimits
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    answer: Frame | None = None
+    error: Exception | None = None
+
+    def settle(self, answer: Frame | None, error: Exception | None = None) -> None:
+        """The first outcome counts."""
+        if not self.settled.is_set():
+            self.answer, self.error = answer, error
+            self.settled.set()
+
+
+@dataclass(eq=False)
+class _Answering:
+    """A request of the peer, from its last byte until the peer has the answer."""
+
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+
+@dataclass(frozen=True)
+class ExchangeHooks:
+    """What the exchange asks of and tells to the owner of the connections."""
+
+    report: Callable[[ScoreReason], None]
+    wake: Callable[[], None]  # the connections: there is something to send
+    send: Callable[[bytes], None]  # a small packet over any connection; lost when there is none
+    cut: Callable[[int], None]  # a connection
+    blocks_at_a_time: Callable[[], int]
+
+
+class PeerExchange:
+    """Transfers in both directions; see Exchange in connection.py."""
+
+    def __init__(self, peer: NodeId, shared: Resources, hooks: ExchangeHooks) -> None:
+        self._peer = peer
+        self._shared = shared
+        self._hooks = hooks
+        self._outgoing: dict[int, OutgoingTransfer] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._answering: dict[int, _Answering] = {}
+        self.wanted_by_peer = 0
+        receiving = ReceivingHooks(
+            self._limits_of, self._has_room, self._received, self._failed, hooks.report, hooks.cut
+        )
+        self.receiver = Receiver(peer, shared, receiving)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is on its way or awaited."""
+        return bool(self._outgoing or self._pending or self._answering or self.receiver.transfer_count)
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Of bodies that were not handed to any connection yet."""
+        return sum(transfer.bytes_unsent for transfer in self._outgoing.values())
+
+    async def request(self, frame: EncodedFrame, limits: FrameLimits) -> Frame:
+        """Send a request and wait for the answer.
+
+        Raises PeerRefusedError, WireError for an answer that breaks the limits, or whatever `fail` was called with.
+        """
+        transfer = OutgoingTransfer(self._shared.next_transfer(), frame)
+        pending = self._pending[transfer.number] = _Pending(limits)
+        self._outgoing[transfer.number] = transfer
+        try:
+            self._hooks.wake()
+            await pending.settled.wait()
+        finally:
+            del self._pending[transfer.number]
+            self._outgoing.pop(transfer.number, None)
+            self.receiver.drop_replies(transfer.number)
+            if pending.answer is None:
+                self._hooks.send(packet(PacketKind.CANCEL, transfer.number))
+        if pending.error is not None:
+            raise pending.error
+        assert pending.answer is not None
+        return accepted(self._peer, pending.answer)
+
+    def fail(self, error: Exception) -> None:
+        """The peer is gone for good: end everything. Requests of ours raise `error`."""
+        for pending in self._pending.values():
+            pending.settle(None, error)
+        for answering in self._answering.values():
+            answering.scope.cancel()
+        self._outgoing.clear()
+        self.receiver.drop_all()
+
+    def lose(self, connection: Connection) -> None:
+        """A connection ended: what went over it is sent again over others, as far as it did not arrive."""
+        self.receiver.lose(connection)
+        for transfer in self._outgoing.values():
+            transfer.lose(connection.number)
+        self._hooks.wake()
+
+    def unanswered_over(self) -> set[int]:
+        """Connections over which an offer went that the peer has not answered."""
+        over = {transfer.unanswered_over for transfer in self._outgoing.values()}
+        return {number for number in over if number is not None}
+
+    def next_packet(self, connection: Connection) -> OutgoingPacket | None:
+        """See Exchange: offers first, so that the peer can make room; then blocks, in the order of the transfers."""
+        for transfer in self._outgoing.values():
+            if transfer.needs_offer:
+                return transfer.offer(connection.number)
+        most_blocks = self._hooks.blocks_at_a_time()
+        for transfer in self._outgoing.values():
+            blocks = transfer.take(connection.number, most_blocks)
+            if blocks is not None:
+                return blocks
+        return None
+
+    def place(self, connection: Connection, header: PacketHeader) -> memoryview | None:
+        """See Exchange."""
+        return self.receiver.place(connection, header)
+
+    def filled(self, connection: Connection, header: PacketHeader) -> None:
+        """See Exchange."""
+        self.receiver.filled(connection, header)
+
+    def read_offer(self, connection: Connection, header: PacketHeader) -> OfferReading:
+        """See Exchange."""
+        return self.receiver.read_offer(connection, header)
+
+    def heard(self, connection: Connection, header: PacketHeader, payload: bytes) -> None:
+        """See Exchange; what is told about a transfer that was given up meanwhile is ignored."""
+        if header.kind is PacketKind.WANT:
+            self.wanted_by_peer = header.extra
+        elif header.kind is PacketKind.CANCEL:
+            self._cancelled(header.transfer)
+        elif (transfer := self._outgoing.get(header.transfer)) is not None:
+            self._answered(transfer, header, payload)
+        self._hooks.wake()
+
+    def _answered(self, transfer: OutgoingTransfer, header: PacketHeader, payload: bytes) -> None:
+        match header.kind:
+            case PacketKind.WAIT:
+                transfer.wait()
+            case PacketKind.ACCEPT:
+                transfer.accept(payload)
+            case PacketKind.HELD:
+                transfer.held(header.serial, payload)
+            case _:  # DONE or REFUSE
+                del self._outgoing[transfer.number]
+                if transfer.answers:
+                    self._reply_ended(transfer)
+                elif header.kind is PacketKind.REFUSE:
+                    reason = payload.decode(errors="replace")
+                    self._settle(transfer.number, PeerRefusedError(f"Peer {self._peer} refused: {reason}"))
+
+    def _settle(self, number: int, error: Exception) -> None:
+        pending = self._pending.get(number)
+        if pending is not None:
+            pending.settle(None, error)
+
+    def _failed(self, number: int, error: WireError) -> None:
+        self._settle(number, error)
+
+    def _limits_of(self, answers: int, kind: str) -> FrameLimits:
+        if not answers:
+            return self._shared.server.limits_of(kind)
+        pending = self._pending.get(answers)
+        if pending is None:
+            raise RequestRefusedError("Nobody waits for this answer.")
+        return FrameLimits() if kind == REFUSED_KIND else pending.limits
+
+    def _has_room(self) -> bool:
+        return len(self._answering) + self.receiver.transfer_count < self._shared.options.max_transfers_per_peer
+
+    def _received(self, number: int, answers: int, frame: Frame, reservation: Reservation | None) -> None:
+        if not answers:
+            answering = self._answering[number] = _Answering()
+            self._shared.tasks.start_soon(self._answer, answering, number, frame, reservation)
+            return
+        if reservation is not None:
+            reservation.release()  # the memory is the caller's from here on
+        pending = self._pending.get(answers)
+        if pending is not None:
+            pending.settle(frame)
+
+    async def _answer(
+        self, answering: _Answering, number: int, request: Frame, reservation: Reservation | None
+    ) -> None:
+        with answering.scope:
+            try:
+                answer = await self._shared.server.answer(self._peer, request)
+            finally:
+                del request
+                if reservation is not None:
+                    reservation.release()  # before the answer is sent: memory must not wait for the peer's memory
+            reply = OutgoingTransfer(self._shared.next_transfer(), await _encoded_answer(answer), number)
+            self._outgoing[reply.number] = reply
+            try:
+                self._hooks.wake()
+                await answering.ended.wait()
+            finally:
+                self._outgoing.pop(reply.number, None)
+        del self._answering[number]
+
+    def _reply_ended(self, transfer: OutgoingTransfer) -> None:
+        answering = self._answering.get(transfer.answers)
+        if answering is not None:
+            answering.ended.set()
+
+    def _cancelled(self, number: int) -> None:
+        self.receiver.drop(number)
+        answering = self._answering.get(number)
+        if answering is not None:
+            answering.scope.cancel()
+
+
+async def encoded(frame: Frame) -> EncodedFrame:
+    """The bytes of a frame. Raises WireError for one that cannot travel."""
+    if sum(part.spec.byte_count for part in frame.tensors) < ENCODE_ASIDE_BYTES:
+        return encode(frame)
+    return await anyio.to_thread.run_sync(encode, frame)
+
+
+async def _encoded_answer(answer: Frame) -> EncodedFrame:
+    try:
+        return await encoded(answer)
+    except WireError:
+        _LOG.exception("An answer of kind %s cannot travel.", answer.kind)
+        return encode(refusal("internal error"))

@@ -1,0 +1,246 @@
+"""Everything between this node and one peer: the connections, what they carry, and how many of them there should be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import TypeAlias
+
+import anyio
+
+from neuroshard.network.pool.connection import Connection
+from neuroshard.network.pool.errors import ConnectionLostError, MisconductError
+from neuroshard.network.pool.exchange import ExchangeHooks, PeerExchange
+from neuroshard.network.pool.observing import Observer
+from neuroshard.network.pool.options import Endpoint
+from neuroshard.network.pool.packets import BLOCK_BYTES, CHUNK_BLOCKS, PacketKind, packet
+from neuroshard.network.pool.resources import Resources
+from neuroshard.network.pool.secure_stream import SecureStream
+from neuroshard.network.pool.sizing import IDLE_SECONDS, PoolSize, next_size, wanted_connections
+from neuroshard.network.pool.traffic import PeerTraffic
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.transport import PeerUnreachableError
+from neuroshard.types import NodeId
+from neuroshard.wire import CHUNK_BYTES, EncodedFrame, Frame, FrameLimits
+
+SILENCE_SECONDS = 10.0  # after an offer, when nothing else is on its way
+FIRST_PAUSE_SECONDS = 0.2  # before dialling again
+LONGEST_PAUSE_SECONDS = 5.0
+FULL_PAUSE_SECONDS = 30.0  # when the peer has no room for another connection
+_LOG = logging.getLogger(__name__)
+
+
+class PeerFullError(ConnectionLostError):
+    """The peer accepts no more connections now."""
+
+
+Connect: TypeAlias = Callable[[NodeId, Endpoint], Awaitable[SecureStream]]
+"""Dials a peer until both sides have proved who they are. Raises ConnectionLostError."""
+
+
+class PeerLink:
+    """Belongs to the pool's event loop. Connections of both directions are one; either side may have dialled."""
+
+    def __init__(self, peer: NodeId, shared: Resources, connect: Connect) -> None:
+        self.peer = peer
+        self.busy_at = anyio.current_time()
+        self._shared = shared
+        self._connect = connect
+        self._endpoint: Endpoint | None = None
+        self._connections: dict[int, Connection] = {}
+        self._dialled: set[int] = set()
+        self._numbers = count()
+        self._dialling = 0
+        self._failures = 0
+        self._dial_after = 0.0
+        self._gone_at: float | None = None  # when the last connection ended
+        self._size = PoolSize()
+        self._observer = Observer()
+        self._told_want = 0
+        self._bytes_before = (0, 0)  # sent and received over connections that ended
+        hooks = ExchangeHooks(self._report, self._wake, self._send, self._cut, self._blocks_at_a_time)
+        self._exchange = PeerExchange(peer, shared, hooks)
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
+    @property
+    def dialled_count(self) -> int:
+        """Those of them that this node dialled."""
+        return len(self._dialled)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is on its way or awaited."""
+        return self._exchange.is_busy
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing is lost when this link is forgotten, except what it learned about the line."""
+        return not (self._connections or self._dialling or self.is_busy)
+
+    def traffic(self) -> PeerTraffic:
+        """Bytes so far."""
+        sent, received = self._bytes_before
+        return PeerTraffic(
+            bytes_sent=sent + sum(connection.bytes_sent for connection in self._connections.values()),
+            bytes_received=received + sum(connection.bytes_received for connection in self._connections.values()),
+            connections=self.connection_count,
+            rtt_seconds=self._observer.rtt_seconds,
+        )
+
+    async def request(self, endpoint: Endpoint | None, frame: EncodedFrame, limits: FrameLimits) -> Frame:
+        """See BulkPool.request. Without an endpoint it needs a connection that the peer opened."""
+        self._endpoint = endpoint or self._endpoint
+        self.busy_at = anyio.current_time()
+        if self._endpoint is None and not self._connections:
+            raise PeerUnreachableError(f"Peer {self.peer} cannot be dialled for tensors.")
+        if not self._connections and not self._dialling:
+            self._dial(1)
+        return await self._exchange.request(frame, limits)
+
+    async def carry(self, stream: SecureStream, *, is_dialled: bool) -> None:
+        """Use a connection until it ends."""
+        shared = self._shared
+        connection = Connection(next(self._numbers), stream, self._exchange, shared.pacer, shared.options)
+        self._connections[connection.number] = connection
+        if is_dialled:
+            self._dialled.add(connection.number)
+        try:
+            await connection.run()
+        except MisconductError as error:
+            _LOG.debug("A connection to %s was cut: %s", self.peer, error)
+            self._report(error.reason)
+        except ConnectionLostError as error:
+            _LOG.debug("A connection to %s ended: %s", self.peer, error)
+        finally:
+            del self._connections[connection.number]
+            self._dialled.discard(connection.number)
+            sent, received = self._bytes_before
+            self._bytes_before = (sent + connection.bytes_sent, received + connection.bytes_received)
+            self._gone_at = anyio.current_time()
+            self._exchange.lose(connection)
+
+    def close(self, error: Exception) -> None:
+        """End everything; requests raise `error`."""
+        self._exchange.fail(error)
+        for connection in tuple(self._connections.values()):
+            connection.close()
+
+    def tend(self, now: float) -> None:
+        """Look after the link; to be called every fraction of a second."""
+        if self.is_busy:
+            self.busy_at = now
+        wanted = self._wanted(now)
+        if self._endpoint is not None:
+            if now >= self._dial_after:
+                self._dial(wanted - self.connection_count - self._dialling)
+        elif self._connections and wanted != self._told_want:
+            self._told_want = wanted
+            self._send(packet(PacketKind.WANT, 0, extra=wanted))
+        self._close_superfluous(wanted, now)
+        self._close_silent(now)
+        if self._exchange.receiver.is_overdue(now) and self._connections:
+            self._report(ScoreReason.TOO_SLOW)
+            self._exchange.receiver.drop_all()
+            self._close_all("the peer sends too slowly")
+        if self.is_busy and self._is_gone_for_good(now):
+            self._exchange.fail(PeerUnreachableError(f"The connections to peer {self.peer} broke."))
+
+    def _wanted(self, now: float) -> int:
+        options = self._shared.options
+        seen = self._observer.look(tuple(self._connections.values()), now)
+        idle_seconds = now - self.busy_at
+        if options.fixed_connections is not None:
+            return options.fixed_connections if idle_seconds < options.idle_seconds else 0
+        waiting = self._exchange.bytes_waiting
+        wanted = wanted_connections(self._size, idle_seconds, waiting, options.idle_seconds)
+        if self.is_busy and wanted == self._size.connections:
+            self._size = next_size(self._size, seen, options.max_connections_per_peer)
+            wanted = wanted_connections(self._size, idle_seconds, waiting, options.idle_seconds)
+        by_peer = self._exchange.wanted_by_peer if idle_seconds < IDLE_SECONDS else 0
+        return max(wanted, min(by_peer, options.max_connections_per_peer))
+
+    def _dial(self, missing: int) -> None:
+        for _ in range(missing):
+            self._dialling += 1
+            self._shared.tasks.start_soon(self._dial_once)
+
+    async def _dial_once(self) -> None:
+        endpoint = self._endpoint
+        assert endpoint is not None
+        try:
+            stream = await self._connect(self.peer, endpoint)
+        except ConnectionLostError as error:
+            self._dialling -= 1
+            self._dialling_failed(error, endpoint)
+            return
+        self._dialling -= 1
+        self._failures = 0
+        await self.carry(stream, is_dialled=True)
+
+    def _dialling_failed(self, error: ConnectionLostError, endpoint: Endpoint) -> None:
+        _LOG.debug("Peer %s cannot be dialled at %s: %s", self.peer, endpoint, error)
+        now = anyio.current_time()
+        self._failures += 1
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 10), LONGEST_PAUSE_SECONDS)
+        self._dial_after = now + (FULL_PAUSE_SECONDS if isinstance(error, PeerFullError) else pause)
+        if not self._connections and not self._dialling and not self._was_here_lately(now):
+            message = f"Peer {self.peer} cannot be reached for tensors at {endpoint[0]} port {endpoint[1]}: {error}."
+            self._exchange.fail(PeerUnreachableError(message))
+
+    def _was_here_lately(self, now: float) -> bool:
+        return self._gone_at is not None and now - self._gone_at < self._shared.options.resume_seconds
+
+    def _is_gone_for_good(self, now: float) -> bool:
+        if self._connections or self._dialling:
+            return False
+        return not self._was_here_lately(now)
+
+    def _close_superfluous(self, wanted: int, now: float) -> None:
+        surplus = self.connection_count - wanted
+        idle = [c for c in self._connections.values() if now - c.idle_since >= IDLE_SECONDS]
+        for connection in [c for c in idle if c.number in self._dialled][: max(0, surplus)]:
+            connection.close(ConnectionLostError("it is not needed"))
+        for connection in idle:  # whoever dialled should have closed it long ago
+            if now - connection.idle_since >= 2 * self._shared.options.idle_seconds:
+                connection.close(ConnectionLostError("it is idle"))
+
+    def _close_silent(self, now: float) -> None:
+        for connection in self._connections.values():
+            connection.close_if_slow(now)
+        for number in self._exchange.unanswered_over():
+            connection = self._connections.get(number)
+            if connection and connection.has_nothing_to_write and now - connection.idle_since >= SILENCE_SECONDS:
+                connection.close(ConnectionLostError("the peer does not answer"))
+
+    def _close_all(self, reason: str) -> None:
+        for connection in tuple(self._connections.values()):
+            connection.close(ConnectionLostError(reason))
+
+    def _report(self, reason: ScoreReason) -> None:
+        self._shared.reputation.report(self.peer, reason)
+        if self._shared.reputation.is_banned(self.peer):
+            self._close_all("the peer is banned")
+
+    def _wake(self) -> None:
+        for connection in self._connections.values():
+            connection.wake()
+
+    def _send(self, data: bytes) -> None:
+        for connection in self._connections.values():
+            connection.answer(data)
+            return
+
+    def _cut(self, number: int) -> None:
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.close(ConnectionLostError("what it carried came over another one"))
+
+    def _blocks_at_a_time(self) -> int:
+        """Whole chunks over one connection; small portions over many, so that no slow one is waited for at the end."""
+        portion = self._shared.pacer.portion(CHUNK_BYTES) // BLOCK_BYTES
+        return max(1, min(portion, CHUNK_BLOCKS // max(1, self.connection_count)))

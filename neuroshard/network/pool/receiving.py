@@ -1,0 +1,259 @@
+"""What one peer sends: offers are checked, memory is reserved, pieces find their place, whole frames are handed on.
+
+A connection is never kept waiting here: pieces for which there is no memory yet are dropped and asked for again. So no
+wait for memory can hold up the answers on which other memory depends.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import anyio
+
+from neuroshard.network.budget import Reservation
+from neuroshard.network.pool.connection import Connection
+from neuroshard.network.pool.errors import MisconductError
+from neuroshard.network.pool.incoming import IncomingTransfer
+from neuroshard.network.pool.packets import PacketHeader, PacketKind, packet
+from neuroshard.network.pool.resources import Resources
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.transport import MAX_REASON_CHARACTERS, MessageTooLargeError, RequestRefusedError
+from neuroshard.types import NodeId
+from neuroshard.wire import (
+    CHUNK_BYTES,
+    DamagedChunkError,
+    Frame,
+    FrameDecoder,
+    FrameHead,
+    FrameLimits,
+    FrameTooLargeError,
+    MalformedFrameError,
+    UnexpectedTensorError,
+    WireError,
+)
+
+MAX_REMEMBERED = 1024  # transfers that are complete, so that one offered again is not taken for a new one
+
+
+@dataclass(frozen=True)
+class ReceivingHooks:
+    """What the receiver asks of and tells its owner. `answers` is the transfer that one answers, 0 for a request."""
+
+    limits_of: Callable[[int, str], FrameLimits]  # answers, kind; raises RequestRefusedError
+    has_room: Callable[[], bool]  # for one more request
+    complete: Callable[[int, int, Frame, Reservation | None], None]  # number, answers
+    failed: Callable[[int, WireError], None]  # the reply to this transfer of ours is unusable
+    report: Callable[[ScoreReason], None]
+    cut: Callable[[int], None]  # connection
+
+
+@dataclass(eq=False)
+class _Entry:
+    transfer: IncomingTransfer
+    connection: Connection  # over which it was offered last
+    serial: int  # of that offer
+    deadline: float = inf  # for the whole body, once there is memory for it
+    wait: anyio.CancelScope | None = None  # for memory
+
+    def respond(self) -> None:
+        """Answer the offer."""
+        number = self.transfer.number
+        if not self.transfer.has_memory:
+            answer = packet(PacketKind.WAIT, number)
+        elif self.serial:
+            answer = packet(PacketKind.HELD, number, self.transfer.held_blocks(), serial=self.serial)
+        else:
+            answer = packet(PacketKind.ACCEPT, number, self.transfer.dropped_blocks())
+        self.connection.answer(answer)
+
+
+class Receiver:
+    """The transfers of one peer."""
+
+    def __init__(self, peer: NodeId, shared: Resources, hooks: ReceivingHooks) -> None:
+        self._peer = peer
+        self._shared = shared
+        self._hooks = hooks
+        self._entries: dict[int, _Entry] = {}
+        self._complete: OrderedDict[int, None] = OrderedDict()
+        self._heard_at = 0.0  # when the last block came that was new, or the first transfer got its memory
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the peer holds memory here and sends too slowly, or not at all."""
+        deadlines = [entry.deadline for entry in self._entries.values() if entry.transfer.has_memory]
+        stalled_at = self._heard_at + self._shared.options.seconds_for(CHUNK_BYTES)
+        return bool(deadlines) and now > min(stalled_at, *deadlines)
+
+    @property
+    def transfer_count(self) -> int:
+        """Transfers that are not complete."""
+        return len(self._entries)
+
+    def read_offer(self, connection: Connection, header: PacketHeader) -> OfferReading:
+        """Who reads the head of an offered frame."""
+        return OfferReading(self, connection, header, self._hooks)
+
+    def offered(self, connection: Connection, header: PacketHeader, head: FrameHead) -> None:
+        """The head of a frame came and keeps its limits. Raises MisconductError."""
+        entry = self._entries.get(header.transfer)
+        if header.transfer in self._complete:
+            connection.answer(packet(PacketKind.DONE, header.transfer))
+        elif entry is None:
+            self._start(connection, header, head)
+        elif not header.serial or entry.transfer.head.digest != head.digest or entry.transfer.answers != header.extra:
+            raise MisconductError(ScoreReason.MALFORMED_FRAME, "two transfers with one number")
+        else:
+            entry.connection, entry.serial = connection, header.serial
+            entry.respond()
+
+    def place(self, connection: Connection, header: PacketHeader) -> memoryview | None:
+        """Memory for a piece; None for a piece of a transfer that was given up. Raises MisconductError."""
+        entry = self._entries.get(header.transfer)
+        return None if entry is None else entry.transfer.place(connection.number, header)
+
+    def filled(self, connection: Connection, header: PacketHeader) -> None:
+        """A piece is in its place; when a chunk does not match its digest the transfer is refused."""
+        entry = self._entries[header.transfer]
+        try:
+            is_new = entry.transfer.filled(connection.number) > 0
+        except DamagedChunkError as error:
+            self.unreadable(connection, header.transfer, entry.transfer.answers, error)
+            return
+        if is_new:
+            self._heard_at = anyio.current_time()
+        if entry.transfer.is_complete:
+            self._finish(entry)
+
+    def refuse(self, connection: Connection, number: int, reason: str) -> None:
+        """Tell the peer why its frame is not wanted."""
+        self.drop(number)
+        connection.answer(packet(PacketKind.REFUSE, number, reason[:MAX_REASON_CHARACTERS].encode()))
+
+    def unreadable(self, connection: Connection, number: int, answers: int, error: WireError) -> None:
+        """What was offered is no frame, or breaks its limits, or its body is not what the head says."""
+        self._hooks.report(_reason_of(error))
+        if answers:
+            self._hooks.failed(answers, error)
+        self.refuse(connection, number, str(error))
+
+    def drop(self, number: int) -> None:
+        """Forget a transfer that is not complete."""
+        entry = self._entries.pop(number, None)
+        if entry is not None:
+            entry.transfer.end()
+            if entry.wait is not None:
+                entry.wait.cancel()
+
+    def drop_replies(self, answers: int) -> None:
+        """Forget what comes in answer to a transfer of ours that was given up."""
+        for number, entry in tuple(self._entries.items()):
+            if entry.transfer.answers == answers:
+                self.drop(number)
+
+    def drop_all(self) -> None:
+        """Forget everything that is not complete."""
+        for number in tuple(self._entries):
+            self.drop(number)
+
+    def lose(self, connection: Connection) -> None:
+        """A connection ended."""
+        for entry in self._entries.values():
+            entry.transfer.abandon(connection.number)
+
+    def _start(self, connection: Connection, header: PacketHeader, head: FrameHead) -> None:
+        number = header.transfer
+        if not header.extra and not self._hooks.has_room():
+            self.refuse(connection, number, "This node is busy; try again later.")
+            return
+        transfer = IncomingTransfer(number, head, header.extra, self._hooks.cut)
+        entry = _Entry(transfer, connection, header.serial)
+        self._entries[number] = entry
+        if not head.body_bytes:
+            self._finish(entry)
+            return
+        try:
+            reservation = self._shared.budget.try_reserve(self._peer, head.body_bytes)
+        except MessageTooLargeError as error:
+            self.refuse(connection, number, str(error))
+            return
+        if reservation is None:
+            self._shared.tasks.start_soon(self._wait_for_memory, entry)
+        else:
+            self._begin(entry, reservation)
+        entry.respond()
+
+    def _begin(self, entry: _Entry, reservation: Reservation) -> None:
+        now = anyio.current_time()
+        others = [other for other in self._entries.values() if other.transfer.has_memory]
+        if not others:
+            self._heard_at = now
+        # they come one after the other
+        body_bytes = sum(other.transfer.head.body_bytes for other in (entry, *others))
+        entry.deadline = now + self._shared.options.seconds_for(body_bytes)
+        entry.transfer.begin(reservation)
+
+    async def _wait_for_memory(self, entry: _Entry) -> None:
+        transfer = entry.transfer
+        entry.wait = anyio.CancelScope()
+        with entry.wait:
+            reservation = await self._shared.budget.reserve(self._peer, transfer.head.body_bytes)
+            if self._entries.get(transfer.number) is not entry:  # given up in the very moment
+                reservation.release()
+                return
+            self._begin(entry, reservation)
+            entry.respond()
+
+    def _finish(self, entry: _Entry) -> None:
+        transfer = entry.transfer
+        del self._entries[transfer.number]
+        self._complete[transfer.number] = None
+        if len(self._complete) > MAX_REMEMBERED:
+            self._complete.popitem(last=False)
+        entry.connection.answer(packet(PacketKind.DONE, transfer.number))
+        self._hooks.complete(transfer.number, transfer.answers, *transfer.frame())
+
+
+class OfferReading:
+    """Reads a head in the portions in which it arrives."""
+
+    def __init__(self, receiver: Receiver, connection: Connection, header: PacketHeader, hooks: ReceivingHooks) -> None:
+        self._receiver = receiver
+        self._connection = connection
+        self._header = header
+        self._decoder = FrameDecoder(lambda kind: hooks.limits_of(header.extra, kind))
+        self._error: WireError | RequestRefusedError | None = None
+
+    def feed(self, data: memoryview) -> None:
+        """See OfferReader; after an error the rest is skipped."""
+        if self._error is not None:
+            return
+        try:
+            if self._decoder.head is not None or self._decoder.feed(data) != len(data):
+                self._error = MalformedFrameError("There are bytes after the head of a frame.")
+        except (WireError, RequestRefusedError) as error:
+            self._error = error
+
+    def end(self) -> None:
+        """See OfferReader."""
+        if isinstance(self._error, RequestRefusedError):
+            self._receiver.refuse(self._connection, self._header.transfer, str(self._error))
+        elif self._error is not None or self._decoder.head is None:
+            error = self._error or MalformedFrameError("The head of a frame ends too early.")
+            self._receiver.unreadable(self._connection, self._header.transfer, self._header.extra, error)
+        else:
+            self._receiver.offered(self._connection, self._header, self._decoder.head)
+
+
+def _reason_of(error: WireError) -> ScoreReason:
+    match error:
+        case FrameTooLargeError():
+            return ScoreReason.OVERSIZED
+        case UnexpectedTensorError():
+            return ScoreReason.UNEXPECTED_TENSOR
+        case DamagedChunkError():
+            return ScoreReason.DIGEST_MISMATCH
+        case _:
+            return ScoreReason.MALFORMED_FRAME

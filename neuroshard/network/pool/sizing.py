@@ -1,0 +1,161 @@
+"""How many connections to keep to a peer: a pure law over what was seen of them.
+
+Under random loss a single connection collapses, because it takes every loss for a full line; several together do not.
+Where the line is full indeed, more connections gain nothing and are unfair to others. So: when loss shows although no
+queue builds up, more connections are tried; they stay if they carry clearly more, else they go, and the next trial is
+later. Where the system tells neither loss nor queues, a trial takes their place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from neuroshard.network.pool.options import MOST_CONNECTIONS
+
+GAIN = 1.3  # what a trial must gain
+STEP = 4
+HEAVY_LOSS = 3e-3  # here nothing but all connections will do
+LOSS = 5e-5  # a full line shows less than this in the long run
+LEAST_REPEATED = 2
+FULL_QUEUE = 0.5  # round trips this much longer than the shortest one: the line is full
+MEASURE_SECONDS = 1.0
+BLIND_MEASURE_SECONDS = 3.0  # before a trial, where nothing tells of loss
+CLEAN_SECONDS = 30.0  # without loss, while busy: fewer connections will do
+FIRST_HOLD_SECONDS = 30.0
+LONGEST_HOLD_SECONDS = 900.0
+LONGEST_OPENING_SECONDS = 5.0
+IDLE_SECONDS = 10.0
+BYTES_FOR_A_CONNECTION = 256 * 1024  # less is not worth another one
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen since the last look, and what is now."""
+
+    now: float
+    open_connections: int
+    busy_seconds: float  # with data on its way
+    bytes_arrived: float
+    rtt_seconds: float | None = None
+    segments: int | None = None  # None where the system does not tell
+    repeated: int = 0  # of these segments
+    queueing: float | None = None  # round trip / shortest round trip - 1
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """How many connections are right while there is much to send, and the evidence so far."""
+
+    connections: int = 1
+    changed_at: float = 0.0  # when the number was decided
+    settled_at: float | None = None  # when all of them were open
+    bytes_arrived: float = 0.0  # since then, like all that follows
+    seconds: float = 0.0
+    segments: int = 0
+    repeated: int = 0
+    tells_loss: bool = True
+    queueing: float = 0.0  # lately
+    trial: tuple[int, float] | None = None  # the number before, and bytes a second with it
+    hold_until: float = 0.0
+    hold_seconds: float = FIRST_HOLD_SECONDS
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second while there were any on their way."""
+        return self.bytes_arrived / self.seconds if self.seconds else 0.0
+
+    @property
+    def loss(self) -> float:
+        """Share of the segments that were sent again."""
+        return self.repeated / self.segments if self.segments else 0.0
+
+
+def next_size(size: PoolSize, seen: Observation, most: int = MOST_CONNECTIONS) -> PoolSize:
+    """The law: at most `most` connections, at least 1."""
+    if size.settled_at is None:
+        return _opening(size, seen)
+    if seen.now < size.settled_at:
+        return size
+    size = _with_evidence(size, seen)
+    return size if size.seconds < MEASURE_SECONDS else _decided(size, seen.now, most)
+
+
+def _decided(size: PoolSize, now: float, most: int) -> PoolSize:
+    if size.trial is not None:
+        if size.rate < GAIN * size.trial[1]:
+            return _withdrawn(size, size.trial[0], now)
+        size = replace(size, trial=None, hold_seconds=FIRST_HOLD_SECONDS)
+    if size.connections < most and now >= size.hold_until and _asks_for_more(size):
+        step = most if size.tells_loss and size.loss >= HEAVY_LOSS else STEP * size.connections
+        return replace(_changed(size, min(most, step), now), trial=(size.connections, size.rate))
+    if size.connections > 1 and _is_clean(size):
+        return _changed(size, size.connections // STEP or 1, now)
+    return _fading(size)
+
+
+def wanted_connections(size: PoolSize, idle_seconds: float, bytes_waiting: int, idle_limit: float) -> int:
+    """How many connections to have now: none when idle for long, one when idle, and none that would have no work."""
+    if idle_seconds >= idle_limit:
+        return 0
+    if idle_seconds >= IDLE_SECONDS:
+        return 1
+    return max(1, min(size.connections, bytes_waiting // BYTES_FOR_A_CONNECTION))
+
+
+def _opening(size: PoolSize, seen: Observation) -> PoolSize:
+    """Wait until the connections are open and have found their speed."""
+    if seen.open_connections < size.connections and seen.now - size.changed_at < LONGEST_OPENING_SECONDS:
+        return size
+    found = max(1, min(size.connections, seen.open_connections))  # the peer may not allow as many
+    return replace(size, connections=found, settled_at=seen.now + max(0.3, 6 * (seen.rtt_seconds or 0.1)))
+
+
+def _with_evidence(size: PoolSize, seen: Observation) -> PoolSize:
+    return replace(
+        size,
+        bytes_arrived=size.bytes_arrived + seen.bytes_arrived,
+        seconds=size.seconds + seen.busy_seconds,
+        segments=size.segments + (seen.segments or 0),
+        repeated=size.repeated + seen.repeated,
+        tells_loss=seen.segments is not None,
+        queueing=(size.queueing + (seen.queueing or 0.0)) / 2 if size.seconds else seen.queueing or 0.0,
+    )
+
+
+def _asks_for_more(size: PoolSize) -> bool:
+    if not size.tells_loss:
+        return size.seconds >= BLIND_MEASURE_SECONDS
+    return size.repeated >= LEAST_REPEATED and size.loss >= LOSS and size.queueing < FULL_QUEUE
+
+
+def _is_clean(size: PoolSize) -> bool:
+    return size.tells_loss and size.seconds >= CLEAN_SECONDS and size.loss < LOSS
+
+
+def _withdrawn(size: PoolSize, connections: int, now: float) -> PoolSize:
+    """The trial gained nothing: back, and the next one later."""
+    longer = min(2 * size.hold_seconds, LONGEST_HOLD_SECONDS)
+    return replace(_changed(size, connections, now), hold_until=now + size.hold_seconds, hold_seconds=longer)
+
+
+def _changed(size: PoolSize, connections: int, now: float) -> PoolSize:
+    return PoolSize(
+        connections,
+        changed_at=now,
+        tells_loss=size.tells_loss,
+        hold_until=size.hold_until,
+        hold_seconds=size.hold_seconds,
+    )
+
+
+def _fading(size: PoolSize) -> PoolSize:
+    """Forget slowly, so that a line that changes is noticed."""
+    if size.seconds < CLEAN_SECONDS:
+        return size
+    return replace(
+        size,
+        bytes_arrived=size.bytes_arrived / 2,
+        seconds=size.seconds / 2,
+        segments=size.segments // 2,
+        repeated=size.repeated // 2,
+    )

@@ -1,0 +1,117 @@
+"""Runs between nodes: a known run's parameters for those who ask, asking for a run to join, hearing of changes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from neuroshard.errors import DataError, NeuroShardError
+from neuroshard.network import Network, RequestRefusedError
+from neuroshard.node.networking import Networking
+from neuroshard.swarm.run_offer import OfferChoice, RunOffer, checked_offer, read_offer
+from neuroshard.types import NodeId, RunId
+from neuroshard.wire import Frame
+
+log = logging.getLogger(__name__)
+
+RUN_KIND = "run/parameters"
+ASK_SECONDS = 10.0
+ASK_AGAIN_SECONDS = 1.0
+NEWER_VERSION_SECONDS = 300.0  # how often peers are asked whether the run's owner signed a newer version
+
+
+@dataclass(frozen=True)
+class RunShelf:
+    """Where a node's runs are: looked up by id, and kept when a better version comes."""
+
+    find: Callable[[RunId], RunOffer | None]
+    keep: Callable[[RunOffer], OfferChoice]
+
+
+@dataclass
+class RunExchange:
+    """Attached to a Networking; one for the life of a node."""
+
+    shelf: RunShelf
+    shared: RunOffer | None = None  # what newcomers without a run of their own are told of; None: nothing
+
+    async def live(self, network: Network) -> None:
+        """Answer others as long as this network lives, and ask them for newer versions of the shared run."""
+        network.transport.serve(RUN_KIND, self._answer)
+        while True:
+            await anyio.sleep(NEWER_VERSION_SECONDS)
+            if self.shared is not None:
+                for connection in network.transport.connections():
+                    await self._ask_for_newer(network, connection.peer, self.shared.run_id)
+
+    async def fetch(self, run_id: RunId, networking: Networking, tell: Callable[[str], None]) -> RunOffer:
+        """A run's parameters from whichever peer knows it; waits, and tells what it waits for, until one does."""
+        while True:
+            network = await networking.up()
+            peers = [connection.peer for connection in network.transport.connections()]
+            if not peers:
+                tell(f"Looking for nodes of run {run_id[:16]}. {networking.state()[1]}")
+            for peer in peers:
+                offer = await self._ask(network, peer, run_id)
+                if offer is not None:
+                    self.shelf.keep(offer)
+                    return offer
+                tell(f"The {len(peers)} nodes that answer do not know run {run_id[:16]}; looking for others.")
+            await anyio.sleep(ASK_AGAIN_SECONDS)
+
+    async def fetch_soon(self, run_id: RunId, networking: Networking, seconds: float) -> RunOffer | None:
+        """As `fetch`, but None when no peer knows the run within `seconds`."""
+        with anyio.move_on_after(seconds):
+            return await self.fetch(run_id, networking, lambda _: None)
+        return None
+
+    async def hear_of_any(self, networking: Networking, seconds: float) -> RunOffer | None:
+        """A run that a peer shares, for a node that was told none; None when nobody speaks of one in time."""
+        with anyio.move_on_after(seconds):
+            while True:
+                network = await networking.up()
+                for connection in network.transport.connections():
+                    offer = await self._ask(network, connection.peer, None)
+                    if offer is not None:
+                        self.shelf.keep(offer)
+                        return offer
+                await anyio.sleep(ASK_AGAIN_SECONDS / 4)
+        return None
+
+    async def _answer(self, sender: NodeId, request: Frame) -> Frame:
+        wanted = request.header.get("run")
+        if wanted is not None and not isinstance(wanted, str):
+            raise RequestRefusedError("The run's id must be text.")
+        offer = self.shared if wanted is None else self.shelf.find(RunId(wanted))
+        if offer is None:
+            raise RequestRefusedError(f"Node {sender} asked for a run that is not known here.")
+        return Frame(RUN_KIND, {"offer": offer.to_json()})
+
+    async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
+        """What a peer says about a run; None when it knows none, does not answer, or says something wrong."""
+        try:
+            answer = await network.transport.request(
+                peer, Frame(RUN_KIND, {"run": run_id}), timeout_seconds=ASK_SECONDS
+            )
+            data = answer.header.get("offer")
+            if not isinstance(data, bytes):
+                return None
+            return read_offer(data) if run_id is None else checked_offer(run_id, data)
+        except DataError as error:
+            log.warning("What node %s says about a run is ignored: %s", peer, error)
+        except NeuroShardError as error:
+            log.debug("Node %s knows no run: %s", peer, error)
+        return None
+
+    async def _ask_for_newer(self, network: Network, peer: NodeId, run_id: RunId) -> None:
+        offer = await self._ask(network, peer, run_id)
+        if offer is None:
+            return
+        choice = self.shelf.keep(offer)
+        if choice.is_new:
+            log.info("The run's owner signed version %d.", choice.offer.parameters.version)
+        elif choice.reason:
+            log.warning("%s", choice.reason)

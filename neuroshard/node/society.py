@@ -1,0 +1,166 @@
+"""This node's dealings with others, put together: its network, the runs it knows, and the run it serves with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from neuroshard.config.settings import Settings
+from neuroshard.identity import NodeIdentity
+from neuroshard.network import Connection, Network, Reputation
+from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.node.joined_runs import JoinedRuns
+from neuroshard.node.networking import Networking, NetworkOpener
+from neuroshard.node.run_choice import RunFinder
+from neuroshard.node.run_exchange import RunExchange, RunShelf
+from neuroshard.node.self_description import own_announcement, own_report
+from neuroshard.node.traffic import Traffic, TrafficMeter
+from neuroshard.status.snapshot import NetworkStatus, NodeStatus, PeerStatus, SwarmStatus
+from neuroshard.swarm.announcement import Announcement
+from neuroshard.swarm.participant import OwnWords, Participant
+from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.types import LayerRange, RunId
+
+PEERS_FILE = "network/peers.json"
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The network at one moment."""
+
+    network: NetworkStatus
+    peers: tuple[PeerStatus, ...]
+    swarm: SwarmStatus | None
+
+
+@dataclass
+class Society:
+    """Made once a start; `serve` follows when the run is known."""
+
+    identity: NodeIdentity
+    settings: Settings
+    networking: Networking
+    exchange: RunExchange
+    finder: RunFinder
+    now: Callable[[], float]  # seconds since the epoch
+    served: RunOffer | None = None
+    participant: Participant | None = None
+    traffic: TrafficMeter = field(default_factory=TrafficMeter)
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        identity: NodeIdentity,
+        open_network: NetworkOpener | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> Society:
+        """With libp2p, unless another way is given or the owner wants no network."""
+        opener = open_network or libp2p_opener(settings, identity)
+        networking = Networking(
+            identity.node_id,
+            opener if settings.network else None,
+            peers_file=settings.data_dir / PEERS_FILE,
+            given=settings.peer,
+            loopback_only=ip_address(settings.p2p_host).is_loopback,
+        )
+        stored = JoinedRuns(settings.data_dir)
+
+        def find(run_id: RunId) -> RunOffer | None:
+            served = society.served
+            return served if served is not None and served.run_id == run_id else stored.load(run_id)
+
+        exchange = RunExchange(RunShelf(find, stored.keep))
+        society = cls(identity, settings, networking, exchange, RunFinder(settings, exchange, networking), now)
+        networking.attach(exchange.live)
+        return society
+
+    def serve(self, offer: RunOffer, layers: LayerRange, status: Callable[[], NodeStatus], *, is_shared: bool) -> None:
+        """From now on this node serves a run; `is_shared`: newcomers without a run of their own are told of it."""
+        self.served = offer
+        self.exchange.shared = offer if is_shared else None
+
+        def report() -> TrainingReport:
+            return own_report(status(), offer.run_id)
+
+        def announcement() -> Announcement:
+            network = self.networking.current
+            addresses = () if network is None else network.transport.addresses()
+            version = offer.parameters.version
+            return own_announcement(
+                status(), offer.run_id, parameters_version=version, layers=layers, addresses=addresses
+            )
+
+        self.participant = Participant(
+            self.identity,
+            offer.run_id,
+            offer.parameters.genesis.total_shards,
+            OwnWords(report, announcement),
+            self.networking.book.add,
+            now=self.now,
+        )
+        self.networking.attach(self.participant.live)
+
+    def look(self, genesis: str) -> Sight:
+        """What there is to tell about the network now. `genesis` is where the data come from, for the join line."""
+        network = self.networking.current
+        connections = () if network is None else network.transport.connections()
+        peers, swarm = ((), None) if self.participant is None else self.participant.status(network)
+        return Sight(
+            self._network_status(network, connections, self.traffic.look(connections, self.now()), genesis),
+            peers,
+            swarm,
+        )
+
+    @property
+    def clock_warning(self) -> str | None:
+        """What to tell the owner when this computer's clock is wrong by the others' word; None while it is fine."""
+        return None if self.participant is None else self.participant.clock_warning
+
+    def _network_status(
+        self, network: Network | None, connections: Sequence[Connection], traffic: Traffic, genesis: str
+    ) -> NetworkStatus:
+        state, explanation = self.networking.state()
+        addresses = () if network is None else network.transport.addresses()
+        upload = self.settings.max_upload
+        return NetworkStatus(
+            state=state,
+            explanation=explanation,
+            addresses=addresses,
+            connections=len(connections),
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
+            upload_rate=traffic.sent_a_second,
+            download_rate=traffic.received_a_second,
+            upload_limit=None if upload is None else upload * 1e6 / BITS_PER_BYTE,
+            banned_peers=0 if network is None else len(network.reputation.banned_peers()),
+            refused=() if network is None else network.reputation.refused(),
+            join_line=join_line(self.served, addresses, genesis),
+        )
+
+
+def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> str:
+    """What others type to join; empty while nothing can be joined."""
+    if run is None or not addresses:
+        return ""
+    return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"
+
+
+def libp2p_opener(settings: Settings, identity: NodeIdentity) -> NetworkOpener:
+    """Opens libp2p networks with the owner's limits."""
+
+    upload = settings.max_upload
+    options = NetworkOptions(
+        host=settings.p2p_host,
+        port=settings.p2p_port,
+        lan_discovery=settings.lan_discovery,
+        port_mapping=settings.port_mapping,
+        relay=settings.relay,
+        upload_bytes_per_second=None if upload is None else upload * 1e6 / BITS_PER_BYTE,
+    )
+    parts = NetworkParts(reputation=Reputation())  # what peers did is not forgiven by a restart of the network
+    return lambda: libp2p_network(identity, options, parts=parts)

@@ -1,0 +1,173 @@
+"""Where strangers' claims come in: checked, cheap things first, and accepted once or refused for a stated reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Generic, TypeVar
+
+from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
+from neuroshard.network import ScoreReason
+from neuroshard.swarm.claim_reading import ClaimCache, ClaimRules, Refusal, Statement
+from neuroshard.types import NodeId, RunId
+
+MAX_SPEAKERS = 8192  # nodes whose newest claim is remembered
+LATE_SECONDS = 60.0  # so much later than a newer claim, an older one may come by another way
+RECENT_SEQUENCES = 8
+BURST_CLAIMS = 8.0  # of one node; then as many as CLAIMS_PER_SECOND
+CLAIMS_PER_SECOND = 1.0
+CLOCK_WITNESSES = 64
+FEWEST_WITNESSES = 3
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Speaker:
+    """What one node said last."""
+
+    recent: tuple[int, ...]  # sequences, the highest last
+    issued_at: float  # of the highest
+    allowance: float  # claims it may make now
+    seen_at: float
+
+
+class ClaimIntake(Generic[T]):
+    """Claims of one kind about one run. `now`: seconds since the epoch; `cache` may be shared by several intakes."""
+
+    def __init__(
+        self,
+        rules: ClaimRules[T],
+        run_id: RunId,
+        now: Callable[[], float],
+        cache: ClaimCache[T] | None = None,
+    ) -> None:
+        self._rules = rules
+        self._run_id = run_id
+        self._now = now
+        self._cache = cache or ClaimCache(rules)
+        self._speakers: dict[NodeId, _Speaker] = {}
+        self._clocks: dict[NodeId, float] = {}  # how far ahead of this computer's each node's clock seems
+        self._refused: Counter[str] = Counter()
+
+    def check(self, data: bytes, sender: NodeId | None = None) -> Refusal | None:
+        """Why a claim would be refused, None when it is fine; it does not count as heard, so that `take` can follow."""
+        found = self._examine(data, sender, self._now())
+        return found if isinstance(found, Refusal) else None
+
+    def take(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
+        """The statement, which counts as heard from now on, or why it is refused, which is counted.
+
+        `sender`: the authenticated peer that brought the claim as its own; None when anybody may have forwarded it.
+        """
+        now = self._now()
+        found = self._examine(data, sender, now)
+        if isinstance(found, Refusal):
+            self._refused[found.reason.value if found.reason else "late"] += 1
+            return found
+        self._remember(found, now)
+        return found
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many claims were refused for each reason."""
+        return dict(self._refused)
+
+    def count_refusal(self, refusal: Refusal) -> None:
+        """Count what `check` refused and nobody will take."""
+        self._refused[refusal.reason.value if refusal.reason else "late"] += 1
+
+    @property
+    def clock_offset_seconds(self) -> float | None:
+        """How far the others' clocks are ahead of this computer's, once enough of them agree that it is too far."""
+        if len(self._clocks) < FEWEST_WITNESSES:
+            return None
+        offset = median(self._clocks.values())
+        return offset if abs(offset) > MAX_CLOCK_SKEW_SECONDS else None
+
+    def _examine(self, data: bytes, sender: NodeId | None, now: float) -> Statement[T] | Refusal:
+        if len(data) > self._rules.max_bytes:
+            text = f"A claim of {len(data)} bytes; at most {self._rules.max_bytes} are allowed."
+            return Refusal(text, ScoreReason.OVERSIZED)
+        statement = self._cache.read(data)
+        if isinstance(statement, Refusal):
+            return statement
+        return (
+            self._wrong_place(statement, sender)
+            or self._wrong_time(data, statement, now)
+            or self._repeated(statement, sender)
+            or self._cache.authenticity(data)
+            or self._too_many(statement, now)
+            or statement
+        )
+
+    def _wrong_place(self, statement: Statement[T], sender: NodeId | None) -> Refusal | None:
+        run = self._rules.run_of(statement.value)
+        if run != self._run_id:
+            text = f"This node serves run {self._run_id[:16]}, not run {run[:16]}."
+            return Refusal(text, ScoreReason.FOREIGN_CLAIM, is_other_run=True)
+        if sender is not None and statement.node_id != sender:
+            text = f"A claim of node {statement.node_id} came in the name of {sender}."
+            return Refusal(text, ScoreReason.FOREIGN_CLAIM)
+        return None
+
+    def _wrong_time(self, data: bytes, statement: Statement[T], now: float) -> Refusal | None:
+        ahead = statement.issued_at - now
+        if now >= statement.delegated_until:
+            return Refusal(f"The delegation of node {statement.node_id} expired.", ScoreReason.EXPIRED_CLAIM)
+        if -self._rules.max_age_seconds <= ahead <= MAX_CLOCK_SKEW_SECONDS:
+            return None
+        forged = self._cache.authenticity(data)
+        if forged is not None:
+            return forged
+        self._note_clock(statement.node_id, ahead)
+        text = f"A claim of node {statement.node_id} is dated {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'ago'}."
+        return Refusal(text, ScoreReason.EXPIRED_CLAIM)
+
+    def _repeated(self, statement: Statement[T], sender: NodeId | None) -> Refusal | None:
+        if self._rules.sequence_of is None:
+            return None
+        speaker = self._speakers.get(statement.node_id)
+        sequence = self._rules.sequence_of(statement.value)
+        if speaker is None or sequence > speaker.recent[-1]:
+            return None
+        is_late = sequence not in speaker.recent and statement.issued_at >= speaker.issued_at - LATE_SECONDS
+        is_known_anyway = sender is not None and sequence == speaker.recent[-1]  # its author says it once more
+        reason = None if is_late or is_known_anyway else ScoreReason.REPLAYED_CLAIM
+        return Refusal(f"Claim {sequence} of node {statement.node_id} is not newer than the last.", reason)
+
+    def _too_many(self, statement: Statement[T], now: float) -> Refusal | None:
+        if self._rules.sequence_of is None or self._allowance(statement.node_id, now) >= 1:
+            return None
+        text = f"Node {statement.node_id} makes more claims than anybody needs."
+        return Refusal(text, ScoreReason.FLOOD, culprit=statement.node_id)
+
+    def _allowance(self, node_id: NodeId, now: float) -> float:
+        speaker = self._speakers.get(node_id)
+        if speaker is None:
+            return BURST_CLAIMS
+        return min(BURST_CLAIMS, speaker.allowance + max(0.0, now - speaker.seen_at) * CLAIMS_PER_SECOND)
+
+    def _remember(self, statement: Statement[T], now: float) -> None:
+        self._note_clock(statement.node_id, statement.issued_at - now)
+        if self._rules.sequence_of is None:
+            return
+        allowance = self._allowance(statement.node_id, now) - 1
+        before = self._speakers.pop(statement.node_id, None)
+        recent = (before.recent if before else ())[1 - RECENT_SEQUENCES :]
+        sequence = self._rules.sequence_of(statement.value)
+        _make_room(self._speakers, MAX_SPEAKERS)
+        self._speakers[statement.node_id] = _Speaker((*recent, sequence), statement.issued_at, allowance, now)
+
+    def _note_clock(self, node_id: NodeId, ahead: float) -> None:
+        self._clocks.pop(node_id, None)
+        _make_room(self._clocks, CLOCK_WITNESSES)
+        self._clocks[node_id] = ahead
+
+
+def _make_room(table: dict[NodeId, T], most: int) -> None:
+    """Drop the entry that was set the longest time ago when the table is full."""
+    if len(table) >= most:
+        del table[next(iter(table))]

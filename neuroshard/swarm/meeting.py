@@ -1,0 +1,132 @@
+"""Keeps a node acquainted: hello to whoever it is connected with, its record in the directory, others' from there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from itertools import count
+from math import inf
+from random import Random
+from typing import TypeAlias
+
+import anyio
+
+from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
+from neuroshard.swarm.announcement import Announcement
+from neuroshard.swarm.claim_reading import Refusal
+from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.hello import Greeter, HelloRefusedError
+from neuroshard.swarm.membership import Membership
+from neuroshard.types import NodeId
+from neuroshard.wire import WireError
+
+WANTED_ACQUAINTANCES = 16  # greeted peers; the others are known by their reports
+GREETINGS_AT_ONCE = 8
+LOOK_SECONDS = 0.5  # for new connections
+GREET_AGAIN_SECONDS = 600.0  # what was said may have changed
+REFUSED_SECONDS = 300.0
+UNREACHABLE_SECONDS = 10.0
+ANNOUNCE_SECONDS = 600.0
+DIRECTORY_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)  # between looks into it; then always the last
+MOST_RECORDS = 64
+_LOG = logging.getLogger(__name__)
+
+Learned: TypeAlias = Callable[[Iterable[str]], None]
+"""Takes addresses that peers and the directory told; whoever keeps the connections decides what to do with them."""
+
+
+class Acquaintances:
+    """Which connected peers were greeted, and when each may be greeted next. Times are those of one monotonic clock."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._due: dict[NodeId, float] = {}
+        self._known: set[NodeId] = set()
+
+    def next_to_greet(self, connected: set[NodeId], now: float) -> list[NodeId]:
+        """A random few of the connected that were not greeted lately, as long as acquaintances are missing.
+
+        Who is connected no more is forgotten, so that it is greeted at once when it comes back.
+        """
+        self._due = {peer: due for peer, due in self._due.items() if peer in connected}
+        self._known &= connected
+        strangers = sorted(peer for peer in connected if self._due.get(peer, now) <= now)
+        missing = max(0, WANTED_ACQUAINTANCES - len(self._known.difference(strangers)))
+        return self._random.sample(strangers, min(len(strangers), missing, GREETINGS_AT_ONCE))
+
+    def note(self, peer: NodeId, due: float, *, is_known: bool) -> None:
+        """How a greeting went, and when the next may follow."""
+        self._due[peer] = due
+        if is_known:
+            self._known.add(peer)
+        else:
+            self._known.discard(peer)
+
+
+class Meeting:
+    """The acquaintances of one node in one run. The first namespace is its own, the others it only looks into."""
+
+    def __init__(
+        self,
+        greeter: Greeter,
+        membership: Membership,
+        intake: ClaimIntake[Announcement],
+        namespaces: tuple[str, ...],
+        learned: Learned,
+        *,
+        random: Random,
+    ) -> None:
+        self._greeter = greeter
+        self._membership = membership
+        self._intake = intake
+        self._namespaces = namespaces
+        self._learned = learned
+        self._random = random
+
+    async def greet_forever(self, network: Network) -> None:
+        """Say hello to new connections. Ends with TransportClosedError when the network does."""
+        acquaintances = Acquaintances(self._random)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                connected = {connection.peer for connection in network.transport.connections()}
+                allowed = {peer for peer in connected if not network.reputation.is_banned(peer)}
+                for peer in acquaintances.next_to_greet(allowed, anyio.current_time()):
+                    acquaintances.note(peer, inf, is_known=True)  # until it is clear how that goes
+                    tasks.start_soon(self._greet, network, peer, acquaintances)
+                await anyio.sleep(LOOK_SECONDS)
+
+    async def appear_forever(self, network: Network) -> None:
+        """Keep this node's record in the directory and look for others. Ends with TransportClosedError."""
+        announced: Announcement | None = None
+        announced_at = anyio.current_time()
+        for attempt in count():
+            try:
+                current = self._greeter.announcement()
+                if current != announced or anyio.current_time() - announced_at >= ANNOUNCE_SECONDS:
+                    await network.directory.announce(self._namespaces[0], self._greeter.signed(current))
+                    announced, announced_at = current, anyio.current_time()
+                await self._look_around(network)
+            except PeerUnreachableError as error:
+                _LOG.debug("The directory cannot be reached yet: %s", error)
+            await anyio.sleep(DIRECTORY_SECONDS[min(attempt, len(DIRECTORY_SECONDS) - 1)])
+
+    async def _greet(self, network: Network, peer: NodeId, acquaintances: Acquaintances) -> None:
+        try:
+            addresses = await self._greeter.greet(network, peer)
+        except (PeerRefusedError, HelloRefusedError, WireError) as error:
+            _LOG.info("Node %s is not met: %s", peer, error)
+            acquaintances.note(peer, anyio.current_time() + REFUSED_SECONDS, is_known=False)
+        except PeerUnreachableError as error:
+            _LOG.debug("Node %s does not answer a hello: %s", peer, error)
+            acquaintances.note(peer, anyio.current_time() + UNREACHABLE_SECONDS, is_known=False)
+        else:
+            acquaintances.note(peer, anyio.current_time() + GREET_AGAIN_SECONDS, is_known=True)
+            self._learned(addresses)
+
+    async def _look_around(self, network: Network) -> None:
+        for namespace in self._namespaces:
+            for record in await network.directory.find(namespace, MOST_RECORDS):
+                found = self._intake.take(record)
+                if not isinstance(found, Refusal) and found.node_id != self._membership.node_id:
+                    self._membership.hear_announcement(found)
+                    self._learned(found.value.addresses)

@@ -1,0 +1,110 @@
+"""One node's part in a run's swarm: all that makes it known to others and others to it, put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import anyio
+
+from neuroshard.identity import NodeIdentity
+from neuroshard.network import Network
+from neuroshard.status.snapshot import PeerStatus, SwarmStatus
+from neuroshard.swarm.announcement import Announcement, directory_namespace, report_topic
+from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES, REPORT_RULES
+from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.hello import Greeter, Intakes
+from neuroshard.swarm.meeting import Learned, Meeting
+from neuroshard.swarm.membership import Membership
+from neuroshard.swarm.reporting import Listener, Reporter
+from neuroshard.swarm.shard_coverage import ShardCoverage
+from neuroshard.swarm.status_view import to_status
+from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.types import RunId
+
+
+@dataclass(frozen=True)
+class OwnWords:
+    """What a node says of itself, made anew each time."""
+
+    report: Callable[[], TrainingReport]
+    announcement: Callable[[], Announcement]
+
+
+class Participant:
+    """`live` runs once with every network; what was learnt stays over networks.
+
+    `group` is the stage group of this node, of `group_count` in the run: it reports in its own and listens to all.
+    """
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        run_id: RunId,
+        total_shards: int,
+        words: OwnWords,
+        learned: Learned,
+        *,
+        group: int = 0,
+        group_count: int = 1,
+        now: Callable[[], float] = time.time,
+        random: Random | None = None,
+    ) -> None:
+        chance = random or Random()  # noqa: S311 - when to speak and to whom, no secrets
+        groups = (group, *(other for other in range(group_count) if other != group))
+        self.membership = Membership(identity.node_id, identity.wallet_id)
+        self.intakes = Intakes(ClaimIntake(ANNOUNCEMENT_RULES, run_id, now), ClaimIntake(REPORT_RULES, run_id, now))
+        self._coverage = ShardCoverage(run_id, total_shards)
+        self._greeter = Greeter(identity, self.membership, self.intakes, words.announcement, now=now, random=chance)
+        self._reporter = Reporter(
+            identity, run_id, report_topic(run_id, group), words.report, self.membership, now=now, random=chance
+        )
+        topics = tuple(report_topic(run_id, other) for other in groups)
+        self._listener = Listener(self.intakes.reports, self.membership, topics, now=now)
+        namespaces = tuple(directory_namespace(run_id, other) for other in groups)
+        self._meeting = Meeting(
+            self._greeter, self.membership, self.intakes.announcements, namespaces, learned, random=chance
+        )
+
+    async def live(self, network: Network) -> None:
+        """Take part until cancelled, which says good-bye; ends with TransportClosedError when the network does."""
+        self._greeter.serve(network)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._listener.listen_forever, network)
+            tasks.start_soon(self._reporter.report_forever, network)
+            tasks.start_soon(self._meeting.greet_forever, network)
+            tasks.start_soon(self._meeting.appear_forever, network)
+
+    def status(self, network: Network | None) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
+        """Peers and the numbers of all nodes together, for the snapshot."""
+        view = self.membership.view
+        covered = self._coverage.covered(view)
+        if network is None:
+            return to_status(view, announcements=self.membership.announcements, shards_covered=covered)
+        return to_status(
+            view,
+            connections=network.transport.connections(),
+            announcements=self.membership.announcements,
+            score_of=network.reputation.score,
+            shards_covered=covered,
+        )
+
+    @property
+    def clock_warning(self) -> str | None:
+        """What to tell the owner when the others' clocks agree that this computer's is wrong; None while it is fine."""
+        offset = self.intakes.reports.clock_offset_seconds
+        if offset is None:
+            return None
+        behind = "behind" if offset > 0 else "ahead of"
+        return (
+            f"This computer's clock seems to be {_duration(abs(offset))} {behind} the other nodes' clocks, "
+            "so they refuse what this node reports. Set the clock."
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.0f} hours"

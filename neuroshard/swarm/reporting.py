@@ -1,0 +1,146 @@
+"""Tells everybody how this node's training goes, and listens to what they tell."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
+
+import anyio
+
+from neuroshard.identity import NodeIdentity
+from neuroshard.network import Network, Subscription, TransportClosedError
+from neuroshard.swarm.claim_kinds import signed_report
+from neuroshard.swarm.claim_reading import Refusal
+from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.membership import Membership
+from neuroshard.swarm.report_times import EARLY_SECONDS, is_worth_an_early_report, next_report_at, report_interval
+from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.types import NodeId, RunId
+
+LEAVE_SECONDS = 2.0  # to say good-bye, at most
+_LOG = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Publishes this node's reports on one topic.
+
+    `make_report` fills in the training; sequence, interval and whether the node is leaving are set here. Sequences are
+    milliseconds since the epoch or one more than the last, so that they rise over restarts too.
+    """
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        run_id: RunId,
+        topic: str,
+        make_report: Callable[[], TrainingReport],
+        membership: Membership,
+        *,
+        now: Callable[[], float] = time.time,
+        random: Random,
+    ) -> None:
+        self._identity = identity
+        self._run_id = run_id
+        self._topic = topic
+        self._make_report = make_report
+        self._membership = membership
+        self._now = now
+        self._random = random
+        self._sequence = 0
+
+    async def report_forever(self, network: Network) -> None:
+        """Report at once, soon after somebody appeared, and at intervals; at the end say that this node leaves.
+
+        Ends with TransportClosedError when the network does.
+        """
+        try:
+            # from then on at random moments: nodes that began together shall not speak together for ever
+            share = self._random.uniform(0.05, 1.0)
+            while True:
+                await self._publish(network, leaving=False)
+                await self._wait(share)
+                share = self._random.uniform(0.8, 1.0)
+        finally:
+            with anyio.move_on_after(LEAVE_SECONDS, shield=True), suppress(TransportClosedError):
+                await self._publish(network, leaving=True)  # a network that is gone needs no good-bye
+
+    async def _publish(self, network: Network, *, leaving: bool) -> None:
+        now = self._now()
+        self._membership.forget_silent(now)
+        self._sequence = max(self._sequence + 1, int(now * 1000))
+        report = replace(
+            self._make_report(),
+            run_id=self._run_id,
+            sequence=self._sequence,
+            interval_seconds=report_interval(self._members()),
+            leaving=leaving,
+        )
+        data = signed_report(self._identity, report, now)
+        if not leaving:
+            self._membership.tell(report, data, now)
+        await network.gossip.publish(self._topic, data)
+
+    async def _wait(self, share: float) -> None:
+        """Until the next report is due; whoever appears meanwhile may bring it forward."""
+        last, members = anyio.current_time(), self._members()
+        with anyio.CancelScope(deadline=next_report_at(last, share, members)):
+            await self._membership.next_meeting()
+            await anyio.sleep_until(last + EARLY_SECONDS)
+            if is_worth_an_early_report(self._members(), members):
+                return
+        await anyio.sleep_until(next_report_at(last, share, self._members()))
+
+    def _members(self) -> int:
+        return max(1, len(self._membership.view.members))
+
+
+class Listener:
+    """Folds what others report into the membership, and tells who brought what is refused."""
+
+    def __init__(
+        self,
+        intake: ClaimIntake[TrainingReport],
+        membership: Membership,
+        topics: Sequence[str],
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._intake = intake
+        self._membership = membership
+        self._topics = topics
+        self._now = now
+
+    async def listen_forever(self, network: Network) -> None:
+        """Ends with TransportClosedError when the network does."""
+
+        def check(sender: NodeId, data: bytes) -> bool:
+            return self._is_fine(network, sender, data)
+
+        subscriptions = [network.gossip.subscribe(topic, check) for topic in self._topics]
+        try:
+            async with anyio.create_task_group() as tasks:
+                for subscription in subscriptions:
+                    tasks.start_soon(self._listen, subscription)
+        finally:
+            for subscription in subscriptions:
+                subscription.close()
+
+    async def _listen(self, subscription: Subscription) -> None:
+        while True:
+            heard = self._intake.take(await subscription.receive())
+            if not isinstance(heard, Refusal):
+                self._membership.hear_report(heard, self._now())
+
+    def _is_fine(self, network: Network, sender: NodeId, data: bytes) -> bool:
+        refusal = self._intake.check(data)
+        if refusal is None:
+            return True
+        self._intake.count_refusal(refusal)
+        if refusal.reason is not None:
+            network.reputation.report(refusal.culprit or sender, refusal.reason)
+            _LOG.debug("A report from node %s is refused: %s", sender, refusal.explanation)
+        return False

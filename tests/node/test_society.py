@@ -1,0 +1,266 @@
+"""Several nodes' dealings with each other, over the in-memory network and under a virtual clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.settings import Settings
+from neuroshard.errors import NetworkRefusedError, UsageError
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.network import InMemoryNetwork, Network
+from neuroshard.node.joined_runs import JoinedRuns
+from neuroshard.node.society import Society
+from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
+from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.types import Architecture, LayerRange
+
+START = 1_700_000_000.0
+OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
+SHAPE = Architecture(64, 2, 2, 1, 128, 512, 32)
+PARAMETERS = RunParameters("test", 1, SHAPE, 1, 4, 8, 7, GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512))
+OFFER = RunOffer.of_new_run(SignedRunParameters.sign(OWNER, PARAMETERS))
+LAYERS = LayerRange(0, 2)
+GENESIS = "https://data.example"
+
+
+def virtual(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def now() -> float:
+    return START + anyio.current_time()
+
+
+def identity(number: int) -> NodeIdentity:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([1 + number]) * 32))
+    key = NodeKey.from_seed(bytes([101 + number]) * 32)
+    delegation = Delegation.issue(wallet, key.public_key, expires_at=START + 1e8)
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation)
+
+
+def status(number: int) -> NodeStatus:
+    model = ModelStatus(SHAPE, 1000, LAYERS, LAYERS.roles(2))
+    training = TrainingStatus(steps=10 * number, tokens=1000, loss_ema=4.0 + number, tokens_per_second=100.0)
+    memory = MemoryStatus(500, 600, "--memory", 400, 300, 350)
+    state = NodeState.TRAINING
+    return NodeStatus("1.2.3", START, START, state, "Training.", model=model, training=training, memory=memory)
+
+
+@dataclass
+class World:
+    """Nodes on one in-memory network; each has a data folder of its own."""
+
+    folder: Path
+    network: InMemoryNetwork
+
+    def society(self, number: int, **settings: Any) -> Society:
+        me = identity(number)
+
+        @asynccontextmanager
+        async def opened() -> AsyncGenerator[Network]:
+            self.network.join(me.node_id)
+            try:
+                yield self.network.network_of(me.node_id)
+            finally:
+                self.network.kill(me.node_id)
+
+        chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", **settings)
+        return Society.of(chosen, me, opened, now)
+
+
+def serving(society: Society, number: int, *, is_shared: bool = True) -> Society:
+    society.serve(OFFER, LAYERS, lambda: status(number), is_shared=is_shared)
+    return society
+
+
+async def until(seconds: float, holds: Callable[[], bool]) -> None:
+    """Wait until something holds, at most so many virtual seconds."""
+    with anyio.fail_after(seconds):
+        while not holds():
+            await anyio.sleep(0.1)
+
+
+def peers(society: Society) -> set[str]:
+    return {peer.node_id for peer in society.look(GENESIS).peers}
+
+
+def test_nodes_of_a_run_know_each_other_at_once_and_miss_who_leaves(tmp_path: Path) -> None:
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            world = World(tmp_path, network)
+            societies = [serving(world.society(number), number) for number in range(5)]
+            async with anyio.create_task_group() as tasks:
+                for society in societies[:-1]:
+                    tasks.start_soon(society.networking.run)
+                with anyio.CancelScope() as life_of_last:
+                    async with anyio.create_task_group() as last:
+                        last.start_soon(societies[-1].networking.run)
+                        await until(3, lambda: all(len(peers(society)) == 4 for society in societies))
+                        seen = societies[0].look(GENESIS)
+                        life_of_last.cancel()
+                assert seen.swarm is not None
+                assert (seen.swarm.nodes, seen.swarm.training_nodes, seen.swarm.total_steps) == (5, 5, 100)
+                assert seen.swarm.global_loss == pytest.approx(6.0)
+                assert {peer.version for peer in seen.peers} == {"1.2.3"}
+                assert seen.network.state is NetworkState.CONNECTED
+                await until(3, lambda: all(len(peers(society)) == 3 for society in societies[:-1]))
+                after = societies[0].look(GENESIS).swarm
+                assert after is not None
+                assert (after.nodes, after.total_steps) == (4, 100)  # what it did still counts
+                tasks.cancel_scope.cancel()
+
+    virtual(main)
+
+
+def test_a_partition_of_an_hour_heals(tmp_path: Path) -> None:
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            world = World(tmp_path, network)
+            societies = [serving(world.society(number), number) for number in range(4)]
+            async with anyio.create_task_group() as tasks:
+                for society in societies:
+                    tasks.start_soon(society.networking.run)
+                await until(3, lambda: all(len(peers(society)) == 3 for society in societies))
+                ids = [society.identity.node_id for society in societies]
+                network.partition(ids[:2], ids[2:])
+                await until(120, lambda: all(len(peers(society)) == 1 for society in societies))
+                await anyio.sleep(3600)
+                assert all(len(peers(society)) == 1 for society in societies)
+                network.partition()
+                await until(30, lambda: all(len(peers(society)) == 3 for society in societies))
+                tasks.cancel_scope.cancel()
+
+    virtual(main)
+
+
+def test_a_newcomer_gets_a_run_by_its_id_and_keeps_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            world = World(tmp_path, network)
+            first = serving(world.society(0), 0, is_shared=False)
+            newcomer = world.society(1, run=OFFER.run_id)
+            told: list[str] = []
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(newcomer.networking.run)
+                tasks.start_soon(first.networking.run)
+                found = await newcomer.finder.named(told.append)
+                tasks.cancel_scope.cancel()
+            assert found is not None
+            assert found.offer == OFFER
+            assert JoinedRuns(newcomer.settings.data_dir).load(OFFER.run_id) == OFFER
+
+            again = world.society(1, run=OFFER.run_id, network=False)
+            kept = await again.finder.named(told.append)
+            assert kept is not None
+            assert kept.offer == OFFER
+
+    virtual(main)
+
+
+def test_waiting_for_a_run_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            newcomer = World(tmp_path, network).society(1, run=OFFER.run_id)
+            told: list[str] = []
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(newcomer.networking.run)
+                with anyio.move_on_after(5):
+                    await newcomer.finder.named(told.append)
+                tasks.cancel_scope.cancel()
+            assert OFFER.run_id[:16] in told[-1]
+
+    virtual(main)
+
+
+def test_only_a_shared_run_is_told_to_those_who_ask_for_any(tmp_path: Path) -> None:
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            world = World(tmp_path, network)
+            private = serving(world.society(0), 0, is_shared=False)
+            curious = world.society(1)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(private.networking.run)
+                tasks.start_soon(curious.networking.run)
+                assert await curious.exchange.hear_of_any(curious.networking, seconds=3) is None
+                tasks.start_soon(serving(world.society(2), 2).networking.run)
+                assert await curious.exchange.hear_of_any(curious.networking, seconds=3) == OFFER
+                tasks.cancel_scope.cancel()
+
+    virtual(main)
+
+
+def test_a_network_that_cannot_open_is_told_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            me, tries = identity(0), 0
+
+            @asynccontextmanager
+            async def opened() -> AsyncGenerator[Network]:
+                nonlocal tries
+                tries += 1
+                if tries < 4:
+                    raise NetworkRefusedError("Port 4001 is in use.", "Choose another --p2p-port.")
+                network.join(me.node_id)
+                yield network.network_of(me.node_id)
+
+            settings = Settings(data_dir=tmp_path, p2p_host="127.0.0.1")
+            society = Society.of(settings, me, opened, now)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(society.networking.run)
+                await anyio.sleep(0.5)
+                seen = society.look(GENESIS).network
+                assert seen.state is NetworkState.FAILED
+                assert "Port 4001 is in use" in seen.explanation
+                assert "Training goes on" in seen.explanation
+                await until(30, lambda: society.look(GENESIS).network.state is NetworkState.ALONE)
+                tasks.cancel_scope.cancel()
+            assert tries == 4
+
+    virtual(main)
+
+
+def test_without_a_network_nothing_runs_and_an_unknown_run_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            society = World(tmp_path, network).society(0, network=False, run=OFFER.run_id)
+            await society.networking.run()
+            assert society.look(GENESIS).network.state is NetworkState.OFF
+            with pytest.raises(UsageError, match="no-network"):
+                await society.finder.named(lambda _: None)
+
+    virtual(main)
+
+
+def test_a_newer_version_of_the_run_arrives_by_itself(tmp_path: Path) -> None:
+    newer = replace(PARAMETERS, version=2, outer=replace(PARAMETERS.outer, momentum=0.5))
+    changed = RunOffer(OFFER.initial, SignedRunParameters.sign(OWNER, newer))
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            world = World(tmp_path, network)
+            old = serving(world.society(0), 0)
+            ahead = world.society(1)
+            ahead.serve(changed, LAYERS, lambda: status(1), is_shared=True)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(old.networking.run)
+                tasks.start_soon(ahead.networking.run)
+                await anyio.sleep(400)
+                tasks.cancel_scope.cancel()
+            kept = JoinedRuns(old.settings.data_dir).load(OFFER.run_id)
+            assert kept is not None
+            assert kept.parameters.version == 2
+
+    virtual(main)
