@@ -8,6 +8,8 @@ from typing import cast
 
 import anyio
 
+from neuroshard.errors import NeuroShardError
+
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
@@ -32,7 +34,9 @@ async def keep_running(
         except Exception as error:  # whatever fails here, training goes on
             failures = 1 if anyio.current_time() - started > STEADY_SECONDS else failures + 1
             seconds = pause_after(failures)
-            log.warning("%s failed and is tried again in %.0f s: %s", name, seconds, reason_of(error), exc_info=error)
+            expected = isinstance(first_cause(error), NeuroShardError)
+            told = None if expected else error  # a defect: whoever mends it needs to know where
+            log.warning("%s failed and is tried again in %.0f s: %s", name, seconds, reason_of(error), exc_info=told)
             on_failure(reason_of(error), seconds)
             await anyio.sleep(seconds)
         else:
@@ -41,6 +45,12 @@ async def keep_running(
 
 def reason_of(error: BaseException) -> str:
     """The first cause inside groups of errors, in words."""
+    cause = first_cause(error)
+    return str(cause) or type(cause).__name__
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first error inside groups of errors."""
     if isinstance(error, BaseExceptionGroup):
-        return reason_of(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
-    return str(error) or type(error).__name__
+        return first_cause(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
+    return error
