@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import atheris
 
-from tests.fuzz.target import Target
+if TYPE_CHECKING:  # imported below, where it is watched with all that it imports
+    from tests.fuzz.target import Target
 
 WATCHED = ["neuroshard.wire", "neuroshard.identity", "neuroshard.swarm", "json", "tests.fuzz"]
 
