@@ -169,8 +169,9 @@ class InMemoryTransport:
             await anyio.sleep(self._network.links.link(peer, self._local_id).delay_seconds)
             if self._network.links.is_lost(peer, self._local_id):
                 await anyio.sleep_forever()
-            check_limits(answer, reply or FrameLimits())
-            return accepted(peer, answer)
+            told = accepted(peer, answer)
+            check_limits(told, reply or FrameLimits())
+            return told
         raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
 
     def serve(

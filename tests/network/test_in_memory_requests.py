@@ -141,3 +141,16 @@ def test_addresses_lead_to_nodes() -> None:
         assert (connection.peer, connection.kind) == (B, ConnectionKind.IN_MEMORY)
 
     run(scenario)
+
+
+def test_a_refusal_is_told_also_when_tensors_were_expected() -> None:
+    async def refuse(_sender: NodeId, _frame: Frame) -> Frame:
+        await anyio.lowlevel.checkpoint()
+        raise RequestRefusedError("not today")
+
+    async def scenario(_network: InMemoryNetwork, a: Transport, b: Transport) -> None:
+        b.serve("numbers", refuse)
+        with pytest.raises(PeerRefusedError, match="not today"):
+            await a.request(B, Frame("numbers"), reply=FrameLimits.exactly(NUMBERS.spec), timeout_seconds=1)
+
+    run(scenario)
