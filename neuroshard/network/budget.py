@@ -104,9 +104,11 @@ class ByteBudget:
     def give_back(self, peer: NodeId, byte_count: int) -> None:
         """Called by a reservation."""
         self._used_in_all -= byte_count
-        self._used[peer] -= byte_count
-        if not self._used[peer]:
-            del self._used[peer]
+        left = self.used_by(peer) - byte_count
+        if left:
+            self._used[peer] = left
+        else:
+            self._used.pop(peer, None)
         self._serve_waiters()
 
     def _leave(self, waiter: _Waiter) -> None:
@@ -139,5 +141,6 @@ class ByteBudget:
 
     def _take(self, peer: NodeId, byte_count: int) -> Reservation:
         self._used_in_all += byte_count
-        self._used[peer] = self.used_by(peer) + byte_count
+        if byte_count:
+            self._used[peer] = self.used_by(peer) + byte_count
         return Reservation(self, peer, byte_count)

@@ -48,21 +48,18 @@ class PoolSize:
 
     connections: int = 1
     changed_at: float = 0.0  # when the number was decided
-    settled_at: float | None = None  # when all of them were open
-    bytes_arrived: float = 0.0  # since then, like all that follows
-    seconds: float = 0.0
-    segments: int = 0
+    settled_at: float | None = None  # when all of them were open and had found their speed
+    seconds: float = 0.0  # busy since then, at most CLEAN_SECONDS: then all evidence is gathered anew
+    segments: int = 0  # in this time
     repeated: int = 0
+    recent_seconds: float = 0.0  # at most MEASURE_SECONDS
+    recent_bytes: float = 0.0
+    rate: float = 0.0  # bytes a second while there were any on their way, in the last MEASURE_SECONDS
     tells_loss: bool = True
     queueing: float = 0.0  # lately
     trial: tuple[int, float] | None = None  # the number before, and bytes a second with it
     hold_until: float = 0.0
     hold_seconds: float = FIRST_HOLD_SECONDS
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second while there were any on their way."""
-        return self.bytes_arrived / self.seconds if self.seconds else 0.0
 
     @property
     def loss(self) -> float:
@@ -77,7 +74,10 @@ def next_size(size: PoolSize, seen: Observation, most: int = MOST_CONNECTIONS) -
     if seen.now < size.settled_at:
         return size
     size = _with_evidence(size, seen)
-    return size if size.seconds < MEASURE_SECONDS else _decided(size, seen.now, most)
+    if size.recent_seconds < MEASURE_SECONDS:
+        return size
+    rate = size.recent_bytes / size.recent_seconds
+    return _decided(replace(size, rate=rate, recent_bytes=0.0, recent_seconds=0.0), seen.now, most)
 
 
 def _decided(size: PoolSize, now: float, most: int) -> PoolSize:
@@ -90,7 +90,9 @@ def _decided(size: PoolSize, now: float, most: int) -> PoolSize:
         return replace(_changed(size, min(most, step), now), trial=(size.connections, size.rate))
     if size.connections > 1 and _is_clean(size):
         return _changed(size, size.connections // STEP or 1, now)
-    return _fading(size)
+    if size.seconds >= CLEAN_SECONDS:
+        return replace(size, seconds=0.0, segments=0, repeated=0)  # the line may change
+    return size
 
 
 def wanted_connections(size: PoolSize, idle_seconds: float, bytes_waiting: int, idle_limit: float) -> int:
@@ -106,14 +108,18 @@ def _opening(size: PoolSize, seen: Observation) -> PoolSize:
     """Wait until the connections are open and have found their speed."""
     if seen.open_connections < size.connections and seen.now - size.changed_at < LONGEST_OPENING_SECONDS:
         return size
-    found = max(1, min(size.connections, seen.open_connections))  # the peer may not allow as many
-    return replace(size, connections=found, settled_at=seen.now + max(0.3, 6 * (seen.rtt_seconds or 0.1)))
+    settled_at = seen.now + max(0.3, 6 * (seen.rtt_seconds or 0.1))
+    if seen.open_connections >= size.connections:
+        return replace(size, settled_at=settled_at)
+    # the peer does not allow as many
+    return replace(_withdrawn(size, max(1, seen.open_connections), seen.now), settled_at=settled_at)
 
 
 def _with_evidence(size: PoolSize, seen: Observation) -> PoolSize:
     return replace(
         size,
-        bytes_arrived=size.bytes_arrived + seen.bytes_arrived,
+        recent_bytes=size.recent_bytes + seen.bytes_arrived,
+        recent_seconds=size.recent_seconds + seen.busy_seconds,
         seconds=size.seconds + seen.busy_seconds,
         segments=size.segments + (seen.segments or 0),
         repeated=size.repeated + seen.repeated,
@@ -145,17 +151,4 @@ def _changed(size: PoolSize, connections: int, now: float) -> PoolSize:
         tells_loss=size.tells_loss,
         hold_until=size.hold_until,
         hold_seconds=size.hold_seconds,
-    )
-
-
-def _fading(size: PoolSize) -> PoolSize:
-    """Forget slowly, so that a line that changes is noticed."""
-    if size.seconds < CLEAN_SECONDS:
-        return size
-    return replace(
-        size,
-        bytes_arrived=size.bytes_arrived / 2,
-        seconds=size.seconds / 2,
-        segments=size.segments // 2,
-        repeated=size.repeated // 2,
     )

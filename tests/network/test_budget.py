@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from neuroshard.network.budget import ByteBudget
+from neuroshard.network.transport import MessageTooLargeError
+from neuroshard.types import NodeId
+
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_message_waits_until_there_is_room() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=100, per_peer=100)
+        got: list[str] = []
+
+        async def wait_for_room() -> None:
+            async with budget.reserved(B, 60):
+                got.append("room")
+
+        async with anyio.create_task_group() as tasks:
+            async with budget.reserved(A, 50):
+                tasks.start_soon(wait_for_room)
+                await wait_all_tasks_blocked()
+                assert got == []
+                assert budget.used == 50
+            await wait_all_tasks_blocked()
+            assert got == ["room"]
+        assert budget.used == 0
+        assert budget.used_by(A) == 0
+
+    run(scenario)
+
+
+def test_what_never_fits_is_refused_at_once() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=100, per_peer=40)
+        with pytest.raises(MessageTooLargeError, match="41"):
+            await budget.reserve(A, 41)
+        assert budget.used == 0
+
+    run(scenario)
+
+
+def test_a_peer_at_its_own_limit_does_not_hold_up_others() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=100, per_peer=40)
+        first = await budget.reserve(A, 40)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(budget.reserve, A, 10)
+            await wait_all_tasks_blocked()
+            assert budget.try_reserve(B, 40) is not None
+            first.release()
+        assert budget.used == 50
+
+    run(scenario)
+
+
+def test_small_messages_do_not_starve_a_large_one() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=100, per_peer=100)
+        first = await budget.reserve(A, 60)
+        order: list[str] = []
+
+        async def reserve(name: str, peer: NodeId, byte_count: int) -> None:
+            await budget.reserve(peer, byte_count)
+            order.append(name)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reserve, "large", B, 80)
+            await wait_all_tasks_blocked()
+            tasks.start_soon(reserve, "small", C, 30)
+            await wait_all_tasks_blocked()
+            assert order == []
+            assert budget.try_reserve(C, 10) is None
+            first.release()
+            await wait_all_tasks_blocked()
+            assert order == ["large"]
+            tasks.cancel_scope.cancel()
+
+    run(scenario)
+
+
+def test_messages_of_one_peer_keep_their_order() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=1000, per_peer=100)
+        first = await budget.reserve(A, 90)
+        order: list[int] = []
+
+        async def reserve(byte_count: int) -> None:
+            await budget.reserve(A, byte_count)
+            order.append(byte_count)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reserve, 95)
+            await wait_all_tasks_blocked()
+            tasks.start_soon(reserve, 10)
+            await wait_all_tasks_blocked()
+            assert order == []
+            first.release()
+            await wait_all_tasks_blocked()
+            assert order == [95]
+            tasks.cancel_scope.cancel()
+
+    run(scenario)
+
+
+def test_a_cancelled_wait_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=10, per_peer=10)
+        first = await budget.reserve(A, 10)
+        with anyio.move_on_after(1):
+            await budget.reserve(B, 5)
+        assert budget.waiting == 0
+        first.release()
+        first.release()
+        assert budget.used == 0
+        assert budget.try_reserve(C, 10) is not None
+
+    run(scenario)
+
+
+def test_a_wait_cancelled_in_the_moment_it_is_granted_gives_the_bytes_back() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=10, per_peer=10)
+        first = await budget.reserve(A, 10)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(budget.reserve, B, 5)
+            await wait_all_tasks_blocked()
+            first.release()
+            tasks.cancel_scope.cancel()
+        assert budget.used in {0, 5}  # 5 when the waiter was already on its way: then it has them
+        assert budget.waiting == 0
+
+    run(scenario)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 40), st.floats(0, 5), st.floats(0, 5)), max_size=30)
+)
+def test_the_limits_hold_whatever_happens_and_everybody_is_served(
+    messages: list[tuple[NodeId, int, float, float]],
+) -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=60, per_peer=40)
+        served: list[int] = []
+
+        async def receive(peer: NodeId, byte_count: int, after: float, lasting: float) -> None:
+            await anyio.sleep(after)
+            async with budget.reserved(peer, byte_count):
+                assert budget.used <= 60
+                assert budget.used_by(peer) <= 40
+                served.append(byte_count)
+                await anyio.sleep(lasting)
+
+        async with anyio.create_task_group() as tasks:
+            for message in messages:
+                tasks.start_soon(receive, *message)
+        assert sorted(served) == sorted(byte_count for _, byte_count, _, _ in messages)
+        assert budget.used == 0
+
+    run(scenario)
