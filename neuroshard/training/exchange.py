@@ -11,7 +11,9 @@ from neuroshard.aggregation import aggregator_config, make_aggregator
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.network import InMemoryNetwork, Transport
-from neuroshard.swarm import Aborted, Completed, Group, RoundDescriptor, aggregator_name, run_round
+from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name
+from neuroshard.swarm.outcome import Aborted, Completed
+from neuroshard.swarm.round import run_round
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
 from neuroshard.types import NodeId, RunId
 

@@ -16,7 +16,7 @@ from neuroshard.model.tensor_schema import flatten, load_vector
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.outer import OuterState, momentum_at, nesterov_outer_step, pseudo_gradient
 from neuroshard.status.snapshot import DilocoStatus
-from neuroshard.swarm import round_is_due
+from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
 

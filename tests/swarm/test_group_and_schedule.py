@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.aggregation import Mean, Median, TrimmedMean
-from neuroshard.swarm import Group, RoundDescriptor, aggregator_name, round_id, round_is_due
+from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name, round_id
+from neuroshard.swarm.schedule import round_is_due
 from neuroshard.types import NodeId, RunId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

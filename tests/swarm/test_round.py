@@ -15,18 +15,10 @@ from trio.testing import MockClock
 from neuroshard.aggregation import Aggregator, Mean, Median, Refusal, TrimmedMean, make_aggregator
 from neuroshard.compression import Fp32Codec
 from neuroshard.network import InMemoryNetwork, InMemoryTransport, Link
-from neuroshard.swarm import (
-    Aborted,
-    AbortKind,
-    Completed,
-    Group,
-    RoundDescriptor,
-    RoundOutcome,
-    round_id,
-    run_round,
-)
 from neuroshard.swarm.frames import contribution_frame, root_frame
-from neuroshard.swarm.round import CONTRIBUTION_KIND, ROOT_KIND
+from neuroshard.swarm.group import Group, RoundDescriptor, round_id
+from neuroshard.swarm.outcome import Aborted, AbortKind, Completed, RoundOutcome
+from neuroshard.swarm.round import CONTRIBUTION_KIND, ROOT_KIND, run_round
 from neuroshard.types import NodeId, RunId
 
 DESCRIPTOR = RoundDescriptor(RunId("ab" * 32), 0, 3, "fp32", "trimmed_mean(0.1)", "cd" * 32)

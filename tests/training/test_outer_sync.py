@@ -14,7 +14,7 @@ from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import OuterState, fresh_outer_state
-from neuroshard.swarm import Group
+from neuroshard.swarm.group import Group
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, group_exchange, lone_exchange
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterSync, next_outer_state, state_root
