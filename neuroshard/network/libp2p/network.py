@@ -17,6 +17,7 @@ from neuroshard.network.budget import ByteBudget
 from neuroshard.network.libp2p.admission import ConnectionAdmission, StreamAdmission
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.directory import KademliaDirectory
 from neuroshard.network.libp2p.errors import NetworkFailedError
 from neuroshard.network.libp2p.events import PeerEvents
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, Libp2pGossip
@@ -53,8 +54,9 @@ async def running_network(
             async with background_trio_service(node.swarm):
                 tasks.start_soon(listening.serve, node.connections.accept)
                 tasks.start_soon(node.gossip.run)
+                tasks.start_soon(node.directory.run)
                 try:
-                    yield Network(node.transport, node.gossip, None)  # type: ignore
+                    yield Network(node.transport, node.gossip, node.directory)
                 except Exception as error:
                     failure = error
                     raise
@@ -107,6 +109,7 @@ class _Node:
             bulk=parts.bulk,
         )
         self.gossip = Libp2pGossip(self.connections, self.report, tasks, SystemRandom())
+        self.directory = KademliaDirectory(self.transport, contacts, now=now, random=SystemRandom(), report=self.report)
         self.host.set_stream_handler(TProtocol(FRAME_PROTOCOL), self.transport.handle_stream)
         self.host.set_stream_handler(TProtocol(GOSSIP_PROTOCOL), self.gossip.handle_stream)
         self.swarm.register_notifee(PeerEvents(self._meet, self._part))
@@ -120,11 +123,13 @@ class _Node:
     async def close(self) -> None:
         """End the transport and all connections."""
         self.gossip.close()
+        self.directory.close()
         await self.transport.close()
         await self.connections.close()
 
     def _meet(self, peer: ID) -> None:
         self.gossip.meet(NodeId(str(peer)))
+        self.directory.meet(NodeId(str(peer)))
 
     def _part(self, peer: ID) -> None:
         self.gossip.part(NodeId(str(peer)))

@@ -1,0 +1,279 @@
+"""The directory of a node: Kademlia whose questions are ordinary requests, and whose answers are believed when signed.
+
+libp2p's own always speaks the public network's protocol id, and lists nobody: it maps one key to one value.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from neuroshard.errors import DataError, NeuroShardError
+from neuroshard.network.libp2p.contacts import MAX_ADDRESSES, Contacts
+from neuroshard.network.libp2p.kademlia import BUCKET_SIZE, REPLICAS, Lookup, RoutingTable, key_of
+from neuroshard.network.libp2p.record_store import MAX_NAMESPACE_CHARACTERS, Record, RecordStore, reason_of
+from neuroshard.network.records import MAX_RECORD_BYTES
+from neuroshard.network.scores import ScoreReason
+from neuroshard.network.transport import (
+    MessageTooLargeError,
+    PeerUnreachableError,
+    RequestRefusedError,
+    Transport,
+    TransportClosedError,
+)
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, WireValue
+
+FIND_KIND = "directory/find"
+STORE_KIND = "directory/store"
+ANSWER_SECONDS = 5.0  # of one peer
+REFRESH_SECONDS = 600.0
+FIRST_LOOKS = (0.0, 5.0, 30.0)  # seconds between the first connection and looks for more nodes
+MAX_ANSWER_BYTES = 48 * 1024  # of records in one answer; the header of a frame has 64 KiB
+_LOG = logging.getLogger(__name__)
+
+
+class KademliaDirectory:
+    """See Directory. Records are checked when they are stored, and again when they are found."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        contacts: Contacts,
+        *,
+        now: Callable[[], float],
+        random: Random,
+        report: Callable[[NodeId, ScoreReason], None],
+    ) -> None:
+        self._transport = transport
+        self._contacts = contacts
+        self._now = now
+        self._random = random
+        self._report = report
+        self._table = RoutingTable(transport.local_id)
+        self._store = RecordStore()
+        self._first_peer = anyio.Event()
+        self._is_closed = False
+        self.refused: Counter[ScoreReason] = Counter()  # records, by what was wrong with them
+        transport.serve(FIND_KIND, self._answer_find, max_concurrent=32)
+        transport.serve(STORE_KIND, self._answer_store, max_concurrent=32)
+
+    async def announce(self, namespace: str, record: bytes) -> None:
+        """See Directory. The record is kept here whatever happens; PeerUnreachableError when nobody else keeps it.
+
+        Raises DataError for a record that others would refuse, ValueError for a namespace that is none.
+        """
+        self._check_open()
+        _check_namespace(namespace)
+        if len(record) > MAX_RECORD_BYTES:
+            raise MessageTooLargeError(f"A record of {len(record)} bytes is above the limit of {MAX_RECORD_BYTES}.")
+        self._store.put(namespace, Record.checked(record, self._now(), self._transport.local_id))
+        keepers = await self._search(key_of(namespace), None, [])
+        stored = await self._stored_at(keepers, Frame(STORE_KIND, {"namespace": namespace, "record": record}))
+        self._check_open()
+        if not stored:
+            raise PeerUnreachableError("No other node keeps this node's record now.")
+
+    async def find(self, namespace: str, limit: int = 64) -> tuple[bytes, ...]:
+        """See Directory."""
+        self._check_open()
+        _check_namespace(namespace)
+        found = self._store.get(namespace, self._now(), self._random)
+        await self._search(key_of(namespace), namespace, found)
+        self._check_open()
+        newest: dict[NodeId, Record] = {}
+        for record in found:
+            known = newest.get(record.node_id)
+            if known is None or known.issued_at < record.issued_at:
+                newest[record.node_id] = record
+        chosen = self._random.sample(list(newest.values()), min(limit, len(newest)))
+        return tuple(record.data for record in chosen)
+
+    async def run(self) -> None:
+        """Get to know nodes near this one, now and then, and forget old records, until cancelled."""
+        await self._first_peer.wait()
+        for seconds in FIRST_LOOKS:
+            await anyio.sleep(seconds)
+            await self._look_around(key_of(self._transport.local_id))
+        while True:
+            await anyio.sleep(REFRESH_SECONDS * self._random.uniform(0.8, 1.2))
+            self._store.expire(self._now())
+            await self._look_around(key_of(self._transport.local_id))
+            await self._look_around(self._random.getrandbits(256))
+
+    def meet(self, peer: NodeId) -> None:
+        """A connection with a peer began."""
+        self._table.heard_from(peer)
+        self._first_peer.set()
+
+    def close(self) -> None:
+        """Refuse further calls."""
+        self._is_closed = True
+
+    # Asking
+
+    async def _look_around(self, key: int) -> None:
+        if len(self._table):
+            await self._search(key, None, [])
+
+    async def _search(self, key: int, namespace: str | None, found: list[Record]) -> list[NodeId]:
+        """The nodes nearest to the key that answer; records they give are checked and put into `found`."""
+        lookup = Lookup(key, self._table.closest(key), self._transport.local_id)
+        changed = anyio.Event()
+
+        async def ask(peer: NodeId) -> None:
+            nonlocal changed
+            answer = await self._ask(peer, key, namespace)
+            if answer is None:
+                lookup.failed(peer)
+            else:
+                lookup.answered(peer, self._learned(answer))
+                found.extend(self._good_records(peer, answer) if namespace is not None else ())
+            changed.set()
+
+        async with anyio.create_task_group() as tasks:
+            while not lookup.is_done:
+                changed = anyio.Event()
+                _start_asking(lookup, tasks, ask)
+                await changed.wait()
+            tasks.cancel_scope.cancel()
+        return lookup.nearest()
+
+    async def _ask(self, peer: NodeId, key: int, namespace: str | None) -> Frame | None:
+        header: dict[str, WireValue] = {"key": key.to_bytes(32), "from": self._own_addresses()}
+        if namespace is not None:
+            header["namespace"] = namespace
+        return await self._request(peer, Frame(FIND_KIND, header))
+
+    async def _request(self, peer: NodeId, frame: Frame) -> Frame | None:
+        try:
+            answer = await self._transport.request(peer, frame, timeout_seconds=ANSWER_SECONDS)
+        except NeuroShardError as error:
+            _LOG.debug("%s does not help with the directory: %s", peer, error)
+            self._table.failed(peer)
+            return None
+        self._table.heard_from(peer)
+        return answer
+
+    async def _stored_at(self, keepers: Sequence[NodeId], frame: Frame) -> int:
+        stored: list[NodeId] = []
+
+        async def store(peer: NodeId) -> None:
+            if await self._request(peer, frame) is not None:
+                stored.append(peer)
+
+        async with anyio.create_task_group() as tasks:
+            for peer in keepers[:REPLICAS]:
+                tasks.start_soon(store, peer)
+        return len(stored)
+
+    def _learned(self, answer: Frame) -> list[NodeId]:
+        """The nodes in an answer, with their addresses; whatever is no such thing is left out."""
+        learned: list[NodeId] = []
+        for node, addresses in _named_addresses(answer.header.get("nodes")):
+            self._contacts.learn_texts(node, addresses)
+            if self._contacts.of(node):
+                learned.append(node)
+        return learned
+
+    def _good_records(self, peer: NodeId, answer: Frame) -> list[Record]:
+        told = answer.header.get("records")
+        records = [data for data in told if isinstance(data, bytes)] if isinstance(told, list | tuple) else []
+        checked = [self._checked(peer, data, None) for data in records]
+        return [record for record in checked if record is not None]
+
+    def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> Record | None:
+        """A record that holds; one that does not is counted, and whoever gave it loses reputation."""
+        try:
+            return Record.checked(data, self._now(), owner)
+        except DataError as error:
+            reason = reason_of(error)
+            self.refused[reason] += 1
+            self._report(giver, reason)
+            return None
+
+    # Answering
+
+    async def _answer_find(self, peer: NodeId, question: Frame) -> Frame:
+        key, namespace = question.header.get("key"), question.header.get("namespace")
+        if not isinstance(key, bytes) or len(key) != 32 or not isinstance(namespace, str | None):
+            raise RequestRefusedError("A question to the directory has a key of 32 bytes.")
+        self._hear_asker(peer, question)
+        await anyio.lowlevel.checkpoint()
+        near = [node for node in self._table.closest(int.from_bytes(key)) if node != peer]
+        nodes = [[node, [address.text for address in self._contacts.of(node)]] for node in near]
+        answer: dict[str, WireValue] = {"nodes": [entry for entry in nodes if entry[1]]}
+        if namespace is not None:
+            answer["records"] = self._portion(namespace)
+        return Frame(FIND_KIND, answer)
+
+    async def _answer_store(self, peer: NodeId, request: Frame) -> Frame:
+        namespace, data = request.header.get("namespace"), request.header.get("record")
+        if not isinstance(namespace, str) or not isinstance(data, bytes):
+            raise RequestRefusedError("A record needs a namespace.")
+        if not _is_namespace(namespace):
+            raise RequestRefusedError("That is no namespace.")
+        self._hear_asker(peer, request)
+        await anyio.lowlevel.checkpoint()
+        record = self._checked(peer, data, peer)
+        if record is None:
+            raise RequestRefusedError("The record was refused.")
+        if not self._store.put(namespace, record):
+            raise RequestRefusedError("There is no room for the record.")
+        return Frame(STORE_KIND)
+
+    def _portion(self, namespace: str) -> list[bytes]:
+        """As many records as fit an answer, other ones every time."""
+        chosen: list[bytes] = []
+        room = MAX_ANSWER_BYTES
+        for record in self._store.get(namespace, self._now(), self._random):
+            if len(record.data) > room:
+                break
+            room -= len(record.data)
+            chosen.append(record.data)
+        return chosen
+
+    def _hear_asker(self, peer: NodeId, frame: Frame) -> None:
+        addresses = frame.header.get("from")
+        if isinstance(addresses, list | tuple):
+            self._contacts.learn_texts(peer, [text for text in addresses if isinstance(text, str)])
+        self._table.heard_from(peer)
+
+    def _own_addresses(self) -> list[str]:
+        return list(self._transport.addresses()[:MAX_ADDRESSES])
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TransportClosedError("This node's directory is closed.")
+
+
+def _start_asking(lookup: Lookup, tasks: TaskGroup, ask: Callable[[NodeId], Coroutine[Any, Any, None]]) -> None:
+    while (peer := lookup.next()) is not None:
+        tasks.start_soon(ask, peer)
+
+
+def _check_namespace(namespace: str) -> None:
+    if not _is_namespace(namespace):
+        raise ValueError(f"a namespace has 1 to {MAX_NAMESPACE_CHARACTERS} characters, got {namespace[:40]!r}")
+
+
+def _is_namespace(text: str) -> bool:
+    return 1 <= len(text) <= MAX_NAMESPACE_CHARACTERS
+
+
+def _named_addresses(value: WireValue) -> list[tuple[NodeId, list[str]]]:
+    """Entries of [node id, [address, ...]]; anything else is left out."""
+    named: list[tuple[NodeId, list[str]]] = []
+    for entry in value if isinstance(value, list | tuple) else ():
+        if not isinstance(entry, list | tuple) or len(entry) != 2:
+            continue
+        node, addresses = entry
+        if isinstance(node, str) and isinstance(addresses, list | tuple) and len(named) < BUCKET_SIZE:
+            named.append((NodeId(node), [text for text in addresses if isinstance(text, str)]))
+    return named
