@@ -30,7 +30,7 @@ from neuroshard.node.stopping import StopRequest
 from neuroshard.node.summary import summary
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
-from neuroshard.status.snapshot import NodeStatus
+from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, configure_logging
 from neuroshard.telemetry.redaction import Redactor
@@ -117,6 +117,7 @@ def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...],
         data_dir=str(loaded.settings.data_dir),
         is_demo=is_demo,
         warnings=warnings,
+        network=NetworkStatus(NetworkState.STARTING, "Connecting.") if loaded.settings.network else NetworkStatus(),
     )
 
 
