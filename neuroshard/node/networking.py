@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from neuroshard.errors import NeuroShardError
+from neuroshard.errors import NetworkRefusedError, NeuroShardError
 from neuroshard.network import Network
 from neuroshard.node.address_book import AddressBook, KnownAddress, remember_addresses, remembered_addresses
 from neuroshard.node.supervisor import keep_running
@@ -55,7 +55,7 @@ class Networking:
         self._changed = anyio.Event()
         self._works: list[NetworkWork] = []
         self._failure = ""
-        self._started = False
+        self._was_up = False
 
     @property
     def is_wanted(self) -> bool:
@@ -77,12 +77,16 @@ class Networking:
         self._works.append(work)
         self._wake()
 
-    async def run(self) -> None:
-        """Keep the network up until cancelled."""
+    async def run(self, *, must_open: bool = False) -> None:
+        """Keep the network up until cancelled. `must_open`: raises NetworkRefusedError when it cannot open at first."""
         if self._open is None:
             return
         self.book.add(remembered_addresses(self._peers_file))
-        await keep_running("The network", self._live, self._tell_failure)
+
+        def is_final(error: BaseException) -> bool:
+            return must_open and not self._was_up and isinstance(error, NetworkRefusedError)
+
+        await keep_running("The network", self._live, self._tell_failure, is_final=is_final)
 
     async def up(self) -> Network:
         """The network, waiting until it is up. Never returns when the owner wants none."""
@@ -107,7 +111,7 @@ class Networking:
         """One network, from its start to its end."""
         assert self._open is not None
         async with self._open() as network:
-            self._network, self._failure = network, ""
+            self._network, self._failure, self._was_up = network, "", True
             log.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")
             self._wake()
             try:
@@ -139,12 +143,19 @@ class Networking:
                     self.book.try_all_again()
                 now = anyio.current_time()
                 connected = {connection.peer for connection in network.transport.connections()}
-                if len(connected) < WANTED_CONNECTIONS:
-                    for address in self.book.due(now, connected)[:DIALS_AT_ONCE]:
-                        if address.text not in dialling:
-                            dialling.add(address.text)
-                            tasks.start_soon(self._dial, network, address, limiter, dialling)
+                for address in self._to_dial(now, connected, dialling):
+                    dialling.add(address.text)
+                    tasks.start_soon(self._dial, network, address, limiter, dialling)
                 await anyio.sleep(LOOK_SECONDS)
+
+    def _to_dial(self, now: float, connected: set[NodeId], dialling: set[str]) -> list[KnownAddress]:
+        """Whom to dial now: others while connections are missing, given ones always.
+
+        A seed that began anew, or the other half of a swarm that was split, is found again through the given ones.
+        """
+        has_enough = len(connected) >= WANTED_CONNECTIONS
+        due = (address for address in self.book.due(now, connected) if address.text not in dialling)
+        return [address for address in due if address.is_given or not has_enough][:DIALS_AT_ONCE]
 
     async def _dial(
         self, network: Network, address: KnownAddress, limiter: anyio.CapacityLimiter, dialling: set[str]

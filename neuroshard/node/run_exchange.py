@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 
 import anyio
 
 from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.node.networking import Networking
+from neuroshard.node.tasks import accompanied
+from neuroshard.swarm.announcement import directory_namespace
+from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES
+from neuroshard.swarm.claim_reading import Refusal
+from neuroshard.swarm.claims_intake import ClaimIntake
 from neuroshard.swarm.run_offer import OfferChoice, RunOffer, checked_offer, read_offer
 from neuroshard.types import NodeId, RunId
 from neuroshard.wire import Frame
@@ -20,6 +28,8 @@ log = logging.getLogger(__name__)
 RUN_KIND = "run/parameters"
 ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
+DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between looks for a run's nodes in the directory; then the last
+MOST_RECORDS = 32
 NEWER_VERSION_SECONDS = 300.0  # how often peers are asked whether the run's owner signed a newer version
 
 
@@ -37,6 +47,7 @@ class RunExchange:
 
     shelf: RunShelf
     shared: RunOffer | None = None  # what newcomers without a run of their own are told of; None: nothing
+    now: Callable[[], float] = time.time  # seconds since the epoch
 
     async def live(self, network: Network) -> None:
         """Answer others as long as this network lives, and ask them for newer versions of the shared run."""
@@ -48,19 +59,24 @@ class RunExchange:
                     await self._ask_for_newer(network, connection.peer, self.shared.run_id)
 
     async def fetch(self, run_id: RunId, networking: Networking, tell: Callable[[str], None]) -> RunOffer:
-        """A run's parameters from whichever peer knows it; waits, and tells what it waits for, until one does."""
-        while True:
-            network = await networking.up()
-            peers = [connection.peer for connection in network.transport.connections()]
-            if not peers:
-                tell(f"Looking for nodes of run {run_id[:16]}. {networking.state()[1]}")
-            for peer in peers:
-                offer = await self._ask(network, peer, run_id)
-                if offer is not None:
-                    self.shelf.keep(offer)
-                    return offer
-                tell(f"The {len(peers)} nodes that answer do not know run {run_id[:16]}; looking for others.")
-            await anyio.sleep(ASK_AGAIN_SECONDS)
+        """A run's parameters from whichever peer knows it; waits, and tells what it waits for, until one does.
+
+        The nodes of the run are looked for in the directory meanwhile: a seed knows no runs but keeps their addresses.
+        """
+
+        async def fetched() -> RunOffer:
+            while True:
+                network = await networking.up()
+                peers = [connection.peer for connection in network.transport.connections()]
+                for peer in peers:
+                    offer = await self._ask(network, peer, run_id)
+                    if offer is not None:
+                        self.shelf.keep(offer)
+                        return offer
+                tell(f"Looking for nodes of run {run_id[:16]}. {_what_is_missing(peers, networking)}")
+                await anyio.sleep(ASK_AGAIN_SECONDS)
+
+        return await accompanied(fetched, partial(self._look_into_directory, run_id, networking))
 
     async def fetch_soon(self, run_id: RunId, networking: Networking, seconds: float) -> RunOffer | None:
         """As `fetch`, but None when no peer knows the run within `seconds`."""
@@ -80,6 +96,22 @@ class RunExchange:
                         return offer
                 await anyio.sleep(ASK_AGAIN_SECONDS / 4)
         return None
+
+    async def _look_into_directory(self, run_id: RunId, networking: Networking) -> None:
+        """Note the addresses of a run's nodes, so that they are dialled."""
+        intake = ClaimIntake(ANNOUNCEMENT_RULES, run_id, self.now)
+        for look in count():
+            network = await networking.up()
+            try:
+                records = await network.directory.find(directory_namespace(run_id, 0), MOST_RECORDS)
+            except NeuroShardError as error:
+                log.debug("The directory does not answer: %s", error)
+                records = ()
+            for record in records:
+                found = intake.take(record)
+                if not isinstance(found, Refusal):
+                    networking.book.add(found.value.addresses)
+            await anyio.sleep(DIRECTORY_SECONDS[min(look, len(DIRECTORY_SECONDS) - 1)])
 
     async def _answer(self, sender: NodeId, request: Frame) -> Frame:
         wanted = request.header.get("run")
@@ -115,3 +147,7 @@ class RunExchange:
             log.info("The run's owner signed version %d.", choice.offer.parameters.version)
         elif choice.reason:
             log.warning("%s", choice.reason)
+
+
+def _what_is_missing(peers: Sequence[NodeId], networking: Networking) -> str:
+    return "None of the nodes that answer knows it yet." if peers else networking.state()[1]

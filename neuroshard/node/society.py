@@ -74,7 +74,7 @@ class Society:
             served = society.served
             return served if served is not None and served.run_id == run_id else stored.load(run_id)
 
-        exchange = RunExchange(RunShelf(find, stored.keep))
+        exchange = RunExchange(RunShelf(find, stored.keep), now=now)
         society = cls(identity, settings, networking, exchange, RunFinder(settings, exchange, networking), now)
         networking.attach(exchange.live)
         return society
@@ -150,16 +150,16 @@ def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> s
     return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"
 
 
-def libp2p_opener(settings: Settings, identity: NodeIdentity) -> NetworkOpener:
-    """Opens libp2p networks with the owner's limits."""
-
+def libp2p_opener(settings: Settings, identity: NodeIdentity, *, serves_others: bool = False) -> NetworkOpener:
+    """Opens libp2p networks with the owner's limits. `serves_others`: as a relay of nodes that cannot be dialled."""
     upload = settings.max_upload
     options = NetworkOptions(
         host=settings.p2p_host,
         port=settings.p2p_port,
         lan_discovery=settings.lan_discovery,
         port_mapping=settings.port_mapping,
-        relay=settings.relay,
+        relay=settings.relay and not serves_others,
+        serve_relay=serves_others,
         upload_bytes_per_second=None if upload is None else upload * 1e6 / BITS_PER_BYTE,
     )
     parts = NetworkParts(reputation=Reputation())  # what peers did is not forgiven by a restart of the network

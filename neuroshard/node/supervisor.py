@@ -23,15 +23,24 @@ def pause_after(failures: int) -> float:
 
 
 async def keep_running(
-    name: str, work: Callable[[], Awaitable[None]], on_failure: Callable[[str, float], None]
+    name: str,
+    work: Callable[[], Awaitable[None]],
+    on_failure: Callable[[str, float], None],
+    *,
+    is_final: Callable[[BaseException], bool] = lambda _: False,
 ) -> None:
-    """Run `work` until it ends by itself; after a failure tell the reason and the seconds until the next try."""
+    """Run `work` until it ends by itself; after a failure tell the reason and the seconds until the next try.
+
+    An error that is final, judged by its first cause, is raised as that cause instead.
+    """
     failures = 0
     while True:
         started = anyio.current_time()
         try:
             await work()
         except Exception as error:  # whatever fails here, training goes on
+            if is_final(first_cause(error)):
+                raise first_cause(error) from None
             failures = 1 if anyio.current_time() - started > STEADY_SECONDS else failures + 1
             seconds = pause_after(failures)
             expected = isinstance(first_cause(error), NeuroShardError)
