@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
@@ -15,13 +14,12 @@ import anyio
 import trio
 from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
 from libp2p.connection_types import ConnectionType
-from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
-from noise.exceptions import NoiseInvalidMessage
 
 from neuroshard.network.libp2p.admission import StreamAdmission
+from neuroshard.network.libp2p.guard import contained
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.libp2p.yamux_frames import (
     ACK,
@@ -40,23 +38,16 @@ from neuroshard.network.libp2p.yamux_frames import (
     YamuxError,
     header_bytes,
 )
+from neuroshard.network.scores import ScoreReason
 
 PING_SECONDS = 30.0
 MAX_SILENT_PERIODS = 3  # a peer that sends nothing, not even answers to pings, for so long is gone
 GOODBYE_SECONDS = 0.2
 WRITE_SECONDS = 60.0  # a frame of 64 KiB that takes longer than this goes nowhere
 LINGER_SECONDS = 60.0  # how long the other side may leave its half of a stream open
+REFUSED_STREAMS_OF_FLOOD = 64  # a peer with more than its streams may be in a hurry; one with so many more is not
 MAX_WAITING_CONTROL_FRAMES = 4096
 MAX_WAITING_DATA_FRAMES = 8
-CONNECTION_ERRORS = (
-    BaseLibp2pError,
-    NoiseInvalidMessage,
-    YamuxError,
-    OSError,
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-    trio.TooSlowError,
-)
 
 
 @dataclass(frozen=True)
@@ -66,6 +57,7 @@ class MuxerOptions:
     admission: StreamAdmission
     spend: Callable[[int], Awaitable[None]] | None = None  # waits until so many bytes may be uploaded
     now: Callable[[], float] = trio.current_time
+    report: Callable[[ID, ScoreReason], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +102,7 @@ class BoundedMuxer(IMuxedConn):
         self._closed = trio.Event()
         self._pong = trio.Event()
         self._ping_number = 0
+        self._refused_streams = 0
 
     # What libp2p calls
 
@@ -222,9 +215,8 @@ class BoundedMuxer(IMuxedConn):
 
     async def _until_it_ends(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work()
-        except CONNECTION_ERRORS as error:  # whoever used a stream learns of it there
-            self.end_reason = self.end_reason or f"{type(error).__name__}: {error}"
+            error = await contained(work(), "A connection")  # whoever used a stream learns of it there
+            self.end_reason = self.end_reason or str(error)
         finally:
             self._scope.cancel()
 
@@ -237,6 +229,7 @@ class BoundedMuxer(IMuxedConn):
                 for event in parser.feed(data):
                     self._handle(event)
             except YamuxError:
+                self._report(ScoreReason.MALFORMED_FRAME)
                 await self._say_goodbye(PROTOCOL_ERROR)
                 raise
 
@@ -280,11 +273,18 @@ class BoundedMuxer(IMuxedConn):
             raise YamuxError(f"stream {header.stream_id} cannot be opened by the peer")
         if not self._options.admission.enter(self.peer_id):
             self.send_control(header_bytes(WINDOW_UPDATE, RST, header.stream_id, 0))
+            self._refused_streams += 1
+            if self._refused_streams % REFUSED_STREAMS_OF_FLOOD == 0:
+                self._report(ScoreReason.FLOOD)
             return
         stream = YamuxStream(self, self, header.stream_id, is_outbound=False)
         self._streams[header.stream_id] = stream
         self.send_control(header_bytes(WINDOW_UPDATE, ACK, header.stream_id, 0))
         self._new_streams.send_nowait(stream)
+
+    def _report(self, reason: ScoreReason) -> None:
+        if self._options.report is not None:
+            self._options.report(self.peer_id, reason)
 
     def _handle_ping(self, header: FrameHeader) -> None:
         if header.flags & SYN:
@@ -366,5 +366,4 @@ class BoundedMuxer(IMuxedConn):
             self._when_closed()
 
     async def _close_socket(self) -> None:
-        with suppress(*CONNECTION_ERRORS):  # it may be gone already
-            await self.secured_conn.close()
+        await contained(self.secured_conn.close(), "Closing")  # it may be gone already

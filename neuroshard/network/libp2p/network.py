@@ -90,7 +90,9 @@ class _Node:
         self._reputation = parts.reputation or Reputation()
         pacer = parts.pacer or UploadPacer(options.upload_bytes_per_second)
         admission = ConnectionAdmission(options.limits)
-        muxing = MuxerOptions(StreamAdmission(options.limits), pacer.spend, now)
+        muxing = MuxerOptions(
+            StreamAdmission(options.limits), pacer.spend, now, lambda peer, why: self.report(NodeId(str(peer)), why)
+        )
         keys = key_pair_of(identity.key)
         self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
         self.swarm.listeners["tcp"] = listening

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 from libp2p.abc import INetStream
@@ -16,6 +16,7 @@ from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.options import BulkExchange
 from neuroshard.network.libp2p.requests import RequestExchange, reason_of
+from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, RequestServer, accepted, refusal
 from neuroshard.network.transport import (
@@ -37,6 +38,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MESSAGE_SECONDS = 60.0  # for the other side to take a message, its queue may be full
 QUEUE_LENGTH = 64  # messages of a kind that wait for their reader
 MESSAGES_AT_ONCE = 256  # that wait for room in a queue
+OPENING_TRIES = 3
 REQUESTS_TO_PEER = 24  # at once; fewer than the streams that a peer may open
 BULK_BYTES = 256 * 1024  # frames with more than this go over direct connections where there are any
 
@@ -156,12 +158,15 @@ class Libp2pTransport:
 
     async def _ask(self, peer: NodeId, request: EncodedFrame, reply: FrameLimits) -> Frame:
         async with self._slot(peer):
-            muxer = await self._connections.to(peer)
-            try:
-                stream = await muxer.open_stream()
-            except BaseLibp2pError as error:
-                raise PeerUnreachableError(f"Peer {peer} hung up: {error}.") from None
+            stream = await self._opened_stream(peer)
             return await self._exchange.ask(stream, peer, request, reply)
+
+    async def _opened_stream(self, peer: NodeId) -> YamuxStream:
+        for _ in range(OPENING_TRIES):  # a connection may end between being found and being used
+            muxer = await self._connections.to(peer)
+            with suppress(BaseLibp2pError):
+                return await muxer.open_stream()
+        raise PeerUnreachableError(f"Peer {peer} hangs up.")
 
     async def _ask_itself(self, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
         try:
