@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from neuroshard import __version__
-from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, text, wallet
+from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, seed, text, wallet
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, tell
 from neuroshard.cli.options import (
@@ -48,6 +48,7 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(genesis.app, name="genesis")
 app.add_typer(run.app, name="run")
 app.command("demo")(demo.demo)
+app.command("seed")(seed.seed)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(text.generate)
 remote.register(app)

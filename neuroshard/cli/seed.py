@@ -1,0 +1,36 @@
+"""`neuroshard seed`: an address for newcomers to begin with."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from neuroshard.cli.options import DataDir, MaxUpload, P2pHost, Peers, given
+
+
+def seed(
+    p2p_port: Annotated[int | None, typer.Option("--p2p-port", help="Port for nodes. (default: 4001)")] = None,
+    p2p_host: P2pHost = None,
+    peer: Peers = None,
+    data_dir: DataDir = None,
+    max_upload: MaxUpload = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log details.")] = False,
+) -> None:
+    """Help nodes find each other: a stateless node that trains nothing and needs no token. Prints its addresses.
+
+    Run two, each with the other as --peer, so that losing one changes nothing.
+    """
+    from neuroshard.node.seed import run_seed, seed_settings
+
+    flags = given(
+        p2p_port=p2p_port,
+        p2p_host=p2p_host,
+        peer=peer or None,
+        max_upload=max_upload,
+        log_json=log_json or None,
+        verbose=verbose or None,
+    )
+    raise typer.Exit(run_seed(seed_settings(flags, data_dir, os.environ)))

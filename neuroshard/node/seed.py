@@ -1,0 +1,129 @@
+"""A seed: a node that trains nothing. Newcomers begin with its address and find the nodes of their run through it.
+
+It knows runs only by what nodes store in the directory, and relays for those that cannot be dialled. Its node key stays
+over restarts, so that its address does, too; nothing else needs to. No token, no model, no PyTorch.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import anyio
+import trio
+
+from neuroshard import __version__
+from neuroshard.config.data_dir import prepare_data_dir
+from neuroshard.config.loading import LoadedSettings, load_settings, resolve_data_dir
+from neuroshard.errors import NetworkRefusedError
+from neuroshard.identity import TokenSecret, Wallet
+from neuroshard.node.identity import node_identity
+from neuroshard.node.networking import Networking
+from neuroshard.node.society import PEERS_FILE, libp2p_opener
+from neuroshard.node.tasks import accompanied
+from neuroshard.telemetry.logs import configure_logging
+from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
+
+log = logging.getLogger(__name__)
+
+SEED_FOLDER = "seed"
+DEFAULT_PORT = 4001
+LOOK_SECONDS = 1.0
+TOLD_SECONDS = 600.0  # between two lines about how many nodes are connected
+_UNUSED = ("NEUROSHARD_TOKEN", "NEUROSHARD_TOKEN_FILE")
+
+
+def seed_settings(flags: Mapping[str, object], data_dir: Path | None, environment: Mapping[str, str]) -> LoadedSettings:
+    """Settings of the seed of a data folder: it has a folder of its own there, and a port that stays the same.
+
+    Raises as load_settings.
+    """
+    folder = resolve_data_dir(data_dir, environment) / SEED_FOLDER
+    variables = {name: value for name, value in environment.items() if name not in _UNUSED}
+    loaded = load_settings({**flags, "data_dir": folder}, variables)
+    if loaded.sources["p2p_port"] != "default":
+        return loaded
+    return load_settings({**flags, "data_dir": folder, "p2p_port": DEFAULT_PORT}, variables)
+
+
+def run_seed(loaded: LoadedSettings) -> int:
+    """Run a seed until SIGINT or SIGTERM; the exit code.
+
+    Raises NetworkRefusedError when its port cannot be had or a seed runs on this folder already, StorageError.
+    """
+    settings = loaded.settings
+    prepare_data_dir(settings.data_dir)
+    with ExitStack() as stack:
+        stack.callback(_lock(settings.data_dir).release)
+        logs = settings.data_dir / "logs"
+        stack.enter_context(configure_logging(verbose=settings.verbose, as_json=settings.log_json, folder=logs))
+        trio.run(_main, loaded)  # pyright: ignore[reportUnknownMemberType]
+    return 0
+
+
+async def _main(loaded: LoadedSettings) -> None:
+    settings = loaded.settings
+    wallet = Wallet.from_secret(TokenSecret("hex", secrets.token_bytes(32)))  # nothing it says lasts longer
+    identity = node_identity(wallet, settings.data_dir)
+    log.info("NeuroShard %s: a seed, node %s", __version__, identity.node_id)
+    networking = Networking(
+        identity.node_id,
+        libp2p_opener(settings, identity, serves_others=True),
+        peers_file=settings.data_dir / PEERS_FILE,
+        given=settings.peer,
+    )
+
+    async def serve() -> None:
+        await networking.run(must_open=True)
+
+    await accompanied(_told_to_end, serve, lambda: _tell_addresses(networking), lambda: _tell_company(networking))
+
+
+async def _told_to_end() -> None:
+    """Wait for the first signal; from then on a second one ends the process as it does anywhere."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            log.info("Stopping: %s received.", signal.Signals(number).name)
+            return
+
+
+async def _tell_addresses(networking: Networking) -> None:
+    """Print this seed's addresses, one a line and nothing else, whenever they change."""
+    told: tuple[str, ...] = ()
+    while True:
+        network = networking.current
+        addresses = told if network is None else network.transport.addresses()
+        if addresses != told:
+            if told:
+                log.info("The addresses changed: nodes begin here with --peer %s", " or --peer ".join(addresses))
+            told = addresses
+            with suppress(BrokenPipeError):  # nobody reads on; the log tells them as well
+                sys.stdout.write("".join(f"{address}\n" for address in addresses))
+                sys.stdout.flush()
+        await anyio.sleep(LOOK_SECONDS)
+
+
+async def _tell_company(networking: Networking) -> None:
+    """Say now and then how many nodes are connected, when that changed."""
+    told = 0
+    while True:
+        await anyio.sleep(TOLD_SECONDS)
+        network = networking.current
+        connected = 0 if network is None else len(network.transport.connections())
+        if connected != told:
+            told = connected
+            log.info("%d nodes are connected.", connected)
+
+
+def _lock(folder: Path) -> InstanceLock:
+    try:
+        return InstanceLock.acquire(folder)
+    except AlreadyRunningError as running:
+        raise NetworkRefusedError(
+            f"A seed already runs on {folder} (process {running.pid}).", "Stop it, or name another --data-dir."
+        ) from None

@@ -1,0 +1,103 @@
+"""A seed's settings, and real seeds: what they keep, how they end, and that nodes find each other through them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from signal import SIGINT, SIGTERM, Signals
+
+import anyio
+import pytest
+import trio
+from seed_process import running_seed
+
+from neuroshard.config.multiaddr import checked_multiaddr
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.network import Network
+from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.node.seed import DEFAULT_PORT, seed_settings
+from neuroshard.swarm.announcement import Announcement, directory_namespace
+from neuroshard.swarm.claim_kinds import signed_announcement
+from neuroshard.types import LayerRange, RunId
+
+RUN = RunId("ab" * 32)
+PLACE = directory_namespace(RUN, 0)
+MEETING_SECONDS = 20.0
+
+
+def test_a_seed_has_a_folder_and_a_port_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("p2p_port = 4100\n")  # of the node beside it
+    loaded = seed_settings({}, tmp_path, {"NEUROSHARD_TOKEN_FILE": str(tmp_path / "nothing")})
+    assert loaded.settings.data_dir == tmp_path / "seed"
+    assert loaded.settings.p2p_port == DEFAULT_PORT == 4001
+    assert loaded.settings.token is None
+    assert seed_settings({"p2p_port": 0}, tmp_path, {}).settings.p2p_port == 0
+    assert seed_settings({}, tmp_path, {"NEUROSHARD_P2P_PORT": "5000"}).settings.p2p_port == 5000
+    (tmp_path / "seed").mkdir()
+    (tmp_path / "seed" / "config.toml").write_text("p2p_port = 4200\n")
+    assert seed_settings({}, tmp_path, {}).settings.p2p_port == 4200
+
+
+@pytest.mark.process
+def test_a_seed_keeps_its_address_and_ends_at_once_without_pytorch(tmp_path: Path) -> None:
+    with running_seed(tmp_path) as seed:
+        first = checked_multiaddr(seed.address)
+        assert_ends_well(seed.end(SIGTERM), SIGTERM)
+    port = int(first.split("/")[4])
+    with running_seed(tmp_path, port=port) as seed:
+        assert seed.address == first
+        assert_ends_well(seed.end(SIGINT), SIGINT)
+    assert sorted(path.name for path in (tmp_path / "seed" / "keys").iterdir()) == ["node-key"]
+
+
+@pytest.mark.process
+def test_nodes_find_each_other_through_two_seeds_and_through_either_of_them(tmp_path: Path) -> None:
+    with running_seed(tmp_path / "a") as a, running_seed(tmp_path / "b", ["--peer", a.address]) as b:
+
+        async def main() -> None:
+            with anyio.fail_after(MEETING_SECONDS):
+                async with node(1) as known, node(2) as looking:
+                    await known.transport.connect(a.address)
+                    await known.directory.announce(PLACE, record_of(1, known))
+                    await looking.transport.connect(b.address)
+                    await found(looking, 1)
+                    b.kill()
+                    async with node(3) as late:
+                        await late.transport.connect(a.address)
+                        await found(late, 1)
+
+        trio.run(main)
+
+
+def node(number: int) -> AbstractAsyncContextManager[Network]:
+    return libp2p_network(identity(number), NetworkOptions(host="127.0.0.1"))
+
+
+def identity(number: int) -> NodeIdentity:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number]) * 32))
+    key = NodeKey.from_seed(bytes([number]) * 32)
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, time.time() + 1e5))
+
+
+def record_of(number: int, network: Network) -> bytes:
+    addresses = network.transport.addresses()
+    announcement = Announcement(RUN, 1, LayerRange(0, 2), addresses, None, 0.0, 500, is_relay=False, version="1")
+    return signed_announcement(identity(number), announcement, time.time())
+
+
+async def found(network: Network, number: int) -> None:
+    """Wait until the directory gives the record of a node."""
+    records = await network.directory.find(PLACE)
+    while not any(identity(number).node_id.encode() in record for record in records):
+        await anyio.sleep(0.1)
+        records = await network.directory.find(PLACE)
+
+
+def assert_ends_well(ended: tuple[int, float, str], number: Signals) -> None:
+    code, seconds, said = ended
+    assert code == 0, said
+    assert seconds < 2
+    assert f"{number.name} received" in said
+    assert "torch: False" in said
+    assert "Traceback" not in said
