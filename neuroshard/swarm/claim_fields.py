@@ -65,10 +65,10 @@ def hash_field(value: JsonValue, where: str) -> str:
 def layers_field(value: JsonValue, where: str) -> LayerRange:
     """[first layer, first layer after them]. Raises ValueError that names the field."""
     bounds = list_field(value, 2, where)
-    if len(bounds) != 2:
-        raise ValueError(f"{where} must be two numbers")
-    start, stop = (whole_field(bound, 0, MAX_LAYERS, where) for bound in bounds)
-    return LayerRange(start, stop)
+    numbers = [whole_field(bound, 0, MAX_LAYERS, where) for bound in bounds]
+    if len(numbers) != 2 or numbers[0] >= numbers[1]:
+        raise ValueError(f"{where} must be the first layer and a larger number, the first one after them")
+    return LayerRange(numbers[0], numbers[1])
 
 
 def roles_field(value: JsonValue, where: str) -> tuple[Role, ...]:

@@ -52,10 +52,9 @@ class ClaimIntake(Generic[T]):
         self._clocks: dict[NodeId, float] = {}  # how far ahead of this computer's each node's clock seems
         self._refused: Counter[str] = Counter()
 
-    def check(self, data: bytes, sender: NodeId | None = None) -> Refusal | None:
-        """Why a claim would be refused, None when it is fine; it does not count as heard, so that `take` can follow."""
-        found = self._examine(data, sender, self._now())
-        return found if isinstance(found, Refusal) else None
+    def check(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
+        """What `take` would give, but the claim does not count as heard."""
+        return self._examine(data, sender, self._now())
 
     def take(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
         """The statement, which counts as heard from now on, or why it is refused, which is counted.
@@ -115,10 +114,10 @@ class ClaimIntake(Generic[T]):
 
     def _wrong_time(self, data: bytes, statement: Statement[T], now: float) -> Refusal | None:
         ahead = statement.issued_at - now
-        if now >= statement.delegated_until:
-            return Refusal(f"The delegation of node {statement.node_id} expired.", ScoreReason.EXPIRED_CLAIM)
         if -self._rules.max_age_seconds <= ahead <= MAX_CLOCK_SKEW_SECONDS:
-            return None
+            if now < statement.delegated_until:
+                return None
+            return Refusal(f"The delegation of node {statement.node_id} expired.", ScoreReason.EXPIRED_CLAIM)
         forged = self._cache.authenticity(data)
         if forged is not None:
             return forged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 
@@ -47,8 +48,9 @@ class Membership:
         await self._meeting.wait()
 
     def tell(self, report: TrainingReport, packed_report: bytes, now: float) -> None:
-        """Count this node's own report."""
+        """Count this node's own report; to itself, it is a member also when it leaves."""
         self.own_report = packed_report
+        report = replace(report, leaving=False)
         self._view = self.view.with_local(self.node_id, self._wallet_id, report, now)
 
     def hear_report(self, said: Statement[TrainingReport], now: float) -> None:
@@ -56,7 +58,9 @@ class Membership:
         if said.node_id == self.node_id:
             return
         self._heard.append((said, now))
-        if said.node_id not in self._view.members and said.node_id not in self._strangers:
+        known = self._view.members.get(said.node_id)
+        has_just_started = known is None or known.report.started_at < said.value.started_at
+        if has_just_started and said.node_id not in self._strangers:
             self._strangers.add(said.node_id)
             if self._meeting is not None:
                 self._meeting.set()

@@ -12,10 +12,10 @@ from random import Random
 import anyio
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.network import Network, Subscription, TransportClosedError
+from neuroshard.network import Network, ScoreReason, Subscription, TransportClosedError
 from neuroshard.swarm.claim_kinds import signed_report
-from neuroshard.swarm.claim_reading import Refusal
-from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.claim_reading import Refusal, Statement
+from neuroshard.swarm.claims_intake import LATE_SECONDS, ClaimIntake
 from neuroshard.swarm.membership import Membership
 from neuroshard.swarm.report_times import EARLY_SECONDS, is_worth_an_early_report, next_report_at, report_interval
 from neuroshard.swarm.training_report import TrainingReport
@@ -80,8 +80,7 @@ class Reporter:
             leaving=leaving,
         )
         data = signed_report(self._identity, report, now)
-        if not leaving:
-            self._membership.tell(report, data, now)
+        self._membership.tell(report, data, now)
         await network.gossip.publish(self._topic, data)
 
     async def _wait(self, share: float) -> None:
@@ -136,11 +135,21 @@ class Listener:
                 self._membership.hear_report(heard, self._now())
 
     def _is_fine(self, network: Network, sender: NodeId, data: bytes) -> bool:
-        refusal = self._intake.check(data)
-        if refusal is None:
-            return True
+        found = self._intake.check(data)
+        if not isinstance(found, Refusal):
+            if found.node_id != self._membership.node_id or data == self._membership.own_report:
+                return True
+            # passed on, an old report of this node would look like this node's fault
+            found = Refusal("A report of this node that is not its newest.", self._reason_for_old_report(found))
+        self._count_refusal(network, sender, found)
+        return False
+
+    def _reason_for_old_report(self, own: Statement[TrainingReport]) -> ScoreReason | None:
+        is_late = own.issued_at >= self._now() - LATE_SECONDS
+        return None if is_late else ScoreReason.REPLAYED_CLAIM
+
+    def _count_refusal(self, network: Network, sender: NodeId, refusal: Refusal) -> None:
         self._intake.count_refusal(refusal)
         if refusal.reason is not None:
             network.reputation.report(refusal.culprit or sender, refusal.reason)
             _LOG.debug("A report from node %s is refused: %s", sender, refusal.explanation)
-        return False

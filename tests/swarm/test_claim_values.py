@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_samples import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of
+
+from neuroshard.identity import canonical_json
+from neuroshard.status.snapshot import NodeState
+from neuroshard.swarm.announcement import (
+    MAX_ADDRESSES,
+    Announcement,
+    directory_namespace,
+    node_of_address,
+    report_topic,
+    stage_group,
+)
+from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
+
+ALICE, BOB = identity_of(1), identity_of(2)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+POSSIBLE = st.fixed_dictionaries(
+    {
+        "steps": st.integers(0, 10**12),
+        "tokens": st.integers(0, 10**16),
+        "loss_ema": st.none() | st.floats(0, 1000).map(lambda loss: round(loss, 5)),
+        "shard": st.none() | st.integers(0, 10**8).map(ShardId),
+        "tokens_per_second": st.floats(0, 1e9).map(lambda speed: round(speed, 1)),
+        "state": st.sampled_from(NodeState),
+        "roles": st.lists(st.sampled_from(Role), unique=True, max_size=3).map(tuple),
+        "state_hash": st.sampled_from(["", "ab" * 32]),
+        "leaving": st.booleans(),
+    }
+)
+
+
+@given(POSSIBLE)
+def test_every_possible_report_survives_the_wire(changes: dict[str, Any]) -> None:
+    report = replace(REPORT, **changes)
+    assert TrainingReport.from_json(json.loads(canonical_json(report.to_json()))) == report
+
+
+BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
+    ("run_id", [None, "", "AB" * 32, "ab" * 33, 5]),
+    ("sequence", [-1, 2**53 + 1, 1.0, True, None, "1"]),
+    ("steps", [-1, 10**12 + 1, 10**400, 0.5, math.nan]),
+    ("tokens", [-1, 10**16 + 1, None]),
+    ("loss_ema", [math.nan, math.inf, -math.inf, -0.1, 1000.1, 10**400, "3", True]),
+    ("shard", [-1, 10**8 + 1, 1.5]),
+    ("shards_seen", [-1, None, 10**9]),
+    ("roles", [None, "driver", ["king"], ["driver", "driver"], [["driver"]], ["driver"] * 4]),
+    ("layers", [None, [0], [3, 3], [4, 3], [-1, 3], [0, 5000], [0, 1, 2], ["0", "1"]]),
+    ("outer_step", [-1, None]),
+    ("state_hash", ["x", "AB" * 32, "ab" * 31, None, 0]),
+    ("successful_syncs", [-1, 1.0]),
+    ("failed_syncs", [-1, 10**13]),
+    ("tokens_per_second", [math.nan, math.inf, -1, 1e10, None]),
+    ("state", ["sleeping", None, 3, ["training"], {}]),
+    ("started_at", [math.nan, -1, 1e12]),
+    ("interval_seconds", [0, 0.5, 1001, math.inf, None]),
+    ("leaving", [0, 1, None, "yes"]),
+]
+
+
+def test_every_field_of_a_report_is_checked() -> None:
+    assert {name for name, _ in BAD_REPORT_FIELDS} == set(REPORT.to_json())
+    for name, values in BAD_REPORT_FIELDS:
+        for value in values:
+            with pytest.raises(ValueError, match=name):
+                TrainingReport.from_json({**REPORT.to_json(), name: value})
+
+
+def test_reports_with_missing_or_unknown_fields_are_refused() -> None:
+    fields = dict(REPORT.to_json())
+    with pytest.raises(ValueError, match="unknown field 'extra'"):
+        TrainingReport.from_json({**fields, "extra": 1})
+    del fields["steps"]
+    with pytest.raises(ValueError, match="lacks the field 'steps'"):
+        TrainingReport.from_json(fields)
+
+
+@given(JSON, st.sampled_from([name for name, _ in BAD_REPORT_FIELDS]))
+def test_whatever_a_stranger_writes_is_read_or_refused(value: Any, name: str) -> None:
+    for payload in (value, {**REPORT.to_json(), name: value}):
+        try:
+            report = TrainingReport.from_json(payload)
+        except ValueError:
+            continue
+        canonical_json(report.to_json())  # what was accepted can be told again
+
+
+def test_an_announcement_survives_the_wire() -> None:
+    for announcement in (
+        announcement_of(ALICE),
+        announcement_of(ALICE, pool=None, addresses=(), is_relay=True),
+        announcement_of(ALICE, addresses=(f"/ip4/1.2.3.4/tcp/1/p2p/12D3relay/p2p-circuit/p2p/{ALICE.node_id}",)),
+    ):
+        payload = json.loads(canonical_json(announcement.to_json()))
+        assert Announcement.from_json(payload, ALICE.node_id) == announcement
+
+
+def test_every_field_of_an_announcement_is_checked() -> None:
+    own = f"/ip4/203.0.113.7/tcp/4001/p2p/{ALICE.node_id}"
+    bad: list[tuple[str, list[Any]]] = [
+        ("run_id", [None, "short"]),
+        ("parameters_version", [-1, 1.5, None]),
+        ("layers", [None, [1, 1]]),
+        ("addresses", [None, own, [5], [own + "\n"], ["x" + own], ["/a b/p2p/" + ALICE.node_id], [own] * 17]),
+        ("addresses", [[own.replace(ALICE.node_id, BOB.node_id)], ["/ip4/203.0.113.7/tcp/4001"], ["/" * 300]]),
+        ("pool", [5, "x" * 257, "\x1b[31m"]),
+        ("started_at", [math.nan, None, -1]),
+        ("memory_tier_mb", [-1, 10**10, None]),
+        ("is_relay", [None, 1]),
+        ("version", [None, "x" * 33, "<b>\u2028"]),
+    ]
+    fields = announcement_of(ALICE).to_json()
+    assert {name for name, _ in bad} == set(fields)
+    for name, values in bad:
+        for value in values:
+            with pytest.raises(ValueError, match=name):
+                Announcement.from_json({**fields, name: value}, ALICE.node_id)
+
+
+def test_more_addresses_than_fit_are_left_out() -> None:
+    many = tuple(f"/ip4/10.0.0.{n}/tcp/1/p2p/{ALICE.node_id}" for n in range(40))
+    announcement = announcement_of(ALICE, addresses=many)
+    assert Announcement.from_json(announcement.to_json(), ALICE.node_id).addresses == many[:MAX_ADDRESSES]
+
+
+def test_places_of_a_run_are_named_after_groups_of_stages() -> None:
+    assert [stage_group(stage) for stage in (0, 7, 8, 31)] == [0, 0, 1, 3]
+    assert directory_namespace(RUN, 2) == f"{RUN}/2"
+    assert report_topic(RUN, 0) == f"reports/{RUN}/0"
+    assert len({report_topic(run, group) for run in (RUN, OTHER_RUN) for group in (0, 1)}) == 4
+    assert node_of_address(f"/ip4/1.2.3.4/tcp/5/p2p/{ALICE.node_id}") == ALICE.node_id
+    assert node_of_address("/ip4/1.2.3.4/tcp/5") == NodeId("")
+
+
+def test_layers_and_runs_are_typed_values() -> None:
+    report = TrainingReport.from_json(REPORT.to_json())
+    assert (report.layers, report.run_id, report.started_at) == (LayerRange(0, 12), RunId(RUN), EPOCH - 100)

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of
+
+from neuroshard.identity import NodeIdentity, SignedClaim, sign_claim
+from neuroshard.network import ScoreReason
+from neuroshard.swarm.announcement import Announcement
+from neuroshard.swarm.claim_kinds import (
+    ANNOUNCEMENT_RULES,
+    REPORT_DOMAIN,
+    REPORT_RULES,
+    REPORT_SECONDS,
+    signed_announcement,
+    signed_report,
+)
+from neuroshard.swarm.claim_reading import ClaimCache, Refusal, Statement
+from neuroshard.swarm.claims_intake import BURST_CLAIMS, CLOCK_WITNESSES, MAX_SPEAKERS, ClaimIntake
+from neuroshard.swarm.packing import _DICTIONARY, MAX_PACKED_BYTES, packed
+from neuroshard.swarm.training_report import TrainingReport
+
+ALICE, BOB = identity_of(1), identity_of(2)
+
+
+@dataclass
+class Desk:
+    """An intake of reports with a clock that the test moves."""
+
+    time: float = EPOCH
+    cache: ClaimCache[TrainingReport] = field(default_factory=lambda: ClaimCache(REPORT_RULES))
+
+    def __post_init__(self) -> None:
+        self.intake = ClaimIntake(REPORT_RULES, RUN, lambda: self.time, self.cache)
+
+    def say(self, identity: NodeIdentity, sequence: int, **changes: Any) -> bytes:
+        return signed_report(identity, replace(REPORT, sequence=sequence, **changes), self.time)
+
+    def reason(self, data: bytes, **arguments: Any) -> ScoreReason | None:
+        """Why a claim is refused, the same by `check` and `take`."""
+        checked = self.intake.check(data, **arguments)
+        taken = self.intake.take(data, **arguments)
+        assert isinstance(checked, Refusal)
+        assert checked == taken
+        return checked.reason
+
+
+def signed_payload(identity: NodeIdentity, payload: Any, domain: str = REPORT_DOMAIN, at: float = EPOCH) -> bytes:
+    return packed(sign_claim(identity, domain, payload, at))
+
+
+def with_field(claim: SignedClaim, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A packed claim whose JSON was changed after it was signed."""
+    fields = json.loads(claim.encode())
+    change(fields)
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15, zdict=_DICTIONARY)
+    return b"\x01" + deflate.compress(json.dumps(fields).encode()) + deflate.flush()
+
+
+def test_a_good_report_is_heard_once_with_its_author() -> None:
+    desk = Desk()
+    data = desk.say(ALICE, 5)
+    assert isinstance(desk.intake.check(data), Statement)
+    assert isinstance(desk.intake.check(data), Statement)  # a check is no hearing
+    heard = desk.intake.take(data)
+    assert isinstance(heard, Statement)
+    assert (heard.node_id, heard.wallet_id, heard.issued_at) == (ALICE.node_id, ALICE.wallet_id, EPOCH)
+    assert heard.value == replace(REPORT, sequence=5)
+    assert desk.reason(data) is ScoreReason.REPLAYED_CLAIM
+
+
+def test_sequences_must_rise_and_what_is_late_is_nobodys_fault() -> None:
+    desk = Desk()
+    early, late, newest = desk.say(ALICE, 1), desk.say(ALICE, 2), desk.say(ALICE, 3)
+    assert isinstance(desk.intake.take(early), Statement)
+    assert isinstance(desk.intake.take(newest), Statement)
+    assert desk.reason(late) is None
+    assert desk.reason(early) is ScoreReason.REPLAYED_CLAIM
+    assert isinstance(desk.intake.take(desk.say(BOB, 1)), Statement)  # everybody counts alone
+    desk.time += 100
+    assert isinstance(desk.intake.take(desk.say(ALICE, 4)), Statement)
+    assert desk.reason(late) is ScoreReason.REPLAYED_CLAIM  # so late is not by chance
+    assert desk.intake.refused == {"late": 1, "replayed_claim": 2}
+
+
+def test_an_author_may_say_its_newest_report_again_but_others_may_not() -> None:
+    desk = Desk()
+    data = desk.say(ALICE, 1)
+    desk.intake.take(data)
+    assert desk.reason(data, sender=ALICE.node_id) is None
+    assert desk.reason(data, sender=BOB.node_id) is ScoreReason.FOREIGN_CLAIM
+    assert desk.reason(desk.say(ALICE, 2), sender=BOB.node_id) is ScoreReason.FOREIGN_CLAIM
+
+
+def test_reports_of_other_runs_or_other_purposes_are_foreign() -> None:
+    desk = Desk()
+    other = desk.intake.check(desk.say(ALICE, 1, run_id=OTHER_RUN))
+    assert isinstance(other, Refusal)
+    assert other.is_other_run
+    assert other.explanation == f"This node serves run {RUN[:16]}, not run {OTHER_RUN[:16]}."
+    assert desk.reason(desk.say(ALICE, 1, run_id=OTHER_RUN)) is ScoreReason.FOREIGN_CLAIM
+    assert desk.reason(signed_payload(ALICE, REPORT.to_json(), "announcement")) is ScoreReason.FOREIGN_CLAIM
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_clock_a_day_off_is_refused(days: int) -> None:
+    desk = Desk()
+    data = signed_report(ALICE, REPORT, EPOCH + days * DAY)
+    refusal = desk.intake.check(data)
+    assert isinstance(refusal, Refusal)
+    assert f"86400 s {'ahead' if days > 0 else 'ago'}" in refusal.explanation
+    assert desk.reason(data) is ScoreReason.EXPIRED_CLAIM
+
+
+def test_ages_are_bounded_on_both_sides() -> None:
+    for seconds, is_fine in ((-REPORT_SECONDS + 1, True), (-REPORT_SECONDS - 1, False), (299, True), (301, False)):
+        desk = Desk()
+        data = signed_report(ALICE, REPORT, EPOCH + seconds)
+        assert isinstance(desk.intake.check(data), Statement) == is_fine
+
+
+def test_a_delegation_that_ran_out_ends_a_nodes_reports() -> None:
+    desk = Desk()
+    short = identity_of(3, delegated_for=100)
+    assert isinstance(desk.intake.check(desk.say(short, 1)), Statement)
+    desk.time += 101
+    assert desk.reason(desk.say(short, 2)) is ScoreReason.EXPIRED_CLAIM
+    data = signed_report(short, REPORT, EPOCH + 99)
+    assert desk.reason(data) is ScoreReason.EXPIRED_CLAIM
+
+
+def test_forgeries_of_every_kind_are_refused() -> None:
+    desk = Desk()
+    claim = sign_claim(ALICE, REPORT_DOMAIN, REPORT.to_json(), EPOCH)
+    theirs = json.loads(sign_claim(BOB, REPORT_DOMAIN, REPORT.to_json(), EPOCH).encode())
+    forgeries: list[Callable[[dict[str, Any]], None]] = [
+        lambda c: c["payload"].update(steps=10**9),
+        lambda c: c.update(issued_at=EPOCH + 1),
+        lambda c: c.update(signature=theirs["signature"]),
+        lambda c: c.update(delegation=theirs["delegation"]),
+        lambda c: c["delegation"].update(expires_at=c["delegation"]["expires_at"] + DAY),
+        lambda c: c["delegation"].update(wallet_public_key=theirs["delegation"]["wallet_public_key"]),
+        lambda c: c["delegation"].update(signature=theirs["delegation"]["signature"]),
+    ]
+    for forgery in forgeries:
+        assert desk.reason(with_field(claim, forgery)) is ScoreReason.BAD_SIGNATURE
+    assert isinstance(desk.intake.take(packed(claim)), Statement)  # the true one is not harmed by them
+    # a forger with an honest node's delegation but another key
+    forged = SignedClaim(claim.domain, claim.payload, claim.issued_at, BOB.key.sign(b"x"), ALICE.delegation)
+    assert desk.reason(packed(forged)) is ScoreReason.REPLAYED_CLAIM  # refused before a signature is looked at
+
+
+@pytest.mark.parametrize(
+    ("name", "lie"),
+    [
+        ("loss_ema", "NaN"),
+        ("loss_ema", "Infinity"),
+        ("loss_ema", "1e999"),
+        ("loss_ema", "-1"),
+        ("tokens_per_second", "1e300"),
+        ("steps", "1" + "0" * 30),
+        ("tokens", "1" + "0" * 400),
+        ("tokens", "1.5"),
+    ],
+)
+def test_numbers_that_would_spoil_sums_never_get_in(name: str, lie: str) -> None:
+    desk = Desk()
+    claim = sign_claim(ALICE, REPORT_DOMAIN, {**REPORT.to_json(), name: "LIE"}, EPOCH)
+    text = claim.encode().replace(b'"LIE"', lie.encode())
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15, zdict=_DICTIONARY)
+    assert desk.reason(b"\x01" + deflate.compress(text) + deflate.flush()) is ScoreReason.MALFORMED_CLAIM
+
+
+def test_a_liar_that_signs_its_lies_is_refused_by_the_schema() -> None:
+    desk = Desk()
+    for lie in ({"loss_ema": 1e200}, {"steps": 10**13}, {"layers": [5, 5]}, {"roles": ["king"]}, {"extra": 1}):
+        data = signed_payload(ALICE, {**REPORT.to_json(), **lie})
+        assert desk.reason(data) is ScoreReason.MALFORMED_CLAIM
+    assert desk.cache.verifications == 0  # nobody's signature was worth the time
+
+
+def test_size_comes_before_everything() -> None:
+    desk = Desk()
+    assert desk.reason(bytes(MAX_PACKED_BYTES + 1)) is ScoreReason.OVERSIZED
+    assert desk.reason(b"\x01garbage") is ScoreReason.MALFORMED_CLAIM
+    assert desk.reason(b"") is ScoreReason.MALFORMED_CLAIM
+
+
+@given(st.binary(max_size=MAX_PACKED_BYTES + 10))
+def test_any_bytes_are_refused_for_a_reason(data: bytes) -> None:
+    assert Desk().reason(data) in {ScoreReason.MALFORMED_CLAIM, ScoreReason.OVERSIZED}
+
+
+def test_a_claim_is_verified_once_however_many_copies_come_to_however_many_intakes() -> None:
+    desks = [Desk()]
+    desks += [Desk(cache=desks[0].cache) for _ in range(9)]
+    data = desks[0].say(ALICE, 1)
+    for desk in desks:
+        assert isinstance(desk.intake.check(data), Statement)
+        assert isinstance(desk.intake.take(data), Statement)
+        assert desk.reason(data) is ScoreReason.REPLAYED_CLAIM
+    assert desks[0].cache.verifications == 1
+    forged = with_field(sign_claim(BOB, REPORT_DOMAIN, REPORT.to_json(), EPOCH), lambda c: c["payload"].update(steps=7))
+    for desk in desks:
+        assert desk.reason(forged) is ScoreReason.BAD_SIGNATURE
+    assert desks[0].cache.verifications == 2
+
+
+def test_the_cache_is_bounded_and_reads_again_what_it_forgot() -> None:
+    cache = ClaimCache(REPORT_RULES, capacity=4)
+    desk = Desk(cache=cache)
+    claims = [desk.say(ALICE, number) for number in range(12)]
+    for data in claims:
+        assert isinstance(cache.read(data), Statement)
+    assert len(cache._known) == 4
+    desk.time += 60
+    assert isinstance(desk.intake.take(claims[0]), Statement)
+
+
+def test_one_node_may_not_flood_and_it_is_its_own_fault() -> None:
+    desk = Desk()
+    taken = 0
+    for sequence in range(50):
+        heard = desk.intake.take(desk.say(ALICE, sequence))
+        taken += isinstance(heard, Statement)
+        if isinstance(heard, Refusal):
+            assert heard.reason is ScoreReason.FLOOD
+            assert heard.culprit == ALICE.node_id
+    assert taken == BURST_CLAIMS
+    assert isinstance(desk.intake.take(desk.say(BOB, 1)), Statement)
+    for sequence in range(100, 200):  # at the usual pace all is well again
+        desk.time += 2
+        assert isinstance(desk.intake.take(desk.say(ALICE, sequence)), Statement)
+
+
+def test_the_memory_of_speakers_is_bounded() -> None:
+    desk = Desk()
+    first = desk.say(ALICE, 1)
+    desk.intake.take(first)
+    speaker = desk.intake._speakers[ALICE.node_id]
+    for number in range(MAX_SPEAKERS - 1):
+        desk.intake._speakers[identity_of(0).node_id + str(number)] = speaker  # type: ignore[index]
+    desk.intake.take(desk.say(BOB, 1))
+    assert len(desk.intake._speakers) == MAX_SPEAKERS
+    assert ALICE.node_id not in desk.intake._speakers
+
+
+@pytest.mark.parametrize("offset", [DAY, -DAY])
+def test_a_wrong_clock_of_this_computer_is_noticed(offset: float) -> None:
+    desk = Desk(time=EPOCH - offset)
+    for number in range(2):
+        desk.intake.take(signed_report(identity_of(10 + number), REPORT, EPOCH))
+    assert desk.intake.clock_offset_seconds is None  # two may be wrong
+    forged = sign_claim(identity_of(20), REPORT_DOMAIN, REPORT.to_json(), EPOCH)
+    assert desk.reason(with_field(forged, lambda c: c["payload"].update(steps=1))) is ScoreReason.BAD_SIGNATURE
+    assert desk.intake.clock_offset_seconds is None  # and a forger is no witness
+    desk.intake.take(signed_report(identity_of(12), REPORT, EPOCH))
+    assert desk.intake.clock_offset_seconds == offset
+    for number in range(4):  # others whose clocks agree with this one outvote them
+        desk.intake.take(signed_report(identity_of(30 + number), replace(REPORT, sequence=1), EPOCH - offset))
+    assert desk.intake.clock_offset_seconds is None
+
+
+def test_few_witnesses_are_kept() -> None:
+    desk = Desk()
+    for number in range(CLOCK_WITNESSES + 10):
+        desk.intake.take(signed_report(identity_of(100 + number), REPORT, EPOCH))
+    assert len(desk.intake._clocks) == CLOCK_WITNESSES
+
+
+def test_announcements_may_be_repeated_but_not_made_for_others() -> None:
+    intake: ClaimIntake[Announcement] = ClaimIntake(ANNOUNCEMENT_RULES, RUN, lambda: EPOCH)
+    data = signed_announcement(ALICE, announcement_of(ALICE), EPOCH)
+    for _ in range(20):
+        assert isinstance(intake.take(data), Statement)
+    foreign = signed_announcement(ALICE, announcement_of(BOB), EPOCH)  # with another node's addresses
+    refusal = intake.take(foreign)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is ScoreReason.MALFORMED_CLAIM
+    old = signed_announcement(ALICE, announcement_of(ALICE), EPOCH - DAY)
+    assert isinstance(intake.take(old), Refusal)
+    assert intake.refused == {"malformed_claim": 1, "expired_claim": 1}

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.membership import simulate
+
+
+@pytest.mark.timeout(900)  # about a minute of processor time; much longer on a machine that does other things
+def test_a_thousand_nodes_know_each_other_and_gossip_costs_each_no_more_than_in_a_hundred() -> None:
+    small = simulate(100, settle_seconds=6, window_seconds=60)
+    large = simulate(1000, settle_seconds=6, window_seconds=8)
+    for outcome in (small, large):
+        assert outcome.converged_after is not None
+        assert outcome.converged_after < 2
+        assert outcome.known == outcome.nodes * (outcome.nodes - 1)
+    assert 0.7 * small.bytes_per_second <= large.bytes_per_second <= 1.3 * small.bytes_per_second
+    assert large.bytes_a_copy <= 1.05 * small.bytes_a_copy
