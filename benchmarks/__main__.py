@@ -16,6 +16,8 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "learning": ("learning", ()),
     "dashboards": ("dashboards", ()),
     "kill": ("kill", ()),
+    "membership": ("membership", ()),
+    "meeting": ("meeting", ()),
     "node_speed_5m": ("node_speed", ("5M",)),
     "node_speed_16m": ("node_speed", ("16M",)),
 }

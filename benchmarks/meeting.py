@@ -1,0 +1,157 @@
+"""How soon nodes meet, and what a node costs that only knows others: real networks on loopback, without training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import IO, Any, cast
+
+import anyio
+import anyio.to_thread
+
+from benchmarks.record import Report, Row
+from benchmarks.society_process import LAYERS, NAMESPACE, OFFER, society, status
+from neuroshard.node.self_description import own_announcement
+from neuroshard.swarm.claim_kinds import signed_announcement
+
+CROWD = 10  # nodes that shall see a new one
+NEWCOMERS = 5
+NEIGHBOURS = 50  # of the idle node
+SETTLE_SECONDS = 45.0
+IDLE_SECONDS = 60.0
+WAIT_SECONDS = 120.0
+LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class CrowdProcess:
+    """Nodes in another process."""
+
+    questions: IO[str]
+    answers: IO[str]
+    address: str
+    cpu_at_start: float
+
+    def ask(self, question: str) -> dict[str, Any]:
+        """Its answer to one line."""
+        self.questions.write(question + "\n")
+        self.questions.flush()
+        return cast("dict[str, Any]", json.loads(self.answers.readline()))
+
+    def wait_until_seen(self, count: int) -> None:
+        """Until each node knows so many. Raises TimeoutError."""
+        ends = time.monotonic() + WAIT_SECONDS
+        while int(self.ask("seen")["count"]) < count:
+            if time.monotonic() > ends:
+                raise TimeoutError(f"the nodes do not all know {count} others after {WAIT_SECONDS:.0f} s")
+            time.sleep(LOOK_SECONDS)
+
+
+@contextmanager
+def crowd(first: int, nodes: int, peers: Sequence[str] = ()) -> Generator[CrowdProcess]:
+    """Nodes in a process of their own; gone when the block ends."""
+    options = [part for peer in peers for part in ("--peer", peer)]
+    command = [sys.executable, "-m", "benchmarks.society_process", "--first", str(first), "--nodes", str(nodes)]
+    with subprocess.Popen([*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        hello = json.loads(process.stdout.readline())
+        yield CrowdProcess(process.stdin, process.stdout, str(hello["address"]), float(hello["cpu"]))
+        process.stdin.close()
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Seconds from the start of a node's network."""
+
+    up: float
+    announced: float
+    seen_by_all: float
+    put: float
+    got: float
+
+
+def measure() -> Report:
+    """Arrivals into a crowd, then a node that idles beside many."""
+    with crowd(1, CROWD) as others:
+        others.wait_until_seen(CROWD - 1)
+        arrivals = [anyio.run(_arrive, others, 100 + number, backend="trio") for number in range(NEWCOMERS)]
+    cores, bits = _idle()
+    up, announced = median(a.up for a in arrivals), max(a.announced for a in arrivals)
+    seen = max(a.seen_by_all for a in arrivals)
+    put, got = median(a.put for a in arrivals), median(a.got for a in arrivals)
+    return Report(
+        "meeting",
+        "Nodes that meet",
+        (
+            Row("network up after its start, median", f"{up:.2f} s", "report", None),
+            Row(f"record announced, worst of {NEWCOMERS}", f"{announced:.2f} s", "< 2 s", announced < 2),
+            Row(f"seen by {CROWD} others, worst of {NEWCOMERS}", f"{seen:.2f} s", "< 3 s", seen < 3),
+            Row(
+                "directory, put and get from another node, median",
+                f"{put * 1e3:.0f} and {got * 1e3:.0f} ms",
+                "report (hivemind 1.1.12 on such a machine: 9.9 and 2.0 ms)",
+                None,
+            ),
+            Row(f"idle with {NEIGHBOURS} others: share of a core", f"{cores:.2%}", "< 1 %", cores < 0.01),
+            Row(f"idle with {NEIGHBOURS} others: sent and received", f"{bits / 1e3:.0f} kbit/s", "< 50", bits < 50_000),
+        ),
+        ("All nodes of the crowd share one process; libp2p is imported before the clock starts.",),
+    )
+
+
+async def _arrive(others: CrowdProcess, number: int) -> Arrival:
+    """One newcomer's way into the crowd."""
+    import neuroshard.network.libp2p.network  # noqa: F401 - once a process, not part of a start
+
+    with tempfile.TemporaryDirectory() as folder:
+        newcomer = society(Path(folder), number, [others.address])
+        node_id = newcomer.identity.node_id
+        started = time.perf_counter()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(newcomer.networking.run)
+            network = await newcomer.networking.up()
+            up = time.perf_counter() - started
+            announced = await _until(others, f"found {node_id}", 1) - started
+            seen = await _until(others, f"knows {node_id}", CROWD) - started
+            words = own_announcement(
+                status(), OFFER.run_id, parameters_version=1, layers=LAYERS, addresses=network.transport.addresses()
+            )
+            begun = time.perf_counter()
+            await network.directory.announce(NAMESPACE, signed_announcement(newcomer.identity, words, time.time()))
+            put = time.perf_counter() - begun
+            begun = time.perf_counter()
+            await network.directory.find(NAMESPACE)
+            got = time.perf_counter() - begun
+            tasks.cancel_scope.cancel()
+    return Arrival(up, announced, seen, put, got)
+
+
+async def _until(others: CrowdProcess, question: str, count: int) -> float:
+    """The moment at which the crowd counts so many. Raises TimeoutError."""
+    with anyio.fail_after(WAIT_SECONDS):
+        while int((await anyio.to_thread.run_sync(others.ask, question))["count"]) < count:
+            await anyio.sleep(LOOK_SECONDS)
+    return time.perf_counter()
+
+
+def _idle() -> tuple[float, float]:
+    """Cores and bits a second of a node that knows many others and does nothing else."""
+    with crowd(1, NEIGHBOURS) as neighbours, crowd(200, 1, [neighbours.address]) as node:
+        neighbours.wait_until_seen(NEIGHBOURS)
+        node.wait_until_seen(NEIGHBOURS)
+        time.sleep(SETTLE_SECONDS)
+        before, started = node.ask("use"), time.perf_counter()
+        time.sleep(IDLE_SECONDS)
+        after = node.ask("use")
+        seconds = time.perf_counter() - started
+    moved = after["sent"] + after["received"] - before["sent"] - before["received"]
+    return (after["cpu"] - before["cpu"]) / seconds, 8 * moved / seconds
