@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from neuroshard.identity import NodeIdentity
 from neuroshard.network.libp2p.admission import ConnectionLimits
 from neuroshard.network.libp2p.errors import NetworkFailedError
-from neuroshard.network.libp2p.options import BulkExchange, NetworkOptions, NetworkParts
+from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
 from neuroshard.network.transport import Network
 
 __all__ = [
-    "BulkExchange",
     "ConnectionLimits",
     "NetworkFailedError",
     "NetworkOptions",

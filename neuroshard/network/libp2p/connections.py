@@ -20,6 +20,7 @@ from neuroshard.network.libp2p.guard import contained
 from neuroshard.network.libp2p.host import NodeSwarm
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.sockets import SocketBytes
+from neuroshard.network.pool import PeerTraffic
 from neuroshard.network.transport import Connection, PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
@@ -49,6 +50,7 @@ class Connections:
         self._dials: dict[NodeId, anyio.Lock] = {}
         self._punched: set[BoundedMuxer] = set()
         self.relay: RelayDialler | None = None
+        self.bulk_traffic: Callable[[NodeId], PeerTraffic | None] = lambda _: None
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Make a connection of an accepted socket, if it may become one."""
@@ -102,6 +104,12 @@ class Connections:
         peers = tuple(self._swarm.connections)
         return tuple(self._entry(peer, muxers) for peer in peers if (muxers := self._muxers_of(peer)))
 
+    def direct_ip(self, peer: NodeId) -> str | None:
+        """IP address of a peer with which there is a direct connection."""
+        muxer = self.of(peer)
+        address = muxer.get_remote_address() if muxer is not None and not _is_relayed(muxer) else None
+        return address[0] if address else None
+
     async def close_peer(self, peer: NodeId) -> None:
         """End all connections with a peer."""
         async with anyio.create_task_group() as tasks:
@@ -125,15 +133,17 @@ class Connections:
     def _entry(self, peer: ID, muxers: Sequence[BoundedMuxer]) -> Connection:
         best = max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at))
         addresses = best.get_transport_addresses()
+        bulk = self.bulk_traffic(NodeId(str(peer))) or PeerTraffic()
         return Connection(
             peer=NodeId(str(peer)),
             address=str(addresses[0]) if addresses else "",
             kind=self._kind(best),
             is_outbound=best.is_initiator,
             since=min(muxer.opened_at for muxer in muxers),
-            bytes_sent=sum(muxer.bytes_sent for muxer in muxers),
-            bytes_received=sum(muxer.bytes_received for muxer in muxers),
+            bytes_sent=sum(muxer.bytes_sent for muxer in muxers) + bulk.bytes_sent,
+            bytes_received=sum(muxer.bytes_received for muxer in muxers) + bulk.bytes_received,
             rtt_seconds=best.rtt_seconds,
+            bulk_connections=bulk.connections,
         )
 
     def _kind(self, muxer: BoundedMuxer) -> ConnectionKind:

@@ -15,6 +15,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from neuroshard.identity import NodeIdentity
 from neuroshard.network.budget import ByteBudget
 from neuroshard.network.libp2p.admission import ConnectionAdmission, StreamAdmission
+from neuroshard.network.libp2p.bulk import ENDPOINT_KIND, BulkRoute
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.directory import KademliaDirectory
@@ -30,11 +31,13 @@ from neuroshard.network.libp2p.requests import FRAME_PROTOCOL, RequestExchange
 from neuroshard.network.libp2p.transport import Libp2pTransport
 from neuroshard.network.libp2p.upgrading import NoiseUpgrader
 from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.pool import PoolOptions, bulk_pool
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.serving import RequestServer
 from neuroshard.network.transport import Network
 from neuroshard.types import NodeId
+from neuroshard.wire import FrameLimits
 
 MEMORY_FOR_FRAMES = 1024 * 1024 * 1024  # bytes of peers' tensors held at once, half of it for one peer
 CLOSING_SECONDS = 5.0
@@ -51,7 +54,7 @@ async def running_network(
     try:
         async with anyio.create_task_group() as tasks:
             node = _Node(identity, options, now, parts, tasks=tasks, listening=listening)
-            async with background_trio_service(node.swarm):
+            async with background_trio_service(node.swarm), node.pooled():
                 tasks.start_soon(listening.serve, node.connections.accept)
                 tasks.start_soon(node.gossip.run)
                 tasks.start_soon(node.directory.run)
@@ -86,12 +89,17 @@ class _Node:
         tasks: TaskGroup,
         listening: Listening,
     ) -> None:
+        self._identity = identity
+        self._options = options
         self._tasks = tasks
         self._reputation = parts.reputation or Reputation()
-        pacer = parts.pacer or UploadPacer(options.upload_bytes_per_second)
+        self._pacer = parts.pacer or UploadPacer(options.upload_bytes_per_second)
         admission = ConnectionAdmission(options.limits)
         muxing = MuxerOptions(
-            StreamAdmission(options.limits), pacer.spend, now, lambda peer, why: self.report(NodeId(str(peer)), why)
+            StreamAdmission(options.limits),
+            self._pacer.spend,
+            now,
+            lambda peer, why: self.report(NodeId(str(peer)), why),
         )
         keys = key_pair_of(identity.key)
         self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
@@ -99,16 +107,15 @@ class _Node:
         self.host = NodeHost(self.swarm, tasks)
         contacts = Contacts(identity.node_id)
         self.connections = Connections(self.swarm, identity.node_id, admission, contacts)
-        server = RequestServer()
-        budget = parts.budget or ByteBudget(MEMORY_FOR_FRAMES, MEMORY_FOR_FRAMES // 2)
+        self._server = RequestServer()
+        self._budget = parts.budget or ByteBudget(MEMORY_FOR_FRAMES, MEMORY_FOR_FRAMES // 2)
         self.transport = Libp2pTransport(
             self.connections,
             contacts,
-            server,
-            RequestExchange(server, budget, self.report),
+            self._server,
+            RequestExchange(self._server, self._budget, self.report),
             own_addresses=self._addresses,
             report=self.report,
-            bulk=parts.bulk,
         )
         self.gossip = Libp2pGossip(self.connections, self.report, tasks, SystemRandom())
         self.directory = KademliaDirectory(self.transport, contacts, now=now, random=SystemRandom(), report=self.report)
@@ -122,12 +129,36 @@ class _Node:
         if self._reputation.is_banned(peer):
             self._tasks.start_soon(self.connections.close_peer, peer)
 
+    @asynccontextmanager
+    async def pooled(self) -> AsyncGenerator[None]:
+        """Within the block, tensors go over a pool of direct connections; unless the owner wants none."""
+        if self._options.pool_port is None:
+            yield
+            return
+        options = PoolOptions(host=self._options.host, port=self._options.pool_port)
+        async with bulk_pool(
+            self._identity,
+            self._server,
+            options,
+            budget=self._budget,
+            pacer=self._pacer,
+            reputation=self._reputation,
+        ) as pool:
+            route = BulkRoute(pool, self.connections.direct_ip, self.transport.ask_small)
+            self._server.serve(ENDPOINT_KIND, route.answer_endpoint, FrameLimits(), 16)
+            self.connections.bulk_traffic = lambda peer: pool.traffic().get(peer)
+            self.transport.bulk = route
+            yield
+
     async def close(self) -> None:
         """End the transport and all connections."""
         self.gossip.close()
         self.directory.close()
         await self.transport.close()
         await self.connections.close()
+
+    def _report_peer(self, peer: ID, reason: ScoreReason) -> None:
+        self.report(NodeId(str(peer)), reason)
 
     def _meet(self, peer: ID) -> None:
         self.gossip.meet(NodeId(str(peer)))

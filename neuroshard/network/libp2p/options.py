@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from neuroshard.network.budget import ByteBudget
 from neuroshard.network.libp2p.addresses import is_loopback_host
 from neuroshard.network.libp2p.admission import ConnectionLimits
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.network.reputation import Reputation
-from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits
-
-
-class BulkExchange(Protocol):
-    """Direct connections for tensors."""
-
-    async def request(
-        self, peer: NodeId, endpoint: str, frame: Frame, reply: FrameLimits, timeout_seconds: float
-    ) -> Frame:
-        """The peer's answer, also one that refuses. Raises as Transport.request."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -30,6 +17,7 @@ class NetworkOptions:
 
     host: str = "0.0.0.0"  # noqa: S104 - others are to reach this node
     port: int = 0  # 0: any free one
+    pool_port: int | None = 0  # of the direct connections for tensors; None: tensors go over libp2p as well
     lan_discovery: bool = True
     port_mapping: bool = True
     relay: bool = True  # be reached through relays, and try to get a direct connection from there
@@ -51,4 +39,3 @@ class NetworkParts:
     reputation: Reputation | None = None
     budget: ByteBudget | None = None
     pacer: UploadPacer | None = None
-    bulk: BulkExchange | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.network.budget import ByteBudget, Reservation
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.streams import YamuxStream
+from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, RequestServer, refusal
 from neuroshard.network.transport import (
@@ -31,9 +33,9 @@ from neuroshard.wire import (
     FrameTooLargeError,
     UnexpectedTensorError,
     WireError,
-    encode,
 )
 
+_LOG = logging.getLogger(__name__)
 FRAME_PROTOCOL = "/neuroshard/frame/1"
 HEAD_SECONDS = 10.0  # for everything but tensors, which have their size over LEAST_RATE besides
 LEAST_RATE = 16 * 1024  # bytes a second; whoever is slower is cut
@@ -58,6 +60,14 @@ def reason_of(error: WireError) -> ScoreReason:
     return REASON_OF.get(type(error), ScoreReason.MALFORMED_FRAME)
 
 
+class BadAnswerError(NeuroShardError):
+    """The peer's answer broke the rules; `cause` says which."""
+
+    def __init__(self, cause: WireError) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
+
+
 class RequestExchange:
     """Both sides of requests over streams of this node."""
 
@@ -71,7 +81,7 @@ class RequestExchange:
     async def ask(self, stream: YamuxStream, peer: NodeId, request: EncodedFrame, reply: FrameLimits) -> Frame:
         """The peer's answer, also one that refuses; the caller sets a deadline. The stream is over afterwards.
 
-        Raises WireError, MessageTooLargeError, or PeerUnreachableError when the stream breaks.
+        Raises BadAnswerError, MessageTooLargeError, or PeerUnreachableError when the stream breaks.
         """
         outcome: Frame | NeuroShardError | None = None
         try:
@@ -105,6 +115,8 @@ class RequestExchange:
             return PeerUnreachableError(f"The answer of peer {peer} did not arrive: {error}.")
         except TimeoutError:
             return RequestTimeoutError(f"Peer {peer} sends its answer too slowly.")
+        except WireError as error:
+            return BadAnswerError(error)
         except NeuroShardError as error:
             return error
         if reservation is not None:
@@ -163,15 +175,19 @@ class RequestExchange:
             raise
 
 
-async def _send_request(stream: YamuxStream, encoded: EncodedFrame) -> None:
+async def _send_request(stream: YamuxStream, request: EncodedFrame) -> None:
     with suppress(BaseLibp2pError):  # whoever reads the answer meets it too
-        await _send(stream, proposal(FRAME_PROTOCOL) + encoded.head, encoded.body)
+        await _send(stream, proposal(FRAME_PROTOCOL) + request.head, request.body)
 
 
 async def _send_answer(stream: YamuxStream, answer: Frame) -> None:
-    encoded = encode(answer)
-    with anyio.move_on_after(transfer_seconds(encoded.byte_count)):
-        await _send(stream, encoded.head, encoded.body)
+    try:
+        data = await encoded(answer)
+    except WireError:
+        _LOG.exception("An answer of kind %s cannot travel.", answer.kind)
+        data = await encoded(refusal("internal error"))
+    with anyio.move_on_after(transfer_seconds(data.byte_count)):
+        await _send(stream, data.head, data.body)
         with anyio.move_on_after(LINGER_SECONDS):
             await stream.wait_ended()
 

@@ -11,12 +11,13 @@ from libp2p.exceptions import BaseLibp2pError
 
 from neuroshard.network.inboxes import Inboxes
 from neuroshard.network.libp2p.addresses import parse_address
+from neuroshard.network.libp2p.bulk import BulkRoute, is_bulk
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.host import stream_of
-from neuroshard.network.libp2p.options import BulkExchange
-from neuroshard.network.libp2p.requests import RequestExchange, reason_of
+from neuroshard.network.libp2p.requests import BadAnswerError, RequestExchange, reason_of
 from neuroshard.network.libp2p.streams import YamuxStream
+from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, RequestServer, accepted, refusal
 from neuroshard.network.transport import (
@@ -31,7 +32,7 @@ from neuroshard.network.transport import (
     TransportClosedError,
 )
 from neuroshard.types import NodeId
-from neuroshard.wire import EncodedFrame, Frame, FrameLimits, TensorPart, TensorSpec, WireError, check_limits, encode
+from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, WireError, check_limits
 
 MESSAGE_KIND = "message"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -40,7 +41,6 @@ QUEUE_LENGTH = 64  # messages of a kind that wait for their reader
 MESSAGES_AT_ONCE = 256  # that wait for room in a queue
 OPENING_TRIES = 3
 REQUESTS_TO_PEER = 24  # at once; fewer than the streams that a peer may open
-BULK_BYTES = 256 * 1024  # frames with more than this go over direct connections where there are any
 
 
 class Libp2pTransport:
@@ -55,7 +55,6 @@ class Libp2pTransport:
         *,
         own_addresses: Callable[[], tuple[str, ...]],
         report: Callable[[NodeId, ScoreReason], None],
-        bulk: BulkExchange | None = None,
     ) -> None:
         self._local_id = connections.local_id
         self._connections = connections
@@ -64,7 +63,7 @@ class Libp2pTransport:
         self._exchange = exchange
         self._own_addresses = own_addresses
         self._report = report
-        self._bulk = bulk
+        self.bulk: BulkRoute | None = None
         self._inboxes = Inboxes(self._local_id, QUEUE_LENGTH)
         self._slots: dict[NodeId, anyio.Semaphore] = {}
         self._pending: set[anyio.CancelScope] = set()
@@ -100,15 +99,14 @@ class Libp2pTransport:
         self._check_open()
         if peer == self._local_id:
             return accepted(peer, await self._ask_itself(frame, reply or FrameLimits(), timeout_seconds))
-        encoded = encode(frame)
         answer: Frame | None = None
         with anyio.move_on_after(timeout_seconds) as scope:
             self._pending.add(scope)
             try:
-                answer = await self._ask(peer, encoded, reply or FrameLimits())
-            except WireError as error:
-                self._report(peer, reason_of(error))
-                raise
+                answer = await self._ask(peer, frame, reply or FrameLimits(), timeout_seconds)
+            except BadAnswerError as error:
+                self._report(peer, reason_of(error.cause))
+                raise error.cause from None
             except PeerUnreachableError as error:
                 self._report(peer, ScoreReason.UNREACHABLE)
                 self._check_open()
@@ -156,7 +154,16 @@ class Libp2pTransport:
         peer = NodeId(str(net_stream.muxed_conn.peer_id))
         await self._exchange.answer(stream_of(net_stream), peer)
 
-    async def _ask(self, peer: NodeId, request: EncodedFrame, reply: FrameLimits) -> Frame:
+    async def ask_small(self, peer: NodeId, frame: Frame, timeout_seconds: float) -> Frame:
+        """A request without tensors, over libp2p."""
+        return await self.request(peer, frame, timeout_seconds=timeout_seconds)
+
+    async def _ask(self, peer: NodeId, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
+        if self.bulk is not None and is_bulk(frame, reply):
+            answer = await self.bulk.request(peer, frame, reply, timeout_seconds)
+            if answer is not None:
+                return answer
+        request = await encoded(frame)
         async with self._slot(peer):
             stream = await self._opened_stream(peer)
             return await self._exchange.ask(stream, peer, request, reply)
