@@ -1,4 +1,4 @@
-"""`neuroshard run`: make a run that others can join, sign later versions of it, show what a run is."""
+"""`neuroshard run`: make a run that others can join, sign later versions, show it, make it a data set's default."""
 
 from __future__ import annotations
 
@@ -89,6 +89,41 @@ def show(
     for name, value in _flat(asdict(offer.parameters)).items():
         was = f"   (first: {initial[name]})" if name in changed else ""
         typer.echo(f"{name:34} {value}{was}")
+
+
+@app.command("publish")
+def publish(
+    run: Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")],
+    genesis: Annotated[Path, typer.Option(metavar="FOLDER", help="The Genesis folder of the run, which you signed.")],
+    seed: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MULTIADDR", help="A node to begin with. May be repeated. (default: those of the run)"),
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="Wallet that signed the data; NEUROSHARD_TOKEN is better.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run the default of its data, which nodes without --run join: a signed run.json beside the manifest."""
+    from neuroshard.config.loading import load_settings
+    from neuroshard.node.identity import wallet_of
+    from neuroshard.node.run_publishing import publish_run
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
+    wallet = wallet_of(loaded)[0]
+    done = publish_run(wallet, _offer_of(run, loaded.settings.data_dir), genesis, seed or ())
+    if as_json:
+        replaced = None if done.replaced is None else done.replaced.run_id
+        facts = {"run_id": done.run.run_id, "seeds": done.run.seeds, "file": str(done.file), "replaced": replaced}
+        typer.echo(json.dumps(facts))
+        return
+    typer.echo(f"{done.file}: run {done.run.run_id} is the default one of these data now.")
+    if done.replaced is not None:
+        typer.echo(f"Before it was run {done.replaced.run_id}.")
+    for address in done.run.seeds:
+        typer.echo(f"Seed: {address}")
+    if not done.run.seeds:
+        typer.echo("No seed is named, so only nodes on the local network of others will find it: add --seed.")
 
 
 def _offer_of(named: str, data_dir: Path) -> RunOffer:

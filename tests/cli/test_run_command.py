@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,25 @@ def test_what_cannot_be_shown_is_told(neuroshard: Command, tmp_path: Path) -> No
     assert wrong.code == 6
     assert str(tmp_path / "run.json") in wrong.err
     assert "Traceback" not in wrong.err
+
+
+def test_a_run_becomes_the_default_of_its_data(
+    owner: Command, neuroshard: Command, small_genesis: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    genesis = shutil.copytree(small_genesis, tmp_path / "genesis")
+    file = tmp_path / "signed.json"
+    assert owner("run", "create", "--config", tmp_path / "run.toml", "--genesis", genesis, "--out", file).code == 0
+    run_id = read_offer_file(file).run_id
+    publish = ("run", "publish", file, "--genesis", genesis, "--seed", SEED)
+    stranger = neuroshard.having(NEUROSHARD_TOKEN="ab" * 32)(*publish)
+    assert stranger.code == 2
+    assert f"signed by wallet {WALLET.wallet_id}, not by" in stranger.err
+    assert not (genesis / "run.json").exists()
+    published = owner(*publish)
+    assert published.code == 0, published.err
+    assert f"run {run_id} is the default one" in published.out
+    assert f"Seed: {SEED}" in published.out
+    by_id = owner("run", "publish", run_id, "--genesis", genesis, "--json").json()
+    assert (by_id["run_id"], by_id["seeds"], by_id["replaced"]) == (run_id, [], None)
+    assert neuroshard("genesis", "verify", genesis).code == 0

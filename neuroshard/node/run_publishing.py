@@ -1,0 +1,122 @@
+"""Names the default run of a data set: writes run.json beside a manifest that this wallet has signed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+
+from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.multiaddr import checked_multiaddr
+from neuroshard.data.genesis.layout import MANIFEST_NAME
+from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from neuroshard.errors import DataError, StorageError, UsageError
+from neuroshard.identity import Wallet
+from neuroshard.identity.wallet import wallet_id_of
+from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
+from neuroshard.node.data_opening import largest_tokenizer_bytes, pins_of_source
+from neuroshard.node.default_run import (
+    MAX_RUN_FILE_BYTES,
+    MAX_SEEDS,
+    RUN_FILE,
+    DefaultRun,
+    read_default_run,
+    write_default_run,
+)
+from neuroshard.node.run_creation import OPENING_SECONDS
+from neuroshard.swarm.run_offer import RunOffer
+
+_FILE_MODE = 0o644  # it is served with the manifest
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was written, and which run it replaced, if another one."""
+
+    run: DefaultRun
+    file: Path
+    replaced: DefaultRun | None
+
+
+def publish_run(wallet: Wallet, offer: RunOffer, folder: Path, seeds: Sequence[str]) -> Published:
+    """Make a run the default one of the Genesis folder it trains on. `seeds` are multiaddrs; none: those of the run.
+
+    Raises UsageError when another wallet signed the manifest or a seed is malformed, DataError when the folder does not
+    hold the run's data or they are not signed, StorageError.
+    """
+    chosen = _checked_seeds(seeds or offer.parameters.seeds)
+    key = _manifest_key(folder)
+    if wallet.public_key.hex() != key:
+        raise UsageError(
+            f"The data in {folder} are signed by wallet {wallet_id_of(bytes.fromhex(key))}, not by {wallet.wallet_id}.",
+            "Nodes believe only a default run that the same wallet signed: use the token the data were built with.",
+        )
+    before = _present(folder / RUN_FILE, key)
+    _check_data(offer, folder)
+    run = DefaultRun(offer.run_id, offer.initial.owner_public_key, chosen)
+    file = folder / RUN_FILE
+    try:
+        write_atomically(file, write_default_run(run, wallet), _FILE_MODE)
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error.strerror}.", "Make the folder writable.") from error
+    return Published(run, file, before if before is not None and before.run_id != run.run_id else None)
+
+
+def _checked_seeds(seeds: Sequence[str]) -> tuple[str, ...]:
+    if len(seeds) > MAX_SEEDS:
+        raise UsageError(f"{len(seeds)} seeds are too many.", f"Name at most {MAX_SEEDS}.")
+    try:
+        return tuple(dict.fromkeys(map(checked_multiaddr, seeds)))
+    except ValueError as error:
+        raise UsageError(f"--seed cannot be used: {error}.") from None
+
+
+def _manifest_key(folder: Path) -> str:
+    """Hex key that signed the folder's manifest."""
+    data = _read(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    if data is None:
+        raise DataError(f"{folder} is not a Genesis folder: it has no {MANIFEST_NAME}.", "Check --genesis.")
+    key = parse_manifest(data).signing_key
+    if key is None:
+        raise DataError(f"The data in {folder} are not signed, so they cannot name a run.", "Build them with a token.")
+    return key
+
+
+def _present(file: Path, key: str) -> DefaultRun | None:
+    """The default run that the file names now. Raises UsageError for a file that is something else."""
+    data = _read(file, MAX_RUN_FILE_BYTES)
+    if data is None:
+        return None
+    try:
+        return read_default_run(data, key)
+    except DataError as error:
+        raise UsageError(f"{file} is not written over. {error.message}", "Move it away first.") from None
+
+
+def _check_data(offer: RunOffer, folder: Path) -> None:
+    """Raises DataError when the folder does not hold what the run trains on; copies from elsewhere do not count."""
+    with TemporaryDirectory(prefix="neuroshard-") as copies:
+        opened = partial(
+            pins_of_source,
+            str(folder),
+            Path(copies),
+            wanted=offer.parameters.genesis,
+            max_tokenizer_bytes=largest_tokenizer_bytes(tier_mb(available_mb(probe_memory(), None))),
+            seconds=OPENING_SECONDS,
+        )
+        anyio.run(opened, backend="trio")
+
+
+def _read(file: Path, most: int) -> bytes | None:
+    """At most one byte more than allowed, so that whoever parses it refuses it. Raises StorageError."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(most + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StorageError(f"{file} cannot be read: {error.strerror}.", "Check the path.") from error
