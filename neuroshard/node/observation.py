@@ -11,11 +11,15 @@ from neuroshard.node.assembly import RunningNode
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.resources import peak_megabytes, resident_megabytes
 from neuroshard.node.society import Society
-from neuroshard.status.snapshot import ResourceStatus
+from neuroshard.status.snapshot import DilocoStatus, ResourceStatus
 from neuroshard.telemetry.counters import Counters
 
 PUBLISH_SECONDS = 0.5
 RESOURCE_SECONDS = 2.0
+NOT_SYNCHRONISED = (
+    "The nodes do not synchronise yet: each trains its own copy of the model on its own data. "
+    "Averaging them comes with a later version."
+)
 _COUNTED = {
     "refused_files": "Files from the data source that were damaged or wrong and were thrown away",
     "damaged_cache_files": "Cached shards that were found damaged and were fetched again",
@@ -56,7 +60,7 @@ class Observer:
             memory=memory,
             training=seen.training,
             verification=seen.verification,
-            diloco=seen.diloco,
+            diloco=among_others(seen.diloco, len(sight.peers)),
             data=seen.data,
             checkpoints=seen.checkpoints,
             resources=self._resources,
@@ -82,3 +86,10 @@ class Observer:
         while True:
             await anyio.sleep(RESOURCE_SECONDS)
             self._resources = await anyio.to_thread.run_sync(self._node.sampler.sample)
+
+
+def among_others(diloco: DilocoStatus, others: int) -> DilocoStatus:
+    """Outer steps as told to whoever sees `others` nodes beside this one: without a common round, nothing is common."""
+    if others == 0 or diloco.members > 1:
+        return diloco
+    return replace(diloco, explanation=NOT_SYNCHRONISED)
