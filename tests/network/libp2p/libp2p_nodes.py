@@ -15,6 +15,8 @@ import trio
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame
 
 LOOPBACK = NetworkOptions(host="127.0.0.1")
 TEST_SECONDS = 60
@@ -71,3 +73,15 @@ def address_of(network: Network) -> str:
 def port_of(network: Network) -> int:
     """Its TCP port."""
     return int(address_of(network).split("/")[4])
+
+
+async def echo(_: NodeId, frame: Frame) -> Frame:
+    """Answers with the question."""
+    return frame
+
+
+async def lives(asker: Network, asked: Network) -> None:
+    """The node that was attacked still answers."""
+    await asker.transport.connect(address_of(asked))
+    reply = await asker.transport.request(asked.transport.local_id, Frame("echo", {"alive": True}), timeout_seconds=10)
+    assert reply.header == {"alive": True}

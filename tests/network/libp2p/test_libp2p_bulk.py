@@ -5,7 +5,7 @@ from dataclasses import replace
 import anyio
 import pytest
 import trio
-from libp2p_nodes import LOOPBACK, address_of, nodes, run, until
+from libp2p_nodes import LOOPBACK, address_of, echo, nodes, run, until
 
 from neuroshard.network import Network, PeerRefusedError, RequestRefusedError
 from neuroshard.network.libp2p import NetworkParts
@@ -20,10 +20,6 @@ WITHOUT_POOL = replace(LOOPBACK, pool_port=None)
 
 def frame_of(size: int) -> Frame:
     return Frame("echo", {}, (TensorPart(TensorSpec("x", "uint8", (size,)), bytes(range(256)) * (size // 256)),))
-
-
-async def echo(_: NodeId, frame: Frame) -> Frame:
-    return frame
 
 
 async def there_and_back(asker: Network, asked: Network, size: int) -> None:

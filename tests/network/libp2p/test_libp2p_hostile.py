@@ -1,30 +1,16 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
 import anyio
-import libp2p
 import pytest
 import trio
-from libp2p.abc import IHost, ISecureTransport
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.x25519 import create_new_key_pair as new_x25519
-from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.network.exceptions import SwarmException
-from libp2p.peer.peerinfo import info_from_p2p_addr
-from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.security.secio.transport import ID as SECIO
-from libp2p.security.secio.transport import Transport as SecioTransport
-from libp2p.tools.anyio_service import background_trio_service
-from libp2p_nodes import LOOPBACK, address_of, identity, nodes, port_of, run, until
-from multiaddr import Multiaddr
+from libp2p_nodes import LOOPBACK, address_of, echo, identity, lives, nodes, port_of, run, until
 from trio.testing import MockClock
 
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
@@ -37,19 +23,6 @@ from neuroshard.network.reputation import Reputation
 from neuroshard.network.scores import ScoreReason
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, encode
-
-Keys = Any
-
-
-async def echo(_: NodeId, frame: Frame) -> Frame:
-    return frame
-
-
-async def lives(asker: Network, asked: Network) -> None:
-    """The node that was attacked still answers."""
-    await asker.transport.connect(address_of(asked))
-    reply = await asker.transport.request(asked.transport.local_id, Frame("echo", {"alive": True}), timeout_seconds=10)
-    assert reply.header == {"alive": True}
 
 
 @asynccontextmanager
@@ -66,103 +39,6 @@ def muxer_to(network: Network, peer: Network) -> BoundedMuxer:
     muxer = network.transport._connections.of(peer.transport.local_id)
     assert isinstance(muxer, BoundedMuxer)
     return muxer
-
-
-def security(protocol: str) -> Callable[[Keys], Mapping[TProtocol, ISecureTransport]]:
-    def made(keys: Keys) -> Mapping[TProtocol, ISecureTransport]:
-        match protocol:
-            case "plaintext":
-                return {TProtocol(PLAINTEXT_PROTOCOL_ID): InsecureTransport(keys)}
-            case "secio":
-                return {TProtocol(SECIO): SecioTransport(keys)}
-            case _:
-                return {NOISE: NoiseTransport(keys, noise_privkey=new_x25519().private_key)}
-
-    return made
-
-
-@asynccontextmanager
-async def stock_host(protocol: str) -> AsyncIterator[IHost]:
-    """A host as libp2p itself makes it, that speaks one security protocol."""
-    keys = create_new_key_pair()
-    host = libp2p.new_host(key_pair=keys, sec_opt=security(protocol)(keys))
-    async with background_trio_service(host.get_network()):
-        yield host
-        await host.close()
-
-
-@pytest.mark.parametrize("protocol", ["plaintext", "secio"])
-def test_a_client_without_noise_is_refused(protocol: str) -> None:
-    async def scenario() -> None:
-        async with nodes(2) as (a, b), stock_host(protocol) as stranger:
-            a.transport.serve("echo", echo)
-            with pytest.raises(SwarmException):
-                await stranger.connect(info_from_p2p_addr(Multiaddr(address_of(a))))
-            assert a.transport.connections() == ()
-            await lives(b, a)
-
-    run(scenario)
-
-
-def test_a_client_of_libp2p_itself_is_understood() -> None:
-    async def scenario() -> None:
-        async with nodes(1) as (a,), stock_host("noise") as stranger:
-            info = info_from_p2p_addr(Multiaddr(address_of(a)))
-            await stranger.connect(info)
-            assert [connection.peer for connection in a.transport.connections()] == [str(stranger.get_id())]
-            stream = await stranger.new_stream(info.peer_id, [TProtocol("/unknown/1"), TProtocol("/ipfs/ping/1.0.0")])
-            await stream.write(bytes(range(32)))
-            answer = b""
-            while len(answer) < 32:
-                answer += await stream.read(32 - len(answer))
-            assert answer == bytes(range(32))
-            await stream.close()
-            peerstore = stranger.get_peerstore()
-            await until(lambda: FRAME_PROTOCOL in peerstore.get_protocols(info.peer_id))  # it was identified
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        bytes(1000),
-        b"\xff" * 20 + b"\n",  # a length of 2^63 and more
-        b"\x13/multistream/1.0.0\n\x07/noise\n" + b"\xff\xff" + Random(1).randbytes(65_535),
-        b"\x13/multistream/1.0.0\n\x04\xff\xfe\xfd\n",
-        Random(2).randbytes(100_000),
-    ],
-)
-def test_garbage_instead_of_a_handshake(garbage: bytes) -> None:
-    async def scenario() -> None:
-        async with nodes(2) as (a, b):
-            a.transport.serve("echo", echo)
-            stream = await trio.open_tcp_stream("127.0.0.1", port_of(a))
-            with anyio.fail_after(20):
-                async with stream:
-                    try:
-                        await stream.send_all(garbage)
-                        while await stream.receive_some(65_536):
-                            pass
-                    except trio.BrokenResourceError:
-                        pass
-            await lives(b, a)
-
-    run(scenario, clock=MockClock(autojump_threshold=0.1))
-
-
-def test_who_connects_and_says_nothing_is_dropped() -> None:
-    async def scenario() -> None:
-        async with nodes(1) as (a,):
-            stream = await trio.open_tcp_stream("127.0.0.1", port_of(a))
-            began = trio.current_time()
-            async with stream:
-                while await stream.receive_some(65_536):
-                    pass
-            assert 5 < trio.current_time() - began < 20
-
-    run(scenario, clock=MockClock(autojump_threshold=0.1))
 
 
 def with_body(size: int) -> bytes:

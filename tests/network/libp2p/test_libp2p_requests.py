@@ -8,7 +8,7 @@ import time
 import anyio
 import psutil
 import pytest
-from libp2p_nodes import LOOPBACK, address_of, identity, nodes, port_of, run, until
+from libp2p_nodes import LOOPBACK, address_of, echo, identity, nodes, port_of, run, until
 from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.errors import NetworkRefusedError, UsageError
@@ -33,10 +33,6 @@ MIB = 1024 * 1024
 
 def frame_of(size: int, kind: str = "echo") -> Frame:
     return Frame(kind, {"n": size}, (TensorPart(TensorSpec("x", "uint8", (size,)), bytes(size)),))
-
-
-async def echo(_: NodeId, frame: Frame) -> Frame:
-    return frame
 
 
 def test_a_request_is_answered_with_tensors_and_the_asker_is_known() -> None:
