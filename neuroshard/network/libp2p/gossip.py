@@ -27,6 +27,7 @@ MAX_WAITING_BYTES = 1024 * 1024  # for one peer; what comes on top of it is drop
 WRITE_BYTES = 64 * 1024
 RETRY_SECONDS = 1.0  # doubles up to
 LONGEST_RETRY_SECONDS = 60.0
+FLUSH_SECONDS = 1.0
 
 
 class GossipSubscription:
@@ -79,6 +80,12 @@ class _Outbox:
         self._items: deque[bytes] = deque()
         self._bytes = 0
         self._work = trio.Event()
+        self._is_writing = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the connection has taken everything."""
+        return not self._items and not self._is_writing
 
     def add(self, item: Item) -> bool:
         """Queue an item; False when the peer takes them too slowly."""
@@ -93,9 +100,11 @@ class _Outbox:
         """Forget everything: the stream begins anew."""
         self._items.clear()
         self._bytes = 0
+        self._is_writing = False
 
     async def next(self) -> bytes:
-        """Some items to be written at once, as soon as there are any."""
+        """Some items to be written at once, as soon as there are any; the call says that the last ones are written."""
+        self._is_writing = False
         while not self._items:
             self._work = trio.Event()
             await self._work.wait()
@@ -105,6 +114,7 @@ class _Outbox:
             portion.append(self._items.popleft())
             size += len(portion[-1])
         self._bytes -= size
+        self._is_writing = True
         return b"".join(portion)
 
 
@@ -156,6 +166,12 @@ class Libp2pGossip:
         while True:
             await trio.sleep(HEARTBEAT_SECONDS)
             self._send(self._router.heartbeat(trio.current_time()))
+
+    async def flush(self) -> None:
+        """Wait, not long, until the connections have taken what was published: a node ends with a good-bye."""
+        with anyio.move_on_after(FLUSH_SECONDS):
+            while not all(outbox.is_empty for outbox in self._outboxes.values()):
+                await anyio.sleep(FLUSH_SECONDS / 100)
 
     def close(self) -> None:
         """End all subscriptions; whoever waits gets TransportClosedError."""

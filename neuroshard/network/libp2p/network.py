@@ -152,6 +152,7 @@ class _Node:
 
     async def close(self) -> None:
         """End the transport and all connections."""
+        await self.gossip.flush()
         self.gossip.close()
         self.directory.close()
         await self.transport.close()

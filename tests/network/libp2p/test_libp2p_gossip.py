@@ -149,3 +149,19 @@ def test_a_newcomer_and_one_who_comes_back_hear_what_is_said_next() -> None:
                 await until(lambda: len(b.transport.connections()) == 1)
 
     run(scenario)
+
+
+def test_the_last_words_of_a_node_are_heard() -> None:
+    async def scenario() -> None:
+        async with nodes(1) as (a,):
+            subscription = a.gossip.subscribe(TOPIC, accept)
+            for number in range(3):
+                async with nodes(1, first=3) as (leaving,):
+                    leaving.gossip.subscribe(TOPIC, accept)
+                    await leaving.transport.connect(address_of(a))
+                    await until(lambda: has_links(a, 1))
+                    await leaving.gossip.publish(TOPIC, str(number).encode())
+                with anyio.fail_after(5):
+                    assert await subscription.receive() == str(number).encode()
+
+    run(scenario)
