@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 import psutil
 
@@ -30,6 +31,12 @@ class PeerAddress:
         """Whether the way leads through a relay."""
         return self.relay is not None
 
+    def of_relay(self) -> PeerAddress:
+        """The relay's own address. Raises ValueError when there is none."""
+        if self.relay is None:
+            raise ValueError(f"{self.text} leads through no relay")
+        return PeerAddress(self.relay, self.host, self.port, None, self.text.partition("/p2p-circuit")[0])
+
 
 def parse_address(text: str) -> PeerAddress:
     """Read a multiaddr that ends with /p2p/<node id>. Raises UsageError that says what is wrong."""
@@ -51,6 +58,30 @@ def is_loopback_host(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_near(ip: str) -> bool:
+    """Whether an address belongs to this computer or to a network it is directly in."""
+    try:
+        address = ip_address(ip)
+    except ValueError:
+        return True  # unknown, as through a relay
+    if address.is_loopback or address.is_link_local:
+        return True
+    return any(address in network for network in _interface_networks())
+
+
+def _interface_networks() -> Iterator[IPv4Network | IPv6Network]:
+    for addresses in psutil.net_if_addrs().values():
+        for entry in addresses:
+            if entry.family in {socket.AF_INET, socket.AF_INET6} and entry.netmask:
+                with suppress(ValueError):
+                    netmask = entry.netmask if entry.family == socket.AF_INET else _prefix_length(entry.netmask)
+                    yield ip_network(f"{entry.address.partition('%')[0]}/{netmask}", strict=False)
+
+
+def _prefix_length(netmask: str) -> int:
+    return int(ip_address(netmask)).bit_count()
 
 
 def reachable_hosts(host: str) -> tuple[str, ...]:

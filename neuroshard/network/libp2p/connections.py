@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Protocol
 
 import anyio
@@ -13,7 +14,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from neuroshard.network.libp2p.addresses import PeerAddress
+from neuroshard.network.libp2p.addresses import PeerAddress, is_near
 from neuroshard.network.libp2p.admission import ConnectionAdmission
 from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.guard import contained
@@ -27,6 +28,7 @@ from neuroshard.types import NodeId
 
 DIAL_SECONDS = 10.0
 NEXT_ADDRESS_SECONDS = 0.25  # how long the next address waits for the one before it
+REACHED_SECONDS = 3600.0
 _ANYWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
 _LOG = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class Connections:
         self._contacts = contacts
         self._dials: dict[NodeId, anyio.Lock] = {}
         self._punched: set[BoundedMuxer] = set()
+        self._reached_at = -inf
+        self.punched_ips: set[str] = set()  # from which connections come only because this node called there
         self.relay: RelayDialler | None = None
         self.bulk_traffic: Callable[[NodeId], PeerTraffic | None] = lambda _: None
 
@@ -67,6 +71,8 @@ class Connections:
             muxer = await self._swarm.upgrade_inbound_raw_conn(RawConnection(raw, initiator=False), _ANYWHERE)
         finally:
             self._admission.end_handshake(ip)
+        if not is_near(ip) and ip not in self.punched_ips:
+            self._reached_at = anyio.current_time()
         if isinstance(muxer, BoundedMuxer):
             await muxer.wait_closed()  # the socket lives as long as this task
 
@@ -109,6 +115,16 @@ class Connections:
         muxer = self.of(peer)
         address = muxer.get_remote_address() if muxer is not None and not _is_relayed(muxer) else None
         return address[0] if address else None
+
+    def kind_of(self, peer: NodeId) -> ConnectionKind | None:
+        """How a peer is connected; None when it is not."""
+        muxer = self.of(peer)
+        return None if muxer is None else self._kind(muxer)
+
+    @property
+    def is_reached_from_outside(self) -> bool:
+        """Whether somebody outside this node's own networks connected to it lately."""
+        return anyio.current_time() - self._reached_at < REACHED_SECONDS
 
     async def close_peer(self, peer: NodeId) -> None:
         """End all connections with a peer."""

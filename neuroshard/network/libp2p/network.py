@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from random import SystemRandom
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,6 +28,9 @@ from neuroshard.network.libp2p.keys import key_pair_of
 from neuroshard.network.libp2p.listening import Listening
 from neuroshard.network.libp2p.muxer import MuxerOptions
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
+from neuroshard.network.libp2p.relay_client import RelayClient
+from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
+from neuroshard.network.libp2p.relay_server import RelayServer
 from neuroshard.network.libp2p.requests import FRAME_PROTOCOL, RequestExchange
 from neuroshard.network.libp2p.transport import Libp2pTransport
 from neuroshard.network.libp2p.upgrading import NoiseUpgrader
@@ -56,8 +60,8 @@ async def running_network(
             node = _Node(identity, options, now, parts, tasks=tasks, listening=listening)
             async with background_trio_service(node.swarm), node.pooled():
                 tasks.start_soon(listening.serve, node.connections.accept)
-                tasks.start_soon(node.gossip.run)
-                tasks.start_soon(node.directory.run)
+                for work in node.background():
+                    tasks.start_soon(work)
                 try:
                     yield Network(node.transport, node.gossip, node.directory)
                 except Exception as error:
@@ -119,9 +123,26 @@ class _Node:
         )
         self.gossip = Libp2pGossip(self.connections, self.report, tasks, SystemRandom())
         self.directory = KademliaDirectory(self.transport, contacts, now=now, random=SystemRandom(), report=self.report)
+        self._relay_client = self._joined_relays(contacts)
+        self._relay_server = self._serving_relay(now)
         self.host.set_stream_handler(TProtocol(FRAME_PROTOCOL), self.transport.handle_stream)
         self.host.set_stream_handler(TProtocol(GOSSIP_PROTOCOL), self.gossip.handle_stream)
         self.swarm.register_notifee(PeerEvents(self._meet, self._part))
+
+    def _joined_relays(self, contacts: Contacts) -> RelayClient | None:
+        if not self._options.relay or self._options.is_local:
+            return None
+        client = RelayClient(self.swarm, self.connections, contacts)
+        self.host.set_stream_handler(TProtocol(STOP_PROTOCOL), client.handle_stream)
+        self.connections.relay = client
+        return client
+
+    def _serving_relay(self, now: Callable[[], float]) -> RelayServer | None:
+        if not self._options.serve_relay:
+            return None
+        server = RelayServer(self.connections, self._addresses, now)
+        self.host.set_stream_handler(TProtocol(HOP_PROTOCOL), server.handle_stream)
+        return server
 
     def report(self, peer: NodeId, reason: ScoreReason) -> None:
         """Change a peer's score; whoever is banned by it loses its connections."""
@@ -150,6 +171,13 @@ class _Node:
             self.transport.bulk = route
             yield
 
+    def background(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """What runs as long as the network does."""
+        yield self.gossip.run
+        yield self.directory.run
+        if self._relay_client is not None:
+            yield self._relay_client.run
+
     async def close(self) -> None:
         """End the transport and all connections."""
         await self.gossip.flush()
@@ -167,10 +195,13 @@ class _Node:
 
     def _part(self, peer: ID) -> None:
         self.gossip.part(NodeId(str(peer)))
+        if self._relay_server is not None:
+            self._relay_server.part(NodeId(str(peer)))
         self.swarm.forget(peer)
 
     def _is_welcome(self, peer: ID) -> bool:
         return not self._reputation.is_banned(NodeId(str(peer)))
 
     def _addresses(self) -> tuple[str, ...]:
-        return tuple(str(address) for address in self.host.get_addrs())
+        direct = tuple(str(address) for address in self.host.get_addrs())
+        return direct + (self._relay_client.addresses() if self._relay_client else ())

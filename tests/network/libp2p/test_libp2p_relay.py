@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import pytest
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status
+from libp2p_nodes import LOOPBACK, address_of, echo, identity, lives, nodes, run, until
+
+from neuroshard.network import Network, PeerUnreachableError
+from neuroshard.network.libp2p import NetworkOptions
+from neuroshard.network.libp2p.negotiation import confirm, proposal
+from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, bytes_of, encoded, received
+from neuroshard.status.snapshot import ConnectionKind
+from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
+
+
+@dataclass(frozen=True)
+class FarOptions(NetworkOptions):
+    """Loopback that is treated like the internet."""
+
+    @property
+    def is_local(self) -> bool:
+        return False
+
+
+FAR = FarOptions(host="127.0.0.1", lan_discovery=False, port_mapping=False, pool_port=None)
+RELAY = FarOptions(
+    host="127.0.0.1", lan_discovery=False, port_mapping=False, relay=False, serve_relay=True, pool_port=None
+)
+
+
+def circuits(network: Network) -> list[str]:
+    return [address for address in network.transport.addresses() if "/p2p-circuit/" in address]
+
+
+def kinds(network: Network) -> dict[str, ConnectionKind]:
+    return {connection.peer: connection.kind for connection in network.transport.connections()}
+
+
+@asynccontextmanager
+async def behind_a_relay() -> AsyncIterator[tuple[Network, Network, Network]]:
+    """A relay, a node that has a place there, and one that knows nobody."""
+    async with nodes(1, RELAY) as (relay,), nodes(2, FAR, first=2) as (hidden, other):
+        for network in (relay, hidden, other):
+            network.transport.serve("echo", echo, FrameLimits(max_body_bytes=1024 * 1024))
+        await hidden.transport.connect(address_of(relay))
+        await until(lambda: bool(circuits(hidden)))
+        yield relay, hidden, other
+
+
+def test_a_node_is_reached_through_a_relay_by_who_it_is() -> None:
+    async def scenario() -> None:
+        async with behind_a_relay() as (relay, hidden, other):
+            (address, *_) = circuits(hidden)
+            assert address == f"{address_of(relay)}/p2p-circuit/p2p/{hidden.transport.local_id}"
+            assert await other.transport.connect(address) == hidden.transport.local_id
+            assert kinds(other) == {
+                relay.transport.local_id: ConnectionKind.DIRECT,
+                hidden.transport.local_id: ConnectionKind.RELAYED,
+            }
+            assert kinds(hidden)[other.transport.local_id] is ConnectionKind.RELAYED
+            await lives_over(other, hidden)
+            await lives_over(hidden, other)
+            body = (TensorPart(TensorSpec("x", "uint8", (300_000,)), bytes(300_000)),)
+            reply = await other.transport.request(
+                hidden.transport.local_id,
+                Frame("echo", {}, body),
+                reply=FrameLimits(max_body_bytes=1024 * 1024),
+                timeout_seconds=20,
+            )
+            assert len(reply.tensors[0].data) == 300_000
+            other.gossip.subscribe("t", lambda *_: True)
+            heard = hidden.gossip.subscribe("t", lambda *_: True)
+            await until(lambda: bool(hidden.gossip.router._topics) and len(other.gossip.router._peers) == 2)
+            await anyio.sleep(1.5)
+            await other.gossip.publish("t", b"through the relay")
+            with anyio.fail_after(5):
+                assert await heard.receive() == b"through the relay"
+
+    run(scenario)
+
+
+async def lives_over(asker: Network, asked: Network) -> None:
+    reply = await asker.transport.request(asked.transport.local_id, Frame("echo", {"x": 1}), timeout_seconds=10)
+    assert reply.header == {"x": 1}
+
+
+def test_a_relay_brings_nobody_to_whom_it_was_not_asked_for() -> None:
+    async def scenario() -> None:
+        async with behind_a_relay() as (relay, hidden, other):
+            stranger = identity(30).node_id
+            with pytest.raises(PeerUnreachableError, match="204"):  # NO_RESERVATION
+                await other.transport.connect(f"{address_of(relay)}/p2p-circuit/p2p/{stranger}")
+            async with nodes(1, LOOPBACK, first=5) as (local,):
+                with pytest.raises(PeerUnreachableError, match="switched off"):
+                    await local.transport.connect(circuits(hidden)[0])
+            async with nodes(1, FAR, first=6) as (impostor,):
+                await impostor.transport.connect(address_of(relay))
+                await until(lambda: bool(circuits(impostor)))
+                wrong = circuits(impostor)[0].replace(impostor.transport.local_id, hidden.transport.local_id)
+                assert await other.transport.connect(wrong) == hidden.transport.local_id  # its name leads to it alone
+            assert stranger not in kinds(other)
+
+    run(scenario)
+
+
+def test_when_the_relay_ends_so_do_its_circuits_and_addresses() -> None:
+    async def scenario() -> None:
+        async with nodes(2, FAR, first=2) as (hidden, other):
+            async with nodes(1, RELAY) as (relay,):
+                await hidden.transport.connect(address_of(relay))
+                await until(lambda: bool(circuits(hidden)))
+                await other.transport.connect(circuits(hidden)[0])
+            await until(lambda: kinds(other) == {} and kinds(hidden) == {})
+            await until(lambda: circuits(hidden) == [])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (encoded(HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=b"x" * 40))), Status.NO_RESERVATION),
+        (encoded(HopMessage(type=HopMessage.STATUS)), Status.UNEXPECTED_MESSAGE),
+        (encoded(HopMessage(type=HopMessage.CONNECT)), None),
+        (b"\xff\xff\xff\xff", None),
+        (b"\x20" + b"\xff" * 32, None),
+        (b"\xff\x7f", None),
+    ],
+)
+def test_a_relay_survives_whatever_it_is_told(said: bytes, status: Status.ValueType | None) -> None:
+    async def scenario() -> None:
+        async with behind_a_relay() as (relay, hidden, other):
+            await other.transport.connect(address_of(relay))
+            muxer = other.transport._connections.of(relay.transport.local_id)
+            stream = await muxer.open_stream()
+            await stream.write(proposal(HOP_PROTOCOL) + said, is_last=True)
+            with anyio.fail_after(10):
+                if status is None:
+                    await stream.wait_reset()
+                else:
+                    await confirm(stream, HOP_PROTOCOL)
+                    assert (await received(stream, HopMessage())).status == status
+            await lives(other, relay)
+            await other.transport.connect(circuits(hidden)[0])
+
+    run(scenario)
+
+
+def test_a_relay_gives_each_node_only_so_many_circuits() -> None:
+    async def scenario() -> None:
+        async with behind_a_relay() as (relay, hidden, other):
+            await other.transport.connect(address_of(relay))
+            muxer = other.transport._connections.of(relay.transport.local_id)
+            question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=bytes_of(hidden.transport.local_id)))
+            answers = []
+            for _ in range(28):
+                stream = await muxer.open_stream()
+                await stream.write(proposal(HOP_PROTOCOL) + encoded(question))
+                with anyio.fail_after(10):
+                    await confirm(stream, HOP_PROTOCOL)
+                    answers.append((await received(stream, HopMessage())).status)
+            assert answers[0] == Status.OK
+            assert answers[-1] == Status.RESOURCE_LIMIT_EXCEEDED
+            assert answers.count(Status.OK) <= 24
+            await lives(hidden, relay)
+
+    run(scenario)
