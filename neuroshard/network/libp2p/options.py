@@ -18,8 +18,8 @@ class NetworkOptions:
     host: str = "0.0.0.0"  # noqa: S104 - others are to reach this node
     port: int = 0  # 0: any free one
     pool_port: int | None = 0  # of the direct connections for tensors; None: tensors go over libp2p as well
-    lan_discovery: bool = True
-    port_mapping: bool = True
+    lan_discovery: bool = True  # done by network/nearby.py, beside libp2p
+    port_mapping: bool = True  # done by network/port_mapping.py, beside libp2p
     relay: bool = True  # be reached through relays, and try to get a direct connection from there
     serve_relay: bool = False
     upload_bytes_per_second: float | None = None
