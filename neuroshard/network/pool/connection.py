@@ -128,7 +128,7 @@ class Connection:
         self.wake()
 
     async def _write(self) -> None:
-        while True:
+        while not self.is_closed:
             if self._answers:
                 data = b"".join(self._answers)
                 self._answers.clear()
@@ -137,6 +137,7 @@ class Connection:
                 await self._send(packet)
             else:
                 await self._work.park()
+        raise ConnectionLostError("it was closed here")
 
     async def _send(self, packet: OutgoingPacket) -> None:
         await self._pacer.spend(packet.byte_count)

@@ -202,7 +202,8 @@ class PeerLink:
 
     def _close_superfluous(self, wanted: int, now: float) -> None:
         surplus = self.connection_count - wanted
-        idle = [c for c in self._connections.values() if now - c.idle_since >= IDLE_SECONDS]
+        idle_seconds = min(IDLE_SECONDS, self._shared.options.idle_seconds)
+        idle = [c for c in self._connections.values() if now - c.idle_since >= idle_seconds]
         for connection in [c for c in idle if c.number in self._dialled][: max(0, surplus)]:
             connection.close(ConnectionLostError("it is not needed"))
         for connection in idle:  # whoever dialled should have closed it long ago

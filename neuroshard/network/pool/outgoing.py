@@ -86,9 +86,12 @@ class OutgoingTransfer:
         Also the peer's answers may have been on it, so this holds for every transfer that was offered.
         """
         self._offered_over = None
-        lost = self._sent_over.pop(connection, None)
-        if lost is not None:
-            self._uncertain = lost if self._uncertain is None else _union(self._uncertain, lost)
+        # what was sent before the peer answered may have been dropped there, over whichever connection it went
+        lost = (connection,) if self._may_send else tuple(self._sent_over)
+        for number in lost:
+            masks = self._sent_over.pop(number, None)
+            if masks is not None:
+                self._uncertain = masks if self._uncertain is None else _union(self._uncertain, masks)
 
     def wait(self) -> None:
         """The peer knows of it but has no memory yet."""
