@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from neuroshard.errors import NetworkRefusedError, NeuroShardError
 from neuroshard.network import Network
@@ -25,7 +25,7 @@ WANTED_CONNECTIONS = 8
 DIALS_AT_ONCE = 4
 DIAL_SECONDS = 20.0
 LOOK_SECONDS = 1.0
-REMEMBER_SECONDS = 60.0
+REMEMBER_SECONDS = 5.0  # a node that is killed soon after its start shall find the others again
 SLEPT_SECONDS = 30.0  # a look that comes this much too late by the calendar: the computer slept
 
 NetworkOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[Network]]
@@ -108,20 +108,34 @@ class Networking:
         return NetworkState.ALONE, self._why_alone()
 
     async def _live(self) -> None:
-        """One network, from its start to its end."""
-        assert self._open is not None
-        async with self._open() as network:
+        """One network, from its start to its end. It outlives those who use it, so that they can say good-bye."""
+        leave = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            network = cast("Network", await tasks.start(self._hold, leave))
             self._network, self._failure, self._was_up = network, "", True
             log.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")
             self._wake()
             try:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._keep_dialling, network)
-                    tasks.start_soon(self._keep_remembering)
-                    await self._start_works(network, tasks)
+                await self._use(network)
             finally:
                 self._network = None
+                leave.set()
                 remember_addresses(self._peers_file, self.book.working())
+
+    async def _hold(self, leave: anyio.Event, *, task_status: TaskStatus[Network]) -> None:
+        """Keep one network open until it is to be left; once open, cancelling this node does not reach it."""
+        assert self._open is not None
+        with anyio.CancelScope() as scope:
+            async with self._open() as network:
+                scope.shield = True
+                task_status.started(network)
+                await leave.wait()
+
+    async def _use(self, network: Network) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_dialling, network)
+            tasks.start_soon(self._keep_remembering)
+            await self._start_works(network, tasks)
 
     async def _start_works(self, network: Network, tasks: TaskGroup) -> None:
         """Begin what was attached, and what will be."""
@@ -174,9 +188,13 @@ class Networking:
             dialling.discard(address.text)
 
     async def _keep_remembering(self) -> None:
+        remembered: tuple[str, ...] = ()
         while True:
             await anyio.sleep(REMEMBER_SECONDS)
-            remember_addresses(self._peers_file, self.book.working())
+            working = self.book.working()
+            if working != remembered:
+                remember_addresses(self._peers_file, working)
+                remembered = working
 
     def _tell_failure(self, reason: str, seconds: float) -> None:
         self._failure = f"{reason} Trying again in {seconds:.0f} s."

@@ -1,0 +1,161 @@
+"""The life of a node's network: whom it dials, what it remembers, and how it ends; over libp2p on loopback."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import trio
+
+from neuroshard.config.settings import Settings
+from neuroshard.errors import NetworkRefusedError
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.network import Network
+from neuroshard.node import networking
+from neuroshard.node.networking import Networking, NetworkOpener
+from neuroshard.node.society import libp2p_opener
+
+TOPIC = "test"
+LONGEST_SECONDS = 40
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        with anyio.fail_after(LONGEST_SECONDS):
+            await main()
+
+    trio.run(limited)
+
+
+def identity(number: int) -> NodeIdentity:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number]) * 32))
+    key = NodeKey.from_seed(bytes([number]) * 32)
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, expires_at=1e11))
+
+
+def opener(number: int, port: int = 0) -> NetworkOpener:
+    return libp2p_opener(Settings(p2p_host="127.0.0.1", p2p_port=port), identity(number))
+
+
+def node(number: int, folder: Path, *given: str, port: int = 0) -> Networking:
+    file = folder / f"peers-{number}.json"
+    return Networking(identity(number).node_id, opener(number, port), peers_file=file, given=given, loopback_only=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await anyio.sleep(0.02)
+
+
+def connected(one: Networking) -> int:
+    return 0 if one.current is None else len(one.current.transport.connections())
+
+
+@asynccontextmanager
+async def running(one: Networking) -> AsyncGenerator[Network]:
+    """Run it as a node does: cancelled at the end."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.run)
+        yield await one.up()
+        tasks.cancel_scope.cancel()
+
+
+async def say_goodbye(network: Network) -> None:
+    subscription = network.gossip.subscribe(TOPIC, lambda *_: True)
+    try:
+        await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            subscription.close()
+            await network.gossip.publish(TOPIC, b"good-bye")
+
+
+def test_the_last_words_of_a_cancelled_node_arrive(tmp_path: Path) -> None:
+    async def main() -> None:
+        first = node(1, tmp_path)
+        async with running(first) as network:
+            heard = network.gossip.subscribe(TOPIC, lambda *_: True)
+            second = node(2, tmp_path, network.transport.addresses()[0])
+            second.attach(say_goodbye)
+            async with running(second):
+                await until(lambda: connected(first) == 1)
+                await anyio.sleep(1)  # gossip gets acquainted once a second
+            assert second.current is None
+            with anyio.fail_after(5):
+                assert await heard.receive() == b"good-bye"
+            await until(lambda: connected(first) == 0)
+
+    run(main)
+
+
+def test_given_peers_are_dialled_again_whatever_else_is_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networking, "WANTED_CONNECTIONS", 1)
+
+    async def main() -> None:
+        async with running(node(1, tmp_path)) as other:
+            seed = node(2, tmp_path)
+            async with running(seed) as network:
+                address = network.transport.addresses()[0]
+            port = int(address.split("/")[4])
+            one = node(3, tmp_path, address)
+            one.book.add([other.transport.addresses()[0]])
+            async with running(one):
+                await until(lambda: connected(one) == 1)
+                for _ in range(2):
+                    async with running(node(2, tmp_path, port=port)):
+                        await until(lambda: connected(one) == 2)
+                    await until(lambda: connected(one) == 1)
+                stranger = node(4, tmp_path)
+                async with running(stranger) as network:
+                    one.book.add(network.transport.addresses())
+                    await anyio.sleep(2.5)  # two looks at the book
+                    assert connected(stranger) == 0
+
+    run(main)
+
+
+def test_addresses_that_work_are_remembered_soon_and_over_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networking, "REMEMBER_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with running(node(1, tmp_path)) as network:
+            address = network.transport.addresses()[0]
+            file = tmp_path / "peers-2.json"
+            async with running(node(2, tmp_path, address)):
+                await until(lambda: file.exists() and address in json.loads(file.read_bytes()))
+                kept = file.read_bytes()
+            file.write_bytes(kept)  # as a power cut left it
+            again = node(2, tmp_path)
+            async with running(again):
+                await until(lambda: connected(again) == 1)
+
+    run(main)
+
+
+def test_who_must_open_ends_with_what_refused_it_and_others_try_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        async with running(node(1, tmp_path)) as network:
+            port = int(network.transport.addresses()[0].split("/")[4])
+            with pytest.raises(NetworkRefusedError, match=str(port)):
+                await node(2, tmp_path, port=port).run(must_open=True)
+            patient = node(2, tmp_path, port=port)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(patient.run)
+                await until(lambda: patient.state()[0] == "failed")
+                assert str(port) in patient.state()[1]
+                tasks.cancel_scope.cancel()
+
+    run(main)
