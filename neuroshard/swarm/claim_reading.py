@@ -35,6 +35,7 @@ class Refusal:
     reason: ScoreReason | None  # None: nobody's fault
     culprit: NodeId | None = None  # None: whoever brought it
     is_other_run: bool = False
+    is_repetition: bool = False  # heard just before, in the very same bytes
 
 
 @dataclass(frozen=True)

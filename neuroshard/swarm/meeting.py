@@ -24,8 +24,8 @@ WANTED_ACQUAINTANCES = 16  # greeted peers; the others are known by their report
 GREETINGS_AT_ONCE = 8
 LOOK_SECONDS = 0.5  # for new connections
 GREET_AGAIN_SECONDS = 600.0  # what was said may have changed
-REFUSED_SECONDS = 300.0
-UNREACHABLE_SECONDS = 10.0
+FIRST_RETRY_SECONDS = 5.0  # after a hello that failed; a node that has just begun may not answer yet
+LONGEST_RETRY_SECONDS = 300.0
 ANNOUNCE_SECONDS = 600.0
 DIRECTORY_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)  # between looks into it; then always the last
 MOST_RECORDS = 64
@@ -41,6 +41,7 @@ class Acquaintances:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._due: dict[NodeId, float] = {}
+        self._failures: dict[NodeId, int] = {}
         self._known: set[NodeId] = set()
 
     def next_to_greet(self, connected: set[NodeId], now: float) -> list[NodeId]:
@@ -49,18 +50,28 @@ class Acquaintances:
         Who is connected no more is forgotten, so that it is greeted at once when it comes back.
         """
         self._due = {peer: due for peer, due in self._due.items() if peer in connected}
+        self._failures = {peer: failures for peer, failures in self._failures.items() if peer in connected}
         self._known &= connected
         strangers = sorted(peer for peer in connected if self._due.get(peer, now) <= now)
         missing = max(0, WANTED_ACQUAINTANCES - len(self._known.difference(strangers)))
         return self._random.sample(strangers, min(len(strangers), missing, GREETINGS_AT_ONCE))
 
-    def note(self, peer: NodeId, due: float, *, is_known: bool) -> None:
-        """How a greeting went, and when the next may follow."""
-        self._due[peer] = due
-        if is_known:
-            self._known.add(peer)
-        else:
-            self._known.discard(peer)
+    def note_begun(self, peer: NodeId) -> None:
+        """A greeting is under way: the peer counts as known until it is clear how that goes."""
+        self._due[peer] = inf
+        self._known.add(peer)
+
+    def note_success(self, peer: NodeId, now: float) -> None:
+        """The peer is known, and greeted again after a while."""
+        self._due[peer] = now + GREET_AGAIN_SECONDS
+        self._failures.pop(peer, None)
+        self._known.add(peer)
+
+    def note_failure(self, peer: NodeId, now: float) -> None:
+        """The peer did not answer or refused: the next try comes later each time."""
+        failures = self._failures[peer] = self._failures.get(peer, 0) + 1
+        self._due[peer] = now + min(FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_RETRY_SECONDS)
+        self._known.discard(peer)
 
 
 class Meeting:
@@ -91,7 +102,7 @@ class Meeting:
                 connected = {connection.peer for connection in network.transport.connections()}
                 allowed = {peer for peer in connected if not network.reputation.is_banned(peer)}
                 for peer in acquaintances.next_to_greet(allowed, anyio.current_time()):
-                    acquaintances.note(peer, inf, is_known=True)  # until it is clear how that goes
+                    acquaintances.note_begun(peer)
                     tasks.start_soon(self._greet, network, peer, acquaintances)
                 await anyio.sleep(LOOK_SECONDS)
 
@@ -115,12 +126,12 @@ class Meeting:
             addresses = await self._greeter.greet(network, peer)
         except (PeerRefusedError, HelloRefusedError, WireError) as error:
             _LOG.info("Node %s is not met: %s", peer, error)
-            acquaintances.note(peer, anyio.current_time() + REFUSED_SECONDS, is_known=False)
+            acquaintances.note_failure(peer, anyio.current_time())
         except PeerUnreachableError as error:
             _LOG.debug("Node %s does not answer a hello: %s", peer, error)
-            acquaintances.note(peer, anyio.current_time() + UNREACHABLE_SECONDS, is_known=False)
+            acquaintances.note_failure(peer, anyio.current_time())
         else:
-            acquaintances.note(peer, anyio.current_time() + GREET_AGAIN_SECONDS, is_known=True)
+            acquaintances.note_success(peer, anyio.current_time())
             self._learned(addresses)
 
     async def _look_around(self, network: Network) -> None:

@@ -82,15 +82,15 @@ async def world() -> AsyncIterator[World]:
             tasks.cancel_scope.cancel()
 
 
-def test_a_newcomer_is_known_by_forty_others_and_knows_them_within_three_seconds() -> None:
+def test_a_newcomer_is_known_by_all_others_and_knows_them_within_three_seconds() -> None:
     async def scenario() -> None:
         async with world() as w:
-            others = w.start(40)
-            await anyio.sleep(50)
+            others = w.start(25)
+            await anyio.sleep(20)
             (newcomer,) = w.start()
             newcomer.steps = 5
             await anyio.sleep(3)
-            assert sum(newcomer.node_id in other.knows() for other in others) == 40
+            assert sum(newcomer.node_id in other.knows() for other in others) == 25
             assert len(newcomer.knows()) >= WANTED_ACQUAINTANCES  # by hello; the rest by their reports
             await anyio.sleep(12)
             assert w.all_know_all(w.nodes)
@@ -124,7 +124,7 @@ def test_two_runs_on_one_network_do_not_mix_and_nobody_is_banned() -> None:
     async def scenario() -> None:
         async with world() as w:
             ours, theirs = w.start(6), w.start(6, OTHER_RUN)
-            await anyio.sleep(900)
+            await anyio.sleep(330)
             assert w.all_know_all(ours)
             assert w.all_know_all(theirs)
             for node in w.nodes:
@@ -148,7 +148,7 @@ def test_everybody_is_found_in_the_directory_and_news_are_announced() -> None:
             records = [SignedClaim.decode(record) for record in await directory.find(namespace)]
             versions = {claim.delegation.node_id: claim.payload["version"] for claim in records}  # type: ignore[index, call-overload]
             assert versions[nodes[0].node_id] == "0.3.0"
-            await anyio.sleep(3 * 3600)
+            await anyio.sleep(4000)
             assert len(await directory.find(namespace)) == 4  # announced again before they are too old
             assert {f"/memory/p2p/{node.node_id}" for node in nodes[1:]} <= nodes[0].learned
 
@@ -246,13 +246,20 @@ def test_acquaintances_are_few_chosen_by_chance_and_greeted_again_after_they_wer
         assert not greeted & set(chosen)
         greeted.update(chosen)
         for peer in chosen:
-            acquaintances.note(peer, 1000.0, is_known=True)
+            acquaintances.note_begun(peer)
+            acquaintances.note_success(peer, float(look))
     assert len(greeted) == WANTED_ACQUAINTANCES
     gone = next(iter(greeted))
     assert acquaintances.next_to_greet(connected - {gone}, 20.0) != []  # one is missing now
     assert len(acquaintances.next_to_greet({gone}, 21.0)) == 1
     assert len(acquaintances.next_to_greet(connected, 2000.0)) > 0
     refusing = Acquaintances(Random(1))
-    refusing.note(gone, 300.0, is_known=False)
-    assert refusing.next_to_greet({gone}, 299.0) == []
-    assert refusing.next_to_greet({gone}, 300.0) == [gone]
+    tries, now = [0.0], 0.0
+    while now < 1000:
+        if refusing.next_to_greet({gone}, now):
+            refusing.note_begun(gone)
+            assert refusing.next_to_greet({gone}, now) == []
+            refusing.note_failure(gone, now)
+            tries.append(now)
+        now += 1.0
+    assert tries[1:] == [0, 5, 15, 35, 75, 155, 315, 615, 915]
