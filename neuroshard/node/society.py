@@ -11,6 +11,9 @@ from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
 from neuroshard.network import Connection, Network, Reputation
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.network.nearby import Nearby
+from neuroshard.network.port_mapping import PortMapping
+from neuroshard.network.upnp_router import find_upnp_router
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.networking import Networking, NetworkOpener
 from neuroshard.node.run_choice import RunFinder
@@ -50,6 +53,7 @@ class Society:
     served: RunOffer | None = None
     participant: Participant | None = None
     traffic: TrafficMeter = field(default_factory=TrafficMeter)
+    port_mapping: PortMapping | None = None
 
     @classmethod
     def of(
@@ -77,6 +81,8 @@ class Society:
         exchange = RunExchange(RunShelf(find, stored.keep), now=now)
         society = cls(identity, settings, networking, exchange, RunFinder(settings, exchange, networking), now)
         networking.attach(exchange.live)
+        if open_network is None and not ip_address(settings.p2p_host).is_loopback:
+            society._use_surroundings()
         return society
 
     def serve(self, offer: RunOffer, layers: LayerRange, status: Callable[[], NodeStatus], *, is_shared: bool) -> None:
@@ -88,11 +94,9 @@ class Society:
             return own_report(status(), offer.run_id)
 
         def announcement() -> Announcement:
-            network = self.networking.current
-            addresses = () if network is None else network.transport.addresses()
             version = offer.parameters.version
             return own_announcement(
-                status(), offer.run_id, parameters_version=version, layers=layers, addresses=addresses
+                status(), offer.run_id, parameters_version=version, layers=layers, addresses=self.addresses()
             )
 
         self.participant = Participant(
@@ -116,6 +120,21 @@ class Society:
             swarm,
         )
 
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs at which others may reach this node now, the one that leads furthest first."""
+        network = self.networking.current
+        outside = None if self.port_mapping is None else self.port_mapping.external_address()
+        own = () if network is None else network.transport.addresses()
+        return own if outside is None else (outside, *own)
+
+    def _use_surroundings(self) -> None:
+        """Let nodes on the local network find this one, and ask the router for a port, as the owner wants."""
+        if self.settings.lan_discovery:
+            self.networking.attach(Nearby(self.identity.node_id, self.networking.book.add).live)
+        if self.settings.port_mapping:
+            self.port_mapping = PortMapping(self.identity.node_id, find_upnp_router)
+            self.networking.attach(self.port_mapping.live)
+
     @property
     def clock_warning(self) -> str | None:
         """What to tell the owner when this computer's clock is wrong by the others' word; None while it is fine."""
@@ -125,7 +144,7 @@ class Society:
         self, network: Network | None, connections: Sequence[Connection], traffic: Traffic, genesis: str
     ) -> NetworkStatus:
         state, explanation = self.networking.state()
-        addresses = () if network is None else network.transport.addresses()
+        addresses = self.addresses()
         upload = self.settings.max_upload
         return NetworkStatus(
             state=state,

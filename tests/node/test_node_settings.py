@@ -26,6 +26,7 @@ def test_flags_win_over_variables_and_those_over_the_file(tmp_path: Path, small_
     data_dir.mkdir()
     (data_dir / "config.toml").write_text("port = 1\nmemory = 1500\ninner_steps = 9\nmax_storage = 77\n")
     variables = {"NEUROSHARD_TOKEN": TOKEN, "NEUROSHARD_PORT": str(port), "NEUROSHARD_MEMORY": "1000"}
+    variables["NEUROSHARD_P2P_HOST"] = "127.0.0.1"  # nothing leaves this computer
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
     command = [sys.executable, "-m", "neuroshard", "--headless", "--data-dir", str(data_dir), "--memory", "500"]
     process = subprocess.Popen(

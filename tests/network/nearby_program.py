@@ -1,0 +1,97 @@
+"""Programs that tests start inside a network namespace: `nearby_program.py WHAT NUMBER [ADDRESS]`.
+
+Each prints JSON lines and ends with its standard input; its last line tells what it left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import anyio
+import psutil
+import trio
+from made_identity import identity
+from network_of_addresses import network_at
+
+from neuroshard.config.settings import Settings
+from neuroshard.network.nearby import Nearby
+from neuroshard.network.port_mapping import PortMapping
+from neuroshard.network.upnp_router import find_upnp_router
+
+
+def say(**said: object) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+
+
+async def nearby(number: int, host: str) -> None:
+    """Only the finding of others, for a node that says it listens at port 4000 + its number."""
+    node_id = identity(number).node_id
+
+    def tell(addresses: Iterable[str]) -> None:
+        for address in addresses:
+            say(found=address)
+
+    network = network_at(node_id, f"/ip4/{host}/tcp/{4000 + number}/p2p/{node_id}")
+    await Nearby(node_id, tell).live(network)
+
+
+async def node(number: int, host: str) -> None:
+    """A whole node's network; `host` as --p2p-host."""
+    from neuroshard.node.society import Society
+
+    with tempfile.TemporaryDirectory() as folder:
+        society = Society.of(Settings(data_dir=Path(folder), p2p_host=host), identity(number))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(society.networking.run)
+            network = await society.networking.up()
+            say(addresses=society.addresses())
+            while not network.transport.connections():
+                await anyio.sleep(0.05)
+            say(met=[connection.peer for connection in network.transport.connections()])
+
+
+async def mapping(number: int, host: str) -> None:
+    """Only the asking of the router."""
+    node_id = identity(number).node_id
+    mapped = PortMapping(node_id, find_upnp_router)
+    network = network_at(node_id, f"/ip4/{host}/tcp/{4000 + number}/p2p/{node_id}")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(mapped.live, network)
+        while mapped.external_address() is None:
+            await anyio.sleep(0.05)
+        say(address=mapped.external_address())
+
+
+async def until_input_ends(work: Callable[[], Awaitable[None]]) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        say(started=True)
+        while await trio.lowlevel.wait_readable(sys.stdin) is None and sys.stdin.read(1):
+            pass
+        tasks.cancel_scope.cancel()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    what, number, host = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    work = {"nearby": nearby, "node": node, "mapping": mapping}[what]
+
+    async def chosen() -> None:
+        await work(number, host)
+
+    process = psutil.Process()
+    before = {thread.name for thread in threading.enumerate()}
+    trio.run(until_input_ends, chosen)
+    left = [thread.name for thread in threading.enumerate() if thread.name not in before]
+    say(threads=[name for name in left if not name.startswith("Trio thread")], sockets=len(process.net_connections()))
+
+
+if __name__ == "__main__":
+    main()

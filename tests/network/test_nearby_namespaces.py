@@ -1,0 +1,89 @@
+"""Real multicast between two computers that have no way out."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from made_identity import identity
+from namespaces import FAR, NEAR, Program, local_network
+
+PROGRAM = Path(__file__).with_name("nearby_program.py")
+CLEAN = {"threads": [], "sockets": 0}
+
+
+def said(program: Program, key: str) -> Any:
+    """What the next line with this key says."""
+    while True:
+        line = json.loads(program.line())
+        if key in line:
+            return line[key]
+
+
+def address(number: int, host: str) -> str:
+    return f"/ip4/{host}/tcp/{4000 + number}/p2p/{identity(number).node_id}"
+
+
+def test_computers_on_one_network_find_each_other_whoever_comes_first() -> None:
+    with local_network() as (near, far), near.start(PROGRAM, "nearby", 1, NEAR) as first:
+        assert said(first, "started")
+        time.sleep(4.0)  # the first one's introduction is over and nobody heard it
+        quiet = near.packets_sent()
+        with far.start(PROGRAM, "nearby", 2, FAR) as second:
+            assert said(second, "started")
+            started = time.monotonic()
+            assert said(second, "found") == address(1, NEAR)
+            assert said(first, "found") == address(2, FAR)
+            assert time.monotonic() - started < 5
+            assert near.packets_sent() - quiet <= 12
+            assert json.loads(second.end()[-1]) == CLEAN
+        assert json.loads(first.end()[-1]) == CLEAN
+
+
+def test_two_nodes_on_one_computer_find_each_other() -> None:
+    with (
+        local_network() as (near, _),
+        near.start(PROGRAM, "nearby", 1, NEAR) as first,
+        near.start(PROGRAM, "nearby", 2, NEAR) as second,
+    ):
+        assert said(first, "found") == address(2, NEAR)
+        assert said(second, "found") == address(1, NEAR)
+
+
+def test_a_node_is_quiet_between_its_introduction_and_its_good_bye() -> None:
+    with local_network() as (near, _), near.start(PROGRAM, "nearby", 1, NEAR) as node:
+        assert said(node, "started")
+        time.sleep(5.0)
+        introduced = near.packets_sent()
+        assert 3 <= introduced <= 10
+        time.sleep(8.0)
+        assert near.packets_sent() == introduced
+        node.end()
+        assert introduced < near.packets_sent() <= introduced + 4  # good-bye, and leaving the multicast group
+
+
+def test_whole_nodes_meet_with_no_other_configuration() -> None:
+    with (
+        local_network() as (near, far),
+        near.start(PROGRAM, "node", 1, "0.0.0.0") as first,
+        far.start(PROGRAM, "node", 2, "0.0.0.0") as second,
+    ):
+        assert said(first, "addresses")[0].startswith(f"/ip4/{NEAR}/")
+        assert said(second, "addresses")[0].startswith(f"/ip4/{FAR}/")
+        both_up = time.monotonic()
+        assert said(first, "met") == [identity(2).node_id]
+        assert said(second, "met") == [identity(1).node_id]
+        assert time.monotonic() - both_up < 8
+
+
+def test_a_node_on_loopback_sends_nothing_to_others() -> None:
+    with local_network() as (near, _), near.start(PROGRAM, "node", 1, "127.0.0.1") as node:
+        before = near.packets_sent()
+        assert said(node, "addresses")[0].startswith("/ip4/127.0.0.1/")
+        time.sleep(5.0)
+        sockets = near.run("cat", "/proc/net/udp").splitlines()[1:]
+        assert sockets == []
+        node.end()
+        assert near.packets_sent() == before
