@@ -37,7 +37,8 @@ from neuroshard.status.snapshot import DataStatus, MemoryStatus, ModelStatus, No
 from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.generation import TextGenerator
-from neuroshard.training.loop import Trainer, TrainerParts
+from neuroshard.training.loop import Trainer
+from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.types import LayerRange
 
@@ -321,11 +322,9 @@ class Assembly:
     ) -> Trainer:
         parts = TrainerParts(
             parameters=run.parameters,
-            compute=compute,
-            executor=live.stage.executor,
-            route=(LocalHop(compute, live.stage.executor),),
-            feed=feed,
+            service=live.service,
             outer=live.outer,
+            driving=Driving(self._identity.node_id, feed, (LocalHop(live.service),)),
             saver=live.saver,
             generator=TextGenerator(compute, live.stage.executor.model, tokenizer),
         )

@@ -19,6 +19,7 @@ from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.saving import Saver
+from neuroshard.training.stage_service import StageService
 from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class LiveStage:
     """A stage with what it needs to synchronise and to be saved."""
 
     stage: Stage
+    service: StageService
     outer: OuterSync
     saver: Saver
 
@@ -75,6 +77,12 @@ async def bring_up_stage(
         log.info("Precision %s: bf16 would be %.2f times as fast.", stage.probe.chosen.value, stage.probe.gain)
     if stage.is_restored:
         log.info("Going on at step %s.", f"{stage.record.progress.steps:,}")
+    service = StageService(
+        compute,
+        stage.executor,
+        sequences_per_step=run.parameters.sequences_per_step,
+        batch_size=run.parameters.batch_size,
+    )
     model = stage.executor.model
     rounds = StageRounds(run.run_id, 0, TensorSchema.of(model).sha256, run.parameters.outer)
     outer = OuterSync(
@@ -93,4 +101,4 @@ async def bring_up_stage(
         outer=outer,
         staging=stage.staging,
     )
-    return LiveStage(stage, outer, saver)
+    return LiveStage(stage, service, outer, saver)

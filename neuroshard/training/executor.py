@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
-from typing import NewType, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from neuroshard.errors import NeuroShardError
 from neuroshard.model.transformer import StageModel
 from neuroshard.training.precision import Precision, autocast
-
-SessionId = NewType("SessionId", int)
-
-MAX_SESSIONS = 8  # microbatches between their forward and backward pass; each holds its activations
-
-
-class SessionError(NeuroShardError):
-    """A microbatch this stage does not know, knows already, or has no room for; or a gradient it must refuse."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +24,11 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class _Session:
+class OpenMicrobatch:
+    """A microbatch between its forward and its backward pass."""
+
     inputs: Tensor  # a leaf that collects the activation gradient, or token ids in the first stage
-    output: Tensor  # activations (b, t, d), or the summed loss in the last stage
+    output: Tensor  # activations (b, t, d); without a graph when the forward pass is to be recomputed
 
 
 class StageExecutor:
@@ -50,67 +43,44 @@ class StageExecutor:
         optimizer: torch.optim.AdamW,
         device: torch.device,
         precision: Precision = Precision.FP32,
-        max_sessions: int = MAX_SESSIONS,
+        *,
+        recompute: bool = False,
     ) -> None:
+        """`recompute` keeps only the inputs of an open microbatch: less memory for a third more work."""
         self.model = model
         self.optimizer = optimizer
         self.device = device  # where it computes; while suspended the tensors are on the CPU
         self.precision = precision
-        self._max_sessions = max_sessions
-        self._sessions: dict[SessionId, _Session] = {}
+        self.recompute = recompute
         self._loss_sums: list[Tensor] = []
 
-    def forward(self, session: SessionId, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Token ids (b, t) or activations (b, t, d) -> activations, or the summed loss when labels (b, t) are given.
+    def forward(self, inputs: Tensor) -> OpenMicrobatch:
+        """Token ids (b, t) or activations (b, t, d) -> activations, with what the backward pass needs."""
+        leaf = self._leaf(inputs)
+        with torch.set_grad_enabled(not self.recompute):
+            return OpenMicrobatch(leaf, self._activations(leaf))
 
-        What comes out is detached. Raises SessionError for a session in use or a full table.
+    def backward(self, opened: OpenMicrobatch, gradient: Tensor) -> Tensor | None:
+        """Accumulate parameter gradients; returns the gradient of the inputs (b, t, d), None from the first stage.
+
+        `gradient` is that of the output. Uses the microbatch up; the weights must be those of its forward pass.
         """
-        if session in self._sessions:
-            raise SessionError(f"Microbatch {session} is already open.")
-        if len(self._sessions) >= self._max_sessions:
-            raise SessionError(f"{self._max_sessions} microbatches are open already.", "Try again when one has ended.")
-        inputs = inputs.to(self.device)
-        if not self.model.is_first:
-            inputs = inputs.detach().requires_grad_()
-        with autocast(self.device, self.precision):
-            output = self._outputs(inputs)
-            if labels is not None:
-                output = self.model.loss_sum(output, labels.to(self.device))
-        self._sessions[session] = _Session(inputs, output)
-        if labels is not None:
-            self._loss_sums.append(output.detach())
-        return output.detach()
-
-    def backward(self, session: SessionId, gradient: Tensor | None = None) -> Tensor | None:
-        """Accumulate parameter gradients and close the session; returns the gradient of its inputs (b, t, d).
-
-        `gradient` is that of the session's output, None after the loss; the first stage returns None. Raises
-        SessionError for an unknown session or a gradient of another shape or with non-finite values.
-        """
-        opened = self._sessions.get(session)
-        if opened is None:
-            raise SessionError(f"Microbatch {session} is not open.")
-        if gradient is not None:
-            gradient = gradient.to(self.device)
-            if gradient.shape != opened.output.shape:
-                raise SessionError(f"A gradient of shape {tuple(gradient.shape)} was sent for {opened.output.shape}.")
-            if not bool(torch.isfinite(gradient).all()):
-                raise SessionError("A gradient with non-finite values was refused.")
-        del self._sessions[session]
-        torch.autograd.backward(opened.output, gradient)
+        output = self._activations(opened.inputs) if self.recompute else opened.output
+        torch.autograd.backward(output, gradient.to(self.device))
         return None if self.model.is_first else opened.inputs.grad
 
-    def loss(self, session: SessionId, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Forward and backward of the last stage at once: the summed loss and the gradient of the inputs.
-
-        Raises SessionError as `forward` does.
-        """
-        loss_sum = self.forward(session, inputs, labels)
-        return loss_sum, self.backward(session)
+    def loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Forward and backward of the last stage at once: the summed loss, a scalar, and the gradient of the inputs."""
+        leaf = self._leaf(inputs)
+        with autocast(self.device, self.precision):
+            loss_sum = self.model.loss_sum(self._outputs(leaf), labels.to(self.device))
+        self._loss_sums.append(loss_sum.detach())
+        torch.autograd.backward(loss_sum)
+        return loss_sum.detach(), None if self.model.is_first else leaf.grad
 
     @torch.no_grad()
     def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Forward without a session: activations (b, t, d), or with labels the summed loss (b,) of each sequence."""
+        """Forward only: activations (b, t, d), or with labels the summed loss (b,) of each sequence."""
         with autocast(self.device, self.precision):
             output = self._outputs(inputs.to(self.device))
             if labels is None:
@@ -141,18 +111,11 @@ class StageExecutor:
         self.optimizer.zero_grad(set_to_none=True)
         self._loss_sums.clear()
 
-    def drop_sessions(self) -> None:
-        """Close all sessions without a backward pass and free their activations."""
-        self._sessions.clear()
-
-    def discard(self) -> None:
-        """Drop everything between two steps: sessions, gradients, losses."""
-        self.drop_sessions()
-        self.zero()
-
     def suspend(self) -> None:
-        """Free the accelerator: weights, accumulated gradients and moments move to the CPU, activations are dropped."""
-        self.drop_sessions()
+        """Free the accelerator: weights, accumulated gradients and moments move to the CPU.
+
+        No microbatch may be open: its activations would stay.
+        """
         self._move(torch.device("cpu"))
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -162,6 +125,14 @@ class StageExecutor:
     def resume(self) -> None:
         """Take the accelerator again after `suspend`."""
         self._move(self.device)
+
+    def _leaf(self, inputs: Tensor) -> Tensor:
+        inputs = inputs.to(self.device)
+        return inputs if self.model.is_first else inputs.detach().requires_grad_()
+
+    def _activations(self, inputs: Tensor) -> Tensor:
+        with autocast(self.device, self.precision):
+            return self._outputs(inputs)
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         return cast("Callable[[Tensor], Tensor]", self.model)(inputs)

@@ -17,7 +17,8 @@ from neuroshard.training.generation import TextGenerator
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.pipeline import Hop
 from neuroshard.training.saving import Saver
-from neuroshard.types import DataPosition
+from neuroshard.training.stage_service import StageService
+from neuroshard.types import DataPosition, NodeId
 
 
 class Feed(Protocol):
@@ -46,15 +47,34 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True)
+class Driving:
+    """What a node has that drives microbatches. A lone node's route is one LocalHop around its own service."""
+
+    node_id: NodeId
+    feed: Feed
+    route: Sequence[Hop]  # begins with this node's own stage
+    in_flight: int = 1  # microbatches under way at the same time
+    first_session: int = 1  # above those of earlier starts that other nodes may remember
+
+
+@dataclass(frozen=True)
 class TrainerParts:
-    """What a trainer is made of. A lone node's route is one LocalHop around its own executor."""
+    """What a trainer is made of."""
 
     parameters: RunParameters
-    compute: ComputeThread
-    executor: StageExecutor
-    route: Sequence[Hop]
-    feed: Feed
+    service: StageService
     outer: OuterSync
+    driving: Driving | None = None  # None: this node's layers get their work from others
     saver: Saver | None = None  # None: nothing is kept, for measurements
     generator: TextGenerator | None = None
     stage: int = 0
+
+    @property
+    def compute(self) -> ComputeThread:
+        """The thread that owns the stage's tensors."""
+        return self.service.compute
+
+    @property
+    def executor(self) -> StageExecutor:
+        """The stage's arithmetic."""
+        return self.service.executor

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import SessionId, StageExecutor
+from neuroshard.training.microbatch import MicrobatchKey
+from neuroshard.training.stage_service import StageService
+from neuroshard.types import NodeId
 
 
 class Hop(Protocol):
-    """One stage of a route, here or on a peer. The first stage takes token ids, the last one also labels."""
+    """One stage of a route, here or on a peer. The first stage takes token ids, the last one also labels.
 
-    async def forward(self, session: SessionId, inputs: Tensor) -> Tensor:
+    Every method raises StageError, whose class says what may be tried next; repeating a call does no harm.
+    """
+
+    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """Activations for the next stage."""
         ...
 
-    async def loss(self, session: SessionId, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Forward and backward of the last stage in one call: summed loss and gradient of the inputs."""
         ...
 
-    async def backward(self, session: SessionId, gradient: Tensor | None) -> Tensor | None:
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         """Gradient of the inputs; None from the first stage."""
         ...
 
@@ -31,29 +35,36 @@ class Hop(Protocol):
         """Forward only: activations, or the summed loss of each sequence when labels are given."""
         ...
 
+    async def close(self, driver: NodeId, session: int) -> None:
+        """Let the stage forget a session whose microbatches are done."""
+        ...
+
 
 class LocalHop:
-    """A stage on this node: every call is one job of the compute thread."""
+    """A stage on this node."""
 
-    def __init__(self, compute: ComputeThread, executor: StageExecutor) -> None:
-        self._compute = compute
-        self._executor = executor
+    def __init__(self, service: StageService) -> None:
+        self._service = service
 
-    async def forward(self, session: SessionId, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """See Hop."""
-        return await self._compute.run(lambda: self._executor.forward(session, inputs))
+        return await self._service.forward(key, inputs)
 
-    async def loss(self, session: SessionId, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """See Hop."""
-        return await self._compute.run(lambda: self._executor.loss(session, inputs, labels))
+        return await self._service.loss(key, inputs, labels)
 
-    async def backward(self, session: SessionId, gradient: Tensor | None) -> Tensor | None:
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         """See Hop."""
-        return await self._compute.run(lambda: self._executor.backward(session, gradient))
+        return await self._service.backward(key, gradient)
 
     async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
         """See Hop."""
-        return await self._compute.run(lambda: self._executor.infer(inputs, labels))
+        return await self._service.infer(inputs, labels)
+
+    async def close(self, driver: NodeId, session: int) -> None:
+        """See Hop."""
+        self._service.close(driver, session)
 
 
 @dataclass(frozen=True)
@@ -65,20 +76,31 @@ class MicrobatchResult:
 
 
 async def run_microbatch(
-    route: Sequence[Hop], session: SessionId, input_ids: Tensor, labels: Tensor
+    route: Sequence[Hop],
+    key: MicrobatchKey,
+    input_ids: Tensor,
+    labels: Tensor,
+    measured: Callable[[MicrobatchResult], None] | None = None,
 ) -> MicrobatchResult:
     """Forward along the route and backward along its reverse; gradients stay accumulated in the stages.
 
+    `measured` is told the loss before the backward passes begin, after which stages may step. Raises StageError; the
+    same key may then be run again, and every stage does what it has not done yet.
     Law: any split of the layers over the hops gives the same loss and gradients as one hop that holds them all.
     """
     *before, last = route
     activations = input_ids
     for hop in before:
-        activations = await hop.forward(session, activations)
-    loss_sum, gradient = await last.loss(session, activations, labels)
+        activations = await hop.forward(key, activations)
+    loss_sum, gradient = await last.loss(key, activations, labels)
+    result = MicrobatchResult(loss_sum, labels.numel())
+    if measured is not None:
+        measured(result)
     for hop in reversed(before):
-        gradient = await hop.backward(session, gradient)
-    return MicrobatchResult(loss_sum, labels.numel())
+        if gradient is None:
+            raise ValueError("only the first stage of a route has no gradient to send back")
+        gradient = await hop.backward(key, gradient)
+    return result
 
 
 async def sequence_losses(route: Sequence[Hop], input_ids: Tensor, labels: Tensor) -> Tensor:

@@ -44,8 +44,11 @@ class Progress:
         moved = self.position is None or position.order != self.position.order
         return replace(self, position=position, noted=() if moved else self.noted)
 
-    def after_step(self, result: StepResult, loss: float, tokens: int, sequences: int) -> Progress:
-        """After an optimizer step on these tokens: one that was skipped counts as skipped and nothing else."""
+    def after_step(self, result: StepResult, loss: float | None, tokens: int, sequences: int) -> Progress:
+        """After an optimizer step on these tokens: one that was skipped counts as skipped and nothing else.
+
+        The loss is None where this node has neither measured nor been told it.
+        """
         policy = self.non_finite.after_step(self.steps + 1, result.finite)
         if not result.finite:
             return replace(self, non_finite=policy)
@@ -55,7 +58,7 @@ class Progress:
             tokens=self.tokens + tokens,
             sequences=self.sequences + sequences,
             loss=loss,
-            loss_ema=loss if self.loss_ema is None else EMA_MEMORY * self.loss_ema + (1 - EMA_MEMORY) * loss,
+            loss_ema=self._loss_ema_with(loss),
             initial_loss=self._initial_loss_with(loss),
             grad_norm=result.grad_norm,
             non_finite=policy,
@@ -65,8 +68,13 @@ class Progress:
         """After the feed was told a loss."""
         return replace(self, noted=(*self.noted, noted)[-NOTED_LOSSES:])
 
-    def _initial_loss_with(self, loss: float) -> float | None:
-        if self.steps >= INITIAL_STEPS:
+    def _loss_ema_with(self, loss: float | None) -> float | None:
+        if loss is None or self.loss_ema is None:
+            return self.loss_ema if loss is None else loss
+        return EMA_MEMORY * self.loss_ema + (1 - EMA_MEMORY) * loss
+
+    def _initial_loss_with(self, loss: float | None) -> float | None:
+        if loss is None or self.steps >= INITIAL_STEPS:
             return self.initial_loss
         return ((self.initial_loss or 0.0) * self.steps + loss) / (self.steps + 1)
 

@@ -24,11 +24,12 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.parts import Feed, TrainerParts
+from neuroshard.training.parts import Driving, Feed, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.saving import Saver
+from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_state import stage_tensors
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
 
@@ -103,13 +104,52 @@ class MemoryFeed:
         return DataStatus(source="memory", verified=False, explanation="Made up.")
 
 
-def make_stage(compute: ComputeThread, folder: Path, parameters: RunParameters = PARAMETERS) -> Stage:
+def make_stage(
+    compute: ComputeThread,
+    folder: Path,
+    parameters: RunParameters = PARAMETERS,
+    identity: StageIdentity = IDENTITY,
+) -> Stage:
     """Built on the compute thread, restored when the folder holds a checkpoint."""
     policy = CheckpointPolicy(every_steps=10, min_seconds=1e9)
     store = CheckpointStore(folder)
     return compute.submit(
-        lambda: build_stage(parameters, IDENTITY, torch.device("cpu"), store, policy=policy, precision=Precision.FP32)
+        lambda: build_stage(parameters, identity, torch.device("cpu"), store, policy=policy, precision=Precision.FP32)
     ).result()
+
+
+def make_parts(
+    compute: ComputeThread,
+    stage: Stage,
+    parameters: RunParameters = PARAMETERS,
+    identity: StageIdentity = IDENTITY,
+    number: int = 0,
+) -> TrainerParts:
+    """The parts of a stage that others drive, in a sync group of one."""
+    rounds = StageRounds(identity.run_id, number, TensorSchema.of(stage.executor.model).sha256, parameters.outer)
+    outer = OuterSync(
+        compute=compute,
+        model=stage.executor.model,
+        parameters=parameters.outer,
+        exchange=lone_exchange(identity.node_id, rounds),
+        state=stage.outer_state,
+        progress=stage.outer_progress,
+    )
+    saver = Saver(
+        compute=compute,
+        keeper=stage.keeper,
+        identity=identity,
+        executor=stage.executor,
+        outer=outer,
+        staging=stage.staging,
+    )
+    service = StageService(
+        compute,
+        stage.executor,
+        sequences_per_step=parameters.sequences_per_step,
+        batch_size=parameters.batch_size,
+    )
+    return TrainerParts(parameters, service, outer, saver=saver, stage=number)
 
 
 def make_trainer(
@@ -119,28 +159,10 @@ def make_trainer(
     parameters: RunParameters = PARAMETERS,
     monotonic: Callable[[], float] | None = None,
 ) -> Trainer:
-    """A trainer that is a group of one."""
-    outer = OuterSync(
-        compute=compute,
-        model=stage.executor.model,
-        parameters=parameters.outer,
-        exchange=lone_exchange(
-            IDENTITY.node_id,
-            StageRounds(IDENTITY.run_id, 0, TensorSchema.of(stage.executor.model).sha256, parameters.outer),
-        ),
-        state=stage.outer_state,
-        progress=stage.outer_progress,
-    )
-    saver = Saver(
-        compute=compute,
-        keeper=stage.keeper,
-        identity=IDENTITY,
-        executor=stage.executor,
-        outer=outer,
-        staging=stage.staging,
-    )
+    """A trainer that is a group of one and holds the whole model."""
+    parts = make_parts(compute, stage, parameters)
     feed = feed or MemoryFeed(stage.record.progress.position)
-    parts = TrainerParts(parameters, compute, stage.executor, [LocalHop(compute, stage.executor)], feed, outer, saver)
+    parts = replace(parts, driving=Driving(IDENTITY.node_id, feed, [LocalHop(parts.service)]))
     return Trainer(parts, stage.record) if monotonic is None else Trainer(parts, stage.record, monotonic=monotonic)
 
 

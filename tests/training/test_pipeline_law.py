@@ -1,72 +1,174 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import TypeVar
 
+import anyio
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE, PARAMETERS, windows
+from small_stage import ARCHITECTURE
+from stage_chain import (
+    INPUTS,
+    LABELS,
+    assert_gradients_of_the_whole,
+    chain_of,
+    executor_of,
+    key,
+    whole_model,
+)
 from torch import Tensor
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.transformer import StageModel
-from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import SessionError, SessionId, StageExecutor
+from neuroshard.training.microbatch import MicrobatchKey
 from neuroshard.training.pipeline import LocalHop, run_microbatch, sequence_losses
-from neuroshard.types import LayerRange
+from neuroshard.types import NodeId
 
-ROWS = windows(3, 6)
-INPUTS, LABELS = ROWS[:, :-1], ROWS[:, 1:]
-
-
-def executor_of(start: int, stop: int) -> StageExecutor:
-    model = StageModel(ARCHITECTURE, LayerRange(start, stop))
-    initialise(model, 11)
-    return StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"))
+T = TypeVar("T")
+CUTS = [(0, 3), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)]
+PARTS = (slice(0, 2), slice(2, 5), slice(5, 8))
 
 
-def gradients(executors: list[StageExecutor]) -> dict[str, Tensor]:
-    named = [pair for executor in executors for pair in executor.model.named_parameters()]
-    return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
-
-
-@pytest.mark.parametrize("cuts", [(0, 3), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("cuts", CUTS)
 def test_any_split_gives_the_loss_and_gradients_of_the_whole_model(
-    compute: ComputeThread, cuts: tuple[int, ...]
+    compute: ComputeThread, cuts: tuple[int, ...], recompute: bool
 ) -> None:
-    whole = StageModel(ARCHITECTURE)
-    initialise(whole, 11)
-    expected = whole.loss_sum(whole(INPUTS), LABELS)
-    expected.backward()
-    executors = [executor_of(a, b) for a, b in pairwise(cuts)]
-    route = [LocalHop(compute, executor) for executor in executors]
+    services = chain_of(compute, cuts, recompute=recompute)
+    route = [LocalHop(service) for service in services]
+    _, expected = whole_model()
 
     async def main() -> None:
         total = 0.0
-        for number, part in enumerate((slice(0, 2), slice(2, 6))):
-            result = await run_microbatch(route, SessionId(number), INPUTS[part], LABELS[part])
+        for number, part in enumerate(PARTS):
+            result = await run_microbatch(route, key(number), INPUTS[part], LABELS[part])
             total += result.loss_sum.item()
         assert total == pytest.approx(expected.item(), rel=1e-5)
-        losses = await sequence_losses(route, INPUTS, LABELS)
-        assert losses.shape == (6,)
+        assert all(service.intake.is_full for service in services)
+        losses = torch.cat([await sequence_losses(route, INPUTS[part], LABELS[part]) for part in PARTS])
+        assert losses.shape == (8,)
         assert losses.sum().item() * LABELS.shape[1] == pytest.approx(expected.item(), rel=1e-5)
 
     trio.run(main)
-    found = gradients(executors)
-    assert found.keys() == {name for name, _ in whole.named_parameters()}
-    for name, parameter in whole.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-5)
+    assert_gradients_of_the_whole(services)
+
+
+class RepeatingHop(LocalHop):
+    """Asks for everything twice, the second time while the first is under way, as an impatient network does."""
+
+    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+        answers = list[Tensor]()
+
+        async def ask() -> None:
+            answers.append(await super(RepeatingHop, self).forward(key, inputs))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            tasks.start_soon(ask)
+        assert torch.equal(*answers)
+        return answers[0]
+
+    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        first, _ = await super().loss(key, inputs, labels)
+        again, gradient = await super().loss(key, inputs, labels)
+        assert torch.equal(first, again)
+        return again, gradient
+
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
+        first = await super().backward(key, gradient)
+        again = await super().backward(key, gradient)
+        assert first is again
+        await super().forward(key, torch.zeros((1, 1), dtype=torch.int64) if first is None else gradient)
+        return again
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_two_interleaved_drivers_and_repetitions_are_accumulated_once(
+    compute: ComputeThread, cuts: tuple[int, ...]
+) -> None:
+    services = chain_of(compute, cuts)
+    route = [RepeatingHop(service) for service in services]
+    _, expected = whole_model()
+    losses = list[float]()
+
+    async def drive(driver: str, rows: range) -> None:
+        for row in rows:
+            name = MicrobatchKey(NodeId(driver), 1, row)
+            result = await run_microbatch(route, name, INPUTS[row : row + 1], LABELS[row : row + 1])
+            losses.append(result.loss_sum.item())
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drive, "one", range(5))
+            tasks.start_soon(drive, "other", range(5, 8))
+
+    trio.run(main)
+    assert len(losses) == 8
+    assert sum(losses) == pytest.approx(expected.item(), rel=1e-5)
+    assert_gradients_of_the_whole(services)
+    for service in services:
+        assert service.intake.accumulated.sequences == 8
+        assert service.intake.accumulated.tokens == LABELS.numel()
+        assert {driver for driver, _, _ in map(_parts, service.intake.accumulated.keys)} == {"one", "other"}
+        assert service.counts.microbatches == 8
+        assert service.counts.repeated >= 8
+        assert service.counts.given_up == 0
+
+
+def _parts(name: MicrobatchKey) -> tuple[str, int, int]:
+    return name.driver, name.session, name.microbatch
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_microbatch_that_is_run_again_after_a_failure_is_accumulated_once(
+    compute: ComputeThread, cuts: tuple[int, ...]
+) -> None:
+    services = chain_of(compute, cuts)
+    calls = [f"{step} {index}" for index in range(len(cuts) - 2) for step in ("forward", "backward")] + ["loss"]
+
+    class BrokenHop(LocalHop):
+        """Loses the answer of one of its calls."""
+
+        def __init__(self, index: int) -> None:
+            super().__init__(services[index])
+            self.index = index
+
+        async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+            return self.lose(f"forward {self.index}", await super().forward(key, inputs))
+
+        async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
+            return self.lose(f"backward {self.index}", await super().backward(key, gradient))
+
+        async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+            return self.lose("loss", await super().loss(key, inputs, labels))
+
+        def lose(self, call: str, answer: T) -> T:
+            if call in lost:
+                lost.remove(call)
+                raise ConnectionError(call)
+            return answer
+
+    route = [BrokenHop(index) for index in range(len(services))]
+    lost = list[str]()
+
+    async def main() -> None:
+        for row in range(8):
+            lost.append(calls[row % len(calls)])
+            name, rows = key(row), slice(row, row + 1)
+            with pytest.raises(ConnectionError):
+                await run_microbatch(route, name, INPUTS[rows], LABELS[rows])
+            await run_microbatch(route, name, INPUTS[rows], LABELS[rows])
+
+    trio.run(main)
+    assert_gradients_of_the_whole(services)
 
 
 def test_a_step_divides_by_tokens_clips_and_equals_plain_adamw() -> None:
     executor, plain = executor_of(0, 3), executor_of(0, 3)
     inner = InnerOptimization(learning_rate=1e-2)
-    for number in range(3):
-        for part in (slice(0, 2), slice(2, 6)):
-            executor.forward(SessionId(number), INPUTS[part], LABELS[part])
-            executor.backward(SessionId(number))
+    for _ in range(3):
+        for part in PARTS:
+            executor.loss(INPUTS[part], LABELS[part])
         result = executor.step(inner.learning_rate, 0.5, LABELS.numel())
         loss = plain.model.loss_sum(plain.model(INPUTS), LABELS) / LABELS.numel()
         plain.optimizer.zero_grad()
@@ -86,35 +188,25 @@ def test_a_step_divides_by_tokens_clips_and_equals_plain_adamw() -> None:
 def test_a_non_finite_gradient_changes_nothing_and_is_forgotten() -> None:
     executor = executor_of(0, 3)
     before = [parameter.detach().clone() for parameter in executor.model.parameters()]
-    executor.forward(SessionId(1), INPUTS, LABELS)
-    executor.backward(SessionId(1))
+    executor.loss(INPUTS, LABELS)
     next(p.grad for p in executor.model.parameters() if p.grad is not None)[0] = float("nan")
     assert not executor.step(1e-2, 1.0, 96).finite
     assert all(torch.equal(a, b) for a, b in zip(before, executor.model.parameters(), strict=True))
-    executor.forward(SessionId(2), INPUTS, LABELS)
-    executor.backward(SessionId(2))
+    executor.loss(INPUTS, LABELS)
     assert executor.step(1e-2, 1.0, 96).finite
 
 
-def test_sessions_are_bounded_and_gradients_checked() -> None:
-    model = StageModel(ARCHITECTURE, LayerRange(1, 2))
-    initialise(model, 1)
-    executor = StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"), max_sessions=2)
-    activations = torch.randn(1, 16, 32)
-    executor.forward(SessionId(1), activations)
-    with pytest.raises(SessionError, match="already open"):
-        executor.forward(SessionId(1), activations)
-    executor.forward(SessionId(2), activations)
-    with pytest.raises(SessionError, match="2 microbatches are open"):
-        executor.forward(SessionId(3), activations)
-    with pytest.raises(SessionError, match="not open"):
-        executor.backward(SessionId(9), activations)
-    with pytest.raises(SessionError, match="shape"):
-        executor.backward(SessionId(1), activations[:, :3])
-    with pytest.raises(SessionError, match="non-finite"):
-        executor.backward(SessionId(1), torch.full_like(activations, torch.inf))
-    gradient = executor.backward(SessionId(1), activations)
-    assert gradient is not None
-    assert gradient.shape == activations.shape
-    executor.discard()
-    executor.forward(SessionId(2), activations)
+def test_recomputing_keeps_no_activations_and_gives_the_same_gradients() -> None:
+    kept, recomputed = executor_of(1, 2), executor_of(1, 2, recompute=True)
+    inputs, gradient = torch.randn(2, 16, ARCHITECTURE.hidden_size), torch.randn(2, 16, ARCHITECTURE.hidden_size)
+    opened = recomputed.forward(inputs)
+    assert opened.output.grad_fn is None
+    expected = kept.forward(inputs)
+    assert torch.equal(opened.output, expected.output)
+    found = recomputed.backward(opened, gradient)
+    assert found is not None
+    assert torch.equal(found, kept.backward(expected, gradient))  # type: ignore[arg-type]
+    for a, b in zip(kept.model.parameters(), recomputed.model.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)

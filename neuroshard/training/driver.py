@@ -1,0 +1,166 @@
+"""Drives microbatches: takes batches from the feed and sends them along the route, a bounded number at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from neuroshard.data.windows import Batch
+from neuroshard.training.journal import Journal
+from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, Retry, StageError
+from neuroshard.training.pace import DataWait
+from neuroshard.training.parts import Feed
+from neuroshard.training.pipeline import Hop, run_microbatch
+from neuroshard.types import NodeId
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+
+MICROBATCHES_OF_SESSION = 8
+SESSION_SECONDS = 30.0  # from its first microbatch to the last one that may begin in it
+RETRY_SECONDS = 0.5
+CLOSE_SECONDS = 2.0  # others are told so long that their sessions end, when the driver ends
+
+
+class Room(Protocol):
+    """What a driver must know of the first stage of its route before it takes data."""
+
+    @property
+    def missing(self) -> int:
+        """Sequences that the step in work still takes."""
+        ...
+
+    async def opened(self) -> None:
+        """Wait until a microbatch may begin."""
+        ...
+
+    async def unless_closed(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """The value of `work`, or None when the stage takes no more before it has one."""
+        ...
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """How a driver works."""
+
+    batch_size: int  # sequences a microbatch
+    in_flight: int = 1  # microbatches on their way at the same time
+    first_session: int = 1  # above all sessions of this node's earlier starts that other nodes may remember
+
+
+class Driver:
+    """Feeds one route. The order of the data is the order of its keys, whatever the order in which they end."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        options: DriverOptions,
+        *,
+        route: Sequence[Hop],
+        feed: Feed,
+        room: Room,
+        journal: Journal,
+        waiting: DataWait,
+        next_step: Callable[[], int],
+    ) -> None:
+        """`next_step` is the number of the step that the next batch will be part of."""
+        self._node_id = node_id
+        self._options = options
+        self._route = route
+        self._feed = feed
+        self._room = room
+        self._journal = journal
+        self._waiting = waiting
+        self._next_step = next_step
+        self._turn = anyio.Lock(fast_acquire=True)  # batches are taken one after the other
+        self._session = options.first_session - 1
+        self._begun_at = -SESSION_SECONDS
+        self._begun = MICROBATCHES_OF_SESSION  # in the present session
+        self._under_way: dict[int, int] = {}  # session: its microbatches that have not ended
+
+    async def run(self) -> None:
+        """Drive until cancelled. Raises DataError from the feed, StageError for data that no stage can take."""
+        try:
+            async with anyio.create_task_group() as lines:
+                for _ in range(self._options.in_flight):
+                    lines.start_soon(self._drive_on, lines)
+        finally:
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                for session in list(self._under_way):
+                    await self._close(session)
+
+    async def _drive_on(self, lines: TaskGroup) -> None:
+        while True:
+            async with self._turn:
+                batch = await self._next_batch()
+                key = self._next_key()
+                self._journal.sent(key, batch.position)
+            await self._drive(key, batch)  # enters the first stage before another line can take a batch
+            self._under_way[key.session] -= 1
+            for session in self._ended_sessions():
+                del self._under_way[session]
+                lines.start_soon(self._close, session)
+
+    async def _next_batch(self) -> Batch:
+        """The next batch, taken when the first stage wants it and not before."""
+        while True:
+            await self._room.opened()
+            sequences = min(self._room.missing, self._options.batch_size)
+            batch = await self._waiting.timed(partial(self._room.unless_closed, partial(self._take, sequences)))
+            if batch is not None:
+                return batch
+
+    async def _take(self, sequences: int) -> Batch:
+        return await self._feed.next_batch(sequences, step=self._next_step())
+
+    def _next_key(self) -> MicrobatchKey:
+        now = anyio.current_time()
+        if self._begun >= MICROBATCHES_OF_SESSION or now - self._begun_at > SESSION_SECONDS:
+            self._session += 1
+            self._begun, self._begun_at = 0, now
+            self._under_way[self._session] = 0
+        self._begun += 1
+        self._under_way[self._session] += 1
+        return MicrobatchKey(self._node_id, self._session, self._begun)
+
+    def _ended_sessions(self) -> list[int]:
+        """Sessions whose microbatches have ended, and in which none will begin."""
+        is_over = self._begun >= MICROBATCHES_OF_SESSION
+        return [n for n, left in self._under_way.items() if left == 0 and (n != self._session or is_over)]
+
+    async def _drive(self, key: MicrobatchKey, batch: Batch) -> None:
+        """Until every stage has accumulated it; a stage that is busy is asked again.
+
+        Only the first try waits for room: later ones may be what a full first stage waits for.
+        """
+        await self._room.opened()
+        while True:
+            try:
+                await run_microbatch(
+                    self._route, key, batch.input_ids, batch.labels, partial(self._journal.measured, key)
+                )
+            except ClosedSessionError as error:
+                _LOG.warning("A microbatch was given up: %s", error)
+                self._journal.dropped(key)
+                return
+            except StageError as error:
+                if error.retry is Retry.NEVER:
+                    raise
+                _LOG.debug("A microbatch is tried again: %s", error)
+            else:
+                return
+            await anyio.sleep(RETRY_SECONDS)
+
+    async def _close(self, session: int) -> None:
+        """Tell the stages that a session has ended. One that does not hear it closes the session by itself later."""
+        for hop in self._route:
+            try:
+                await hop.close(self._node_id, session)
+            except StageError as error:
+                _LOG.debug("A session was not closed: %s", error)

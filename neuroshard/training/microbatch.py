@@ -1,0 +1,59 @@
+"""Names and errors of the pipeline's work: which microbatch of which driver, and what to do when a stage refuses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from neuroshard.errors import NeuroShardError
+from neuroshard.types import NodeId
+
+
+@dataclass(frozen=True)
+class MicrobatchKey:
+    """One microbatch on its whole way; every stage does the work of a key at most once."""
+
+    driver: NodeId
+    session: int  # a driver's sessions rise, also from one start to the next; one that was closed stays closed
+    microbatch: int
+
+
+class Retry(StrEnum):
+    """What a driver may do after a refusal."""
+
+    HERE = "here"  # the same stage, a little later; a backward pass begins with the forward pass again
+    ELSEWHERE = "elsewhere"  # another replica of the stage
+    NEVER = "never"  # the request itself is wrong
+
+
+class StageError(NeuroShardError):
+    """A stage that did not do what it was asked for; nothing was accumulated."""
+
+    retry: ClassVar[Retry] = Retry.HERE
+
+
+class StageBusyError(StageError):
+    """The stage makes its step, is paused, or has no room for another microbatch now."""
+
+
+class UnknownMicrobatchError(StageError):
+    """A microbatch without its forward pass here, or one that was given up because it stayed open too long."""
+
+
+class StageGoneError(StageError):
+    """The stage ends or cannot be reached."""
+
+    retry = Retry.ELSEWHERE
+
+
+class RefusedTensorError(StageError):
+    """Inputs, labels or gradients of a wrong shape or type, or with values that are not numbers."""
+
+    retry = Retry.NEVER
+
+
+class ClosedSessionError(StageError):
+    """A session that its driver has closed, or that was idle for too long: the driver must begin a new one."""
+
+    retry = Retry.NEVER

@@ -1,0 +1,202 @@
+"""The bounded table of what drivers have in work at a stage. Plain bookkeeping: time is an argument, nothing waits."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import anyio
+from torch import Tensor
+
+from neuroshard.training.executor import OpenMicrobatch
+from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, StageBusyError
+from neuroshard.types import NodeId
+
+_REMEMBERED_CLOSED = 64  # closed sessions of a driver that are known one by one; older ones count as closed too
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """What drivers may keep at a stage. A driver that needs more must close sessions; others are not touched by it."""
+
+    drivers: int = 1024  # with a memory of closed sessions; the longest unused one is forgotten first
+    sessions: int = 64
+    sessions_of_driver: int = 8
+    microbatches_of_session: int = 256
+    open_microbatches: int = 16  # between forward and backward pass: each holds its activations
+    open_of_driver: int = 8
+    kept_bytes: int = 1 << 30  # answers kept for repetition
+    kept_bytes_of_driver: int = 1 << 29
+    idle_seconds: float = 120.0  # after that a session is closed
+
+
+@dataclass(eq=False)
+class Work:
+    """One microbatch at this stage, until its session is closed.
+
+    Jobs of the compute thread write the tensors, the event loop's thread everything else.
+    """
+
+    key: MicrobatchKey
+    sequences: int
+    tokens: int
+    kept_bytes: int
+    turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))  # repetitions wait for the first
+    running: bool = False  # a job of it waits or runs
+    dropped: bool = False  # nobody will ask for it again
+    counted: bool = False  # as accumulated or as given up
+    opened: OpenMicrobatch | None = None  # between forward and backward pass
+    output: Tensor | None = None  # activations as they were sent, on the CPU
+    loss_sum: Tensor | None = None  # in the last stage
+    gradient: Tensor | None = None  # of the inputs as it was sent, on the CPU; None in the first stage
+    done: bool = False  # accumulated
+
+
+@dataclass
+class _Session:
+    last_used: float
+    works: dict[int, Work] = field(default_factory=dict[int, Work])
+
+
+class _Driver:
+    """The sessions of one driver. A number that was closed never opens again."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, _Session] = {}
+        self._closed: set[int] = set()
+        self._all_closed_below = 0
+
+    def works(self) -> Iterator[Work]:
+        return (work for session in self.sessions.values() for work in session.works.values())
+
+    def is_closed(self, session: int) -> bool:
+        return session not in self.sessions and (session < self._all_closed_below or session in self._closed)
+
+    def close(self, session: int) -> list[Work]:
+        closed = self.sessions.pop(session, None)
+        self._closed.add(session)
+        if len(self._closed) > _REMEMBERED_CLOSED:
+            oldest = min(self._closed)
+            self._closed.discard(oldest)
+            self._all_closed_below = max(self._all_closed_below, oldest + 1)
+        return [] if closed is None else list(closed.works.values())
+
+
+class SessionTable:
+    """Everything that drivers have in work here, under limits for each of them and for all together."""
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._drivers: OrderedDict[NodeId, _Driver] = OrderedDict()
+
+    @property
+    def session_count(self) -> int:
+        """Sessions that are not closed."""
+        return sum(len(driver.sessions) for driver in self._drivers.values())
+
+    def works(self) -> list[Work]:
+        """All microbatches of all sessions."""
+        return [work for driver in self._drivers.values() for work in driver.works()]
+
+    def knows(self, key: MicrobatchKey) -> bool:
+        """Whether `find` has something to say about a microbatch."""
+        driver = self._drivers.get(key.driver)
+        if driver is None:
+            return False
+        session = driver.sessions.get(key.session)
+        return driver.is_closed(key.session) if session is None else key.microbatch in session.works
+
+    def find(self, key: MicrobatchKey, now: float) -> Work | None:
+        """The microbatch, whose session counts as used. Raises ClosedSessionError for a session that was closed."""
+        driver = self._drivers.get(key.driver)
+        if driver is None:
+            return None
+        if driver.is_closed(key.session):
+            raise ClosedSessionError(f"Session {key.session} was closed.", "Begin a new one.")
+        session = driver.sessions.get(key.session)
+        if session is None:
+            return None
+        session.last_used = now
+        return session.works.get(key.microbatch)
+
+    def obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
+        """Why there is no room for another microbatch, or None."""
+        driver = self._drivers.get(key.driver, _Driver())
+        return self._session_obstacle(driver, key.session) or self._work_obstacle(driver, kept_bytes)
+
+    def admit(self, work: Work, now: float) -> None:
+        """Enter a new microbatch. Raises StageBusyError when there is no room."""
+        key = work.key
+        obstacle = self.obstacle(key, work.kept_bytes)
+        if obstacle is not None:
+            raise StageBusyError(obstacle, "Try again when others have ended.")
+        driver = self._drivers.setdefault(key.driver, _Driver())
+        self._drivers.move_to_end(key.driver)
+        driver.sessions.setdefault(key.session, _Session(now)).works[key.microbatch] = work
+        self._forget_drivers()
+
+    def drop(self, work: Work) -> None:
+        """Forget a microbatch, so that its forward pass may come again."""
+        driver = self._drivers.get(work.key.driver)
+        session = None if driver is None else driver.sessions.get(work.key.session)
+        if session is not None and session.works.get(work.key.microbatch) is work:
+            del session.works[work.key.microbatch]
+
+    def close(self, driver: NodeId, session: int) -> list[Work]:
+        """Close a session for good; what was in it."""
+        known = self._drivers.setdefault(driver, _Driver())
+        self._drivers.move_to_end(driver)
+        works = known.close(session)
+        self._forget_drivers()
+        return works
+
+    def expire(self, now: float) -> list[Work]:
+        """Close the sessions that were idle for too long; what was in them."""
+        idle = [
+            (name, number)
+            for name, driver in self._drivers.items()
+            for number, session in driver.sessions.items()
+            if now - session.last_used > self._limits.idle_seconds
+            and not any(work.running for work in session.works.values())
+        ]
+        return [work for name, number in idle for work in self._drivers[name].close(number)]
+
+    def _session_obstacle(self, driver: _Driver, number: int) -> str | None:
+        limits, session = self._limits, driver.sessions.get(number)
+        if session is not None:
+            if len(session.works) < limits.microbatches_of_session:
+                return None
+            return f"The session has {limits.microbatches_of_session} microbatches already."
+        if len(driver.sessions) >= limits.sessions_of_driver:
+            return f"This driver has {limits.sessions_of_driver} sessions open already."
+        if self.session_count >= limits.sessions:
+            return f"{limits.sessions} sessions are open already."
+        return None
+
+    def _work_obstacle(self, driver: _Driver, kept_bytes: int) -> str | None:
+        limits, own, every = self._limits, list(driver.works()), self.works()
+        if _open_count(own) >= limits.open_of_driver:
+            return f"This driver has {limits.open_of_driver} microbatches open already."
+        if _open_count(every) >= limits.open_microbatches:
+            return f"{limits.open_microbatches} microbatches are open already."
+        own_room = limits.kept_bytes_of_driver - _kept_bytes(own)
+        if kept_bytes > min(own_room, limits.kept_bytes - _kept_bytes(every)):
+            return "The memory for answers is full until sessions are closed."
+        return None
+
+    def _forget_drivers(self) -> None:
+        """Keep the table bounded: drivers without a session go first, the longest unused one before the others."""
+        while len(self._drivers) > self._limits.drivers:
+            unused = next((name for name, driver in self._drivers.items() if not driver.sessions), None)
+            if unused is None:
+                return
+            del self._drivers[unused]
+
+
+def _open_count(works: list[Work]) -> int:
+    return sum(not work.done for work in works)
+
+
+def _kept_bytes(works: list[Work]) -> int:
+    return sum(work.kept_bytes for work in works)

@@ -1,0 +1,303 @@
+"""The one way into a stage's work, for this node's driver and for peers alike: each microbatch is accumulated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import anyio
+from torch import Tensor
+
+from neuroshard.training.compute import ComputeThread, Priority
+from neuroshard.training.executor import StageExecutor
+from neuroshard.training.gradient_limit import GradientLimit
+from neuroshard.training.intake import Accumulated, Intake
+from neuroshard.training.microbatch import MicrobatchKey, RefusedTensorError, StageBusyError, UnknownMicrobatchError
+from neuroshard.training.sessions import SessionLimits, SessionTable, Work
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.types import NodeId
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """How long others are waited for, and how much they may keep here."""
+
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    wait_seconds: float = 10.0  # a new microbatch waits so long for the step to end, then it is refused
+    waiting: int = 32  # more than that are refused at once
+    drain_seconds: float = 30.0  # open microbatches may end so long after the intake is closed, then they are given up
+    look_seconds: float = 15.0  # how often idle sessions are looked for
+
+
+@dataclass(frozen=True)
+class ServiceCounts:
+    """What happened here since the start."""
+
+    microbatches: int = 0  # accumulated
+    repeated: int = 0  # asked for again and answered from memory
+    given_up: int = 0  # opened but never accumulated
+
+
+class StageService:
+    """Forward and backward passes of one stage, deduplicated by key, with bounded sessions and a bounded intake.
+
+    Methods belong to the event loop's thread, all arithmetic to the compute thread: a call is one job at most, and one
+    that was answered before is none. A call that is cancelled leaves nothing behind but what it had accumulated.
+    """
+
+    def __init__(
+        self,
+        compute: ComputeThread,
+        executor: StageExecutor,
+        *,
+        sequences_per_step: int,
+        batch_size: int,
+        limits: ServiceLimits | None = None,
+    ) -> None:
+        self.compute = compute
+        self.executor = executor
+        self.intake = Intake(sequences_per_step)
+        self.counts = ServiceCounts()
+        self._limits = limits or ServiceLimits()
+        self._shapes = StageShapes.of(executor.model, batch_size)
+        self._table = SessionTable(self._limits.sessions)
+        self._gradient_limit = GradientLimit()
+        self._waiting = 0
+        self._is_suspended = False
+
+    @property
+    def gradient_limit(self) -> GradientLimit:
+        """What the activation gradients that came in were like."""
+        return self._gradient_limit
+
+    @property
+    def session_count(self) -> int:
+        """Sessions that are not closed."""
+        return self._table.session_count
+
+    async def run(self) -> None:
+        """Close idle sessions until cancelled."""
+        while True:
+            await anyio.sleep(self._limits.look_seconds)
+            self._let_go(self._table.expire(anyio.current_time()))
+
+    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+        """Token ids (b, t) or activations (b, t, d) -> activations (b, t, d) for the next stage.
+
+        Raises StageError: StageBusyError when there is no room in time, ClosedSessionError, RefusedTensorError.
+        """
+        self._shapes.check_forward(inputs)
+        work = await self._work_of(key, inputs)
+        await self._once(work, lambda: work.output is not None, lambda: self._do_forward(work, inputs))
+        return _present(work.output)
+
+    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Both passes of the last stage in one job: the summed loss and the gradient of the inputs (b, t, d).
+
+        The gradient is None when the stage is the first one as well. Raises StageError as `forward` does.
+        """
+        self._shapes.check_loss(inputs, labels)
+        work = await self._work_of(key, inputs)
+        await self._once(work, lambda: work.done, lambda: self._do_loss(work, inputs, labels))
+        return _present(work.loss_sum), work.gradient
+
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
+        """Accumulate; takes the gradient of what `forward` gave, returns that of the inputs, None from the first stage.
+
+        Raises UnknownMicrobatchError without a forward pass, RefusedTensorError, ClosedSessionError.
+        """
+        self._shapes.check_activations(gradient)
+        work = self._table.find(key, anyio.current_time())
+        if work is None or work.output is None:
+            raise UnknownMicrobatchError(f"Microbatch {key.microbatch} is not open.", "Begin it again.")
+        if gradient.shape != work.output.shape:
+            raise RefusedTensorError(f"A gradient of shape {tuple(gradient.shape)} for {tuple(work.output.shape)}.")
+        await self._once(work, lambda: work.done, lambda: self._do_backward(work, gradient))
+        return work.gradient
+
+    async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Forward only, also between steps: activations, or with labels the summed loss (b,) of each sequence.
+
+        Raises RefusedTensorError, StageBusyError while the node is paused.
+        """
+        self._shapes.check_inputs(inputs)
+        if labels is not None:
+            self._shapes.check_loss(inputs, labels)
+        if self._is_suspended:
+            raise StageBusyError("The node is paused.", "Try again later.")
+
+        def work() -> Tensor:
+            self._shapes.check_values(inputs, labels)
+            return self.executor.infer(inputs, labels).cpu()
+
+        return await self.compute.run(work)
+
+    def close(self, driver: NodeId, session: int) -> None:
+        """Forget a session for good: what it has open is given up, its late repetitions are refused."""
+        self._let_go(self._table.close(driver, session))
+
+    async def filled(self) -> None:
+        """Wait until a step's sequences are accumulated and nothing is open.
+
+        Microbatches that stay open for too long after the last one was admitted are given up, and others take
+        their place.
+        """
+        while not self.intake.is_full:
+            await self.intake.until(lambda: self.intake.missing == 0)
+            with anyio.move_on_after(self._limits.drain_seconds):
+                await self.intake.until(lambda: self.intake.is_full or self.intake.missing > 0)
+                continue
+            self._give_up_open()
+
+    async def drain(self, reason: str) -> None:
+        """Close the intake and wait until nothing is open; what does not end within the deadline is given up."""
+        self.intake.close(reason)
+        with anyio.move_on_after(self._limits.drain_seconds):
+            await self.intake.until(lambda: self.intake.is_idle)
+            return
+        self._give_up_open()
+        await self.intake.until(lambda: self.intake.is_idle)
+
+    def take(self, reason: str) -> Accumulated:
+        """Close the intake and hand over what was accumulated for a step."""
+        self.intake.close(reason)
+        return self.intake.take()
+
+    async def discard(self) -> None:
+        """Close the intake and drop the step in work."""
+        self.intake.close("The stage ends.")
+        self._give_up_open()
+        await self.intake.until(lambda: self.intake.is_idle)
+        self.intake.take()
+        await self.compute.run(self.executor.zero, Priority.SMALL)
+
+    async def suspend(self) -> None:
+        """Free the accelerator; the intake is drained. The step in work is kept."""
+        self._is_suspended = True
+        await self.compute.run(self.executor.suspend, Priority.SMALL)
+
+    async def resume(self) -> None:
+        """Take the accelerator again."""
+        await self.compute.run(self.executor.resume, Priority.SMALL)
+        self._is_suspended = False
+
+    async def _work_of(self, key: MicrobatchKey, inputs: Tensor) -> Work:
+        """The microbatch of a key: a known one, or a new one that waited until there was room."""
+        sequences, tokens = inputs.shape[0], inputs.shape[0] * inputs.shape[1]
+        kept_bytes = self._shapes.kept_bytes(tokens)
+        await self._room_for(key, kept_bytes)
+        known = self._table.find(key, anyio.current_time())
+        if known is not None:
+            return known
+        work = Work(key, sequences, tokens, kept_bytes)
+        self._table.admit(work, anyio.current_time())
+        self.intake.begin(sequences)
+        return work
+
+    async def _room_for(self, key: MicrobatchKey, kept_bytes: int) -> None:
+        """Wait until a microbatch can begin, unless it is known. Raises StageBusyError when that takes too long."""
+        reason = self._obstacle(key, kept_bytes)
+        if reason is None:
+            return
+        if self._waiting >= self._limits.waiting:
+            raise StageBusyError(reason, "Many others wait already.")
+        self._waiting += 1
+        try:
+            with anyio.move_on_after(self._limits.wait_seconds):
+                await self.intake.until(lambda: self._obstacle(key, kept_bytes) is None)
+                return
+        finally:
+            self._waiting -= 1
+        raise StageBusyError(self._obstacle(key, kept_bytes) or reason, "Try again a little later.")
+
+    def _obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
+        """Why a new microbatch must wait; None for a known one, which has its place or its answer."""
+        if self._table.knows(key):
+            return None
+        if self.intake.is_open:
+            return self._table.obstacle(key, kept_bytes)
+        return self.intake.closed_because or "The stage makes its step."
+
+    async def _once(self, work: Work, is_answered: Callable[[], bool], job: Callable[[], None]) -> None:
+        """Run a job unless an earlier call has its answer; calls for one microbatch wait for each other."""
+        async with work.turn:
+            if is_answered():
+                self._count(repeated=1)
+            else:
+                await self._run(work, job)
+
+    async def _run(self, work: Work, job: Callable[[], None]) -> None:
+        """Run a job for a microbatch and book what came of it, also when the caller was cancelled meanwhile."""
+        if work.dropped:
+            raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} was given up.", "Begin it again.")
+        work.running = True
+        try:
+            await self.compute.run(job)
+        finally:
+            work.running = False
+            self._book(work)
+
+    def _book(self, work: Work) -> None:
+        if work.counted:
+            return
+        if work.done:
+            work.counted = True
+            self.intake.finish(work.key, work.sequences, work.tokens)
+            self._count(microbatches=1)
+        elif work.dropped or work.opened is None:
+            self._give_up(work)
+
+    def _give_up(self, work: Work) -> None:
+        """Drop a microbatch that is not accumulated; one whose job runs is dropped when the job has ended."""
+        work.dropped = True
+        if work.running or work.counted:
+            return
+        work.counted = True
+        work.opened = work.output = None
+        self._table.drop(work)
+        self.intake.withdraw(work.sequences)
+        self._count(given_up=1)
+
+    def _give_up_open(self) -> None:
+        self._let_go([work for work in self._table.works() if not work.done])
+
+    def _let_go(self, works: list[Work]) -> None:
+        for work in works:
+            self._give_up(work)
+        self.intake.notify()
+
+    def _count(self, *, microbatches: int = 0, repeated: int = 0, given_up: int = 0) -> None:
+        counts = self.counts
+        self.counts = replace(
+            counts,
+            microbatches=counts.microbatches + microbatches,
+            repeated=counts.repeated + repeated,
+            given_up=counts.given_up + given_up,
+        )
+
+    def _do_forward(self, work: Work, inputs: Tensor) -> None:
+        self._shapes.check_values(inputs)
+        work.opened = self.executor.forward(inputs)
+        work.output = work.opened.output.detach().cpu()
+
+    def _do_loss(self, work: Work, inputs: Tensor, labels: Tensor) -> None:
+        self._shapes.check_values(inputs, labels)
+        work.loss_sum, gradient = self.executor.loss(inputs, labels)
+        work.gradient = None if gradient is None else gradient.cpu()
+        work.done = True
+
+    def _do_backward(self, work: Work, gradient: Tensor) -> None:
+        limited, self._gradient_limit = self._gradient_limit.limited(gradient)
+        opened, work.opened = work.opened, None
+        if opened is None:
+            raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} is not open.", "Begin it again.")
+        result = self.executor.backward(opened, limited)
+        work.gradient = None if result is None else result.cpu()
+        work.done = True
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    """What a job has left. Raises UnknownMicrobatchError when the microbatch was given up meanwhile."""
+    if tensor is None:
+        raise UnknownMicrobatchError("The microbatch was given up.", "Begin it again.")
+    return tensor

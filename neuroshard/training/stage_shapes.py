@@ -1,0 +1,95 @@
+"""What a stage accepts: shapes, types and values of the tensors of one microbatch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from neuroshard.model.transformer import StageModel
+from neuroshard.training.microbatch import RefusedTensorError
+
+
+@dataclass(frozen=True)
+class StageShapes:
+    """Bounds for b sequences of t tokens, with activations of d values. All checks raise RefusedTensorError."""
+
+    batch_size: int
+    sequence_length: int
+    hidden_size: int
+    vocabulary_size: int
+    is_first: bool
+    is_last: bool
+
+    @classmethod
+    def of(cls, model: StageModel, batch_size: int) -> StageShapes:
+        """Those of a stage that gets at most `batch_size` sequences at once."""
+        shape = model.architecture
+        return cls(
+            batch_size,
+            shape.sequence_length,
+            shape.hidden_size,
+            shape.vocabulary_size,
+            is_first=model.is_first,
+            is_last=model.is_last,
+        )
+
+    def kept_bytes(self, tokens: int) -> int:
+        """What the answers to a microbatch of so many tokens take: activations and their gradient, fp32."""
+        answers = (not self.is_first) + (not self.is_last)
+        return answers * tokens * self.hidden_size * 4
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Token ids (b, t) int64 for the first stage, else activations (b, t, d) fp32."""
+        if self.is_first:
+            self._check(inputs, 2, torch.int64, "token ids")
+        else:
+            self.check_activations(inputs)
+
+    def check_activations(self, activations: Tensor) -> None:
+        """Activations or their gradient (b, t, d) fp32."""
+        self._check(activations, 3, torch.float32, "activations")
+        if activations.shape[2] != self.hidden_size:
+            raise RefusedTensorError(f"Activations of {activations.shape[2]} values a token, not {self.hidden_size}.")
+
+    def check_forward(self, inputs: Tensor) -> None:
+        """The inputs of a forward pass, which the last stage does not have on its own."""
+        if self.is_last:
+            raise RefusedTensorError("The last stage needs labels.")
+        self.check_inputs(inputs)
+
+    def check_loss(self, inputs: Tensor, labels: Tensor) -> None:
+        """Inputs with labels (b, t) int64 for the last stage."""
+        if not self.is_last:
+            raise RefusedTensorError("Only the last stage takes labels.")
+        self.check_inputs(inputs)
+        self._check(labels, 2, torch.int64, "labels")
+        if labels.shape != inputs.shape[:2]:
+            raise RefusedTensorError(f"Labels of shape {tuple(labels.shape)} for {tuple(inputs.shape[:2])} tokens.")
+
+    def check_values(self, inputs: Tensor, labels: Tensor | None = None) -> None:
+        """Finite activations, ids of the vocabulary; reads every value, so it runs on the compute thread."""
+        if self.is_first:
+            self._check_ids(inputs)
+        elif not bool(torch.isfinite(inputs).all()):
+            raise RefusedTensorError("Activations with values that are not numbers were refused.")
+        if labels is not None:
+            self._check_ids(labels)
+
+    def _check(self, tensor: Tensor, dimensions: int, dtype: torch.dtype, what: str) -> None:
+        if tensor.dtype is not dtype:
+            raise RefusedTensorError(f"The {what} are {tensor.dtype}, not {dtype}.")
+        if tensor.dim() != dimensions:
+            raise RefusedTensorError(f"The {what} have {tensor.dim()} dimensions, not {dimensions}.")
+        sequences, tokens = tensor.shape[0], tensor.shape[1]
+        if not (1 <= sequences <= self.batch_size and 1 <= tokens <= self.sequence_length):
+            raise RefusedTensorError(
+                f"The {what} are for {sequences} sequences of {tokens} tokens; "
+                f"at most {self.batch_size} of {self.sequence_length} are accepted."
+            )
+
+    def _check_ids(self, ids: Tensor) -> None:
+        smallest, largest = torch.aminmax(ids)
+        if int(smallest) < 0 or int(largest) >= self.vocabulary_size:
+            raise RefusedTensorError("Token ids outside of the vocabulary were refused.")
