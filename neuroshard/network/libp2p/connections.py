@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol
@@ -17,6 +18,7 @@ from multiaddr import Multiaddr
 from neuroshard.network.libp2p.addresses import PeerAddress, is_near
 from neuroshard.network.libp2p.admission import ConnectionAdmission
 from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.dialling import Dialler
 from neuroshard.network.libp2p.guard import contained
 from neuroshard.network.libp2p.host import NodeSwarm
 from neuroshard.network.libp2p.muxer import BoundedMuxer
@@ -29,6 +31,7 @@ from neuroshard.types import NodeId
 DIAL_SECONDS = 10.0
 NEXT_ADDRESS_SECONDS = 0.25  # how long the next address waits for the one before it
 REACHED_SECONDS = 3600.0
+MAX_PUNCHED_IPS = 256
 _ANYWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
 _LOG = logging.getLogger(__name__)
 
@@ -44,15 +47,24 @@ class RelayDialler(Protocol):
 class Connections:
     """Who is connected, and how to become so."""
 
-    def __init__(self, swarm: NodeSwarm, local_id: NodeId, admission: ConnectionAdmission, contacts: Contacts) -> None:
+    def __init__(
+        self,
+        swarm: NodeSwarm,
+        local_id: NodeId,
+        admission: ConnectionAdmission,
+        contacts: Contacts,
+        source: tuple[str, int] | None = None,
+    ) -> None:
+        """`source`: address and port that listen, when others are to be called from there too."""
         self._swarm = swarm
+        self._dialler = Dialler(swarm, source)
         self.local_id = local_id
         self._admission = admission
         self._contacts = contacts
         self._dials: dict[NodeId, anyio.Lock] = {}
         self._punched: set[BoundedMuxer] = set()
         self._reached_at = -inf
-        self.punched_ips: set[str] = set()  # from which connections come only because this node called there
+        self._punched_ips: OrderedDict[str, None] = OrderedDict()
         self.relay: RelayDialler | None = None
         self.bulk_traffic: Callable[[NodeId], PeerTraffic | None] = lambda _: None
 
@@ -71,10 +83,13 @@ class Connections:
             muxer = await self._swarm.upgrade_inbound_raw_conn(RawConnection(raw, initiator=False), _ANYWHERE)
         finally:
             self._admission.end_handshake(ip)
-        if not is_near(ip) and ip not in self.punched_ips:
+        if not isinstance(muxer, BoundedMuxer):
+            return
+        if ip in self._punched_ips:  # it comes in because this node called there
+            self._mark_punched(muxer)
+        elif not is_near(ip):
             self._reached_at = anyio.current_time()
-        if isinstance(muxer, BoundedMuxer):
-            await muxer.wait_closed()  # the socket lives as long as this task
+        await muxer.wait_closed()  # the socket lives as long as this task
 
     def of(self, peer: NodeId) -> BoundedMuxer | None:
         """The best open connection to a peer: direct before relayed, young before old."""
@@ -138,8 +153,20 @@ class Connections:
             for conn in self._swarm.get_connections():
                 tasks.start_soon(contained, conn.close(), "Closing")
 
-    def mark_punched(self, muxer: BoundedMuxer) -> None:
-        """This direct connection leads through a hole in somebody's router."""
+    def expect(self, addresses: Sequence[PeerAddress]) -> None:
+        """What comes in from there comes because this node calls there."""
+        self._punched_ips.update({address.host: None for address in addresses})
+        while len(self._punched_ips) > MAX_PUNCHED_IPS:
+            self._punched_ips.popitem(last=False)
+
+    async def punch(self, address: PeerAddress, *, is_client: bool) -> BoundedMuxer | None:
+        """A direct connection with a peer that calls at the same moment."""
+        muxer = await self._dialler.punch(address, is_client=is_client)
+        if muxer is not None:
+            self._mark_punched(muxer)
+        return muxer
+
+    def _mark_punched(self, muxer: BoundedMuxer) -> None:
         self._punched = {known for known in self._punched if not known.is_closed} | {muxer}
 
     def _muxers_of(self, peer: ID) -> list[BoundedMuxer]:
@@ -185,7 +212,7 @@ class Connections:
     ) -> None:
         try:
             with anyio.fail_after(DIAL_SECONDS):
-                await (self._dial_relayed(address) if address.is_relayed else self._dial_direct(address))
+                await (self._dial_relayed(address) if address.is_relayed else self._dialler.dial(address))
         except (PeerUnreachableError, OSError, TimeoutError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             failures.append(f"{address.host} port {address.port}: {reason}")
@@ -197,23 +224,6 @@ class Connections:
         if self.relay is None:
             raise PeerUnreachableError("relays are switched off")
         await self.relay.dial(address)
-
-    async def _dial_direct(self, address: PeerAddress) -> None:
-        stream = await trio.open_tcp_stream(address.host, address.port)
-        raw = SocketBytes(stream)
-        is_connected = False
-        try:
-            upgrade = self._swarm.upgrade_outbound_raw_conn(
-                RawConnection(raw, initiator=True), ID.from_base58(address.peer)
-            )
-            error = await contained(upgrade, "A handshake")
-            is_connected = error is None
-        finally:
-            if not is_connected:
-                with anyio.CancelScope(shield=True):
-                    await contained(raw.close(), "Closing")
-        if error is not None:
-            raise PeerUnreachableError(f"it does not answer as that node ({error})")
 
 
 def _is_relayed(muxer: BoundedMuxer) -> bool:

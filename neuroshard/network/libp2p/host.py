@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, Protocol, cast
 
 import anyio
 import trio
 from anyio.abc import TaskGroup
-from libp2p.abc import INetStream
+from libp2p.abc import INetConn, INetStream
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
@@ -21,6 +22,7 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.guard import contained
 from neuroshard.network.libp2p.negotiation import accept
@@ -81,6 +83,22 @@ class NodeSwarm(Swarm):
         await trio.lowlevel.checkpoint()
 
 
+class AddressObserver(Protocol):
+    """Takes what peers say about this node's own address; libp2p's own wants four observers before it believes any."""
+
+    def record_observation(self, conn: INetConn, observed: Multiaddr, local_addrs: Iterable[Multiaddr]) -> None:
+        """A peer saw this node at an address."""
+        ...
+
+    def remove_conn(self, conn: INetConn) -> None:
+        """A connection ended."""
+        ...
+
+    def addrs(self) -> list[Multiaddr]:
+        """Addresses that others may be told."""
+        ...
+
+
 class NodeHost(BasicHost):
     """Protocols on the streams of a swarm. `tasks` owns everything that runs in the background."""
 
@@ -88,11 +106,16 @@ class NodeHost(BasicHost):
         super().__init__(swarm, negotiate_timeout=HANDSHAKE_SECONDS)
         self.swarm = swarm
         self._tasks = tasks
+        self._observed_addr_manager = None  # unless somebody observes better: see observe_with
         self.remove_stream_handler(ID_PUSH)  # whoever moved connects anew
 
+    def observe_with(self, observer: AddressObserver) -> None:
+        """Let identify tell where others see this node."""
+        self._observed_addr_manager = cast("Any", observer)
+
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
-        error = await contained(self._serve(cast("NetStream", net_stream)), "A stream")
-        if error is not None:
+        result = await contained(self._serve(cast("NetStream", net_stream)), "A stream")
+        if isinstance(result, Exception):
             await contained(net_stream.reset(), "A reset")
 
     async def _serve(self, net_stream: NetStream) -> None:

@@ -85,6 +85,7 @@ class BoundedMuxer(IMuxedConn):
         self.on_close: Callable[[], Awaitable[None]] | None = None  # libp2p sets it; the accept loop tells the same
         self.rtt_seconds: float | None = None
         self.end_reason = ""
+        self.is_from_listening_port = False  # called from there, so that a router shows others the same port
         self.bytes_sent = 0
         self.bytes_received = 0
         self._options = options or MuxerOptions(StreamAdmission())
@@ -215,8 +216,8 @@ class BoundedMuxer(IMuxedConn):
 
     async def _until_it_ends(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            error = await contained(work(), "A connection")  # whoever used a stream learns of it there
-            self.end_reason = self.end_reason or str(error)
+            result = await contained(work(), "A connection")  # whoever used a stream learns of it there
+            self.end_reason = self.end_reason or str(result or "silence")
         finally:
             self._scope.cancel()
 

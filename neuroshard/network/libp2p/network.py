@@ -28,6 +28,7 @@ from neuroshard.network.libp2p.keys import key_pair_of
 from neuroshard.network.libp2p.listening import Listening
 from neuroshard.network.libp2p.muxer import MuxerOptions
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
+from neuroshard.network.libp2p.punching import PUNCH_PROTOCOL, ObservedAddresses, Puncher
 from neuroshard.network.libp2p.relay_client import RelayClient
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.relay_server import RelayServer
@@ -110,7 +111,8 @@ class _Node:
         self.swarm.listeners["tcp"] = listening
         self.host = NodeHost(self.swarm, tasks)
         contacts = Contacts(identity.node_id)
-        self.connections = Connections(self.swarm, identity.node_id, admission, contacts)
+        source = (options.host, listening.port) if options.relay and not options.is_local else None
+        self.connections = Connections(self.swarm, identity.node_id, admission, contacts, source)
         self._server = RequestServer()
         self._budget = parts.budget or ByteBudget(MEMORY_FOR_FRAMES, MEMORY_FOR_FRAMES // 2)
         self.transport = Libp2pTransport(
@@ -132,7 +134,11 @@ class _Node:
     def _joined_relays(self, contacts: Contacts) -> RelayClient | None:
         if not self._options.relay or self._options.is_local:
             return None
-        client = RelayClient(self.swarm, self.connections, contacts)
+        observed = ObservedAddresses()
+        self.host.observe_with(observed)
+        puncher = Puncher(self.connections, observed, lambda: [str(a) for a in self.host.get_transport_addrs()])
+        self.host.set_stream_handler(TProtocol(PUNCH_PROTOCOL), puncher.handle_stream)
+        client = RelayClient(self.swarm, self.connections, contacts, puncher.upgrade)
         self.host.set_stream_handler(TProtocol(STOP_PROTOCOL), client.handle_stream)
         self.connections.relay = client
         return client

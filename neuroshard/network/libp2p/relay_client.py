@@ -83,12 +83,11 @@ class RelayClient:
         """Connect through a relay. Raises PeerUnreachableError."""
         relay = address.of_relay()
         muxer = await self._connections.dial(relay.peer, (relay,))
-        failure: Exception | None = None
+        failure: Exception | None = TimeoutError("no answer in time")
         with anyio.move_on_after(MESSAGE_SECONDS):
             failure = await contained(self._dial_over(muxer, address), "A circuit")
-            if failure is None:
-                return
-        raise PeerUnreachableError(f"the relay does not reach it ({failure or 'no answer in time'})")
+        if failure is not None:
+            raise PeerUnreachableError(f"the relay does not reach it ({failure})")
 
     async def handle_stream(self, net_stream: INetStream) -> None:
         """A relay brings somebody who wants this node."""

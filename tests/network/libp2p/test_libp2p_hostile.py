@@ -153,10 +153,10 @@ def test_a_thousand_connections_of_one_peer_are_bounded() -> None:
 
             async def handshake() -> None:
                 with pytest.raises(PeerUnreachableError):
-                    await connections._dial_direct(parse(address))
+                    await connections._dialler.dial(parse(address))
 
             for _ in range(3):  # with the one there is: as many as one peer may have
-                await connections._dial_direct(parse(address))
+                await connections._dialler.dial(parse(address))
             for _ in range(20):
                 await handshake()
             assert len(swarm.get_connections()) <= 4

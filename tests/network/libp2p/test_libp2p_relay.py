@@ -169,3 +169,16 @@ def test_a_relay_gives_each_node_only_so_many_circuits() -> None:
             await lives(hidden, relay)
 
     run(scenario)
+
+
+def test_two_that_met_through_a_relay_get_a_direct_connection_where_there_can_be_one() -> None:
+    async def scenario() -> None:
+        async with behind_a_relay() as (relay, hidden, other):
+            await other.transport.connect(circuits(hidden)[0])
+            await until(lambda: kinds(other).get(hidden.transport.local_id) is ConnectionKind.PUNCHED)
+            await until(lambda: kinds(hidden).get(other.transport.local_id) is ConnectionKind.PUNCHED)
+            await lives_over(other, hidden)
+            await lives_over(hidden, other)
+            assert kinds(hidden)[relay.transport.local_id] is ConnectionKind.DIRECT
+
+    run(scenario)
