@@ -1,0 +1,230 @@
+"""Ordinary processes on loopback: they find each other, and their swarm outlives kills and the loss of its seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from seed_process import running_seed
+
+from benchmarks.node_process import TOKEN, NodeProcess, running_node
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+LONGEST_SECONDS = 150.0  # this machine may be busy
+GOODBYE_SECONDS = 30.0  # well before silence makes a node forgotten, which is after a minute
+SMALL = "batch_size = 1\nsequences_per_step = 1\narchitecture = { depth = 2, sequence_length = 64 }\n"
+LARGE = "architecture = { depth = 24 }\n"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that `neuroshard run create` made, in its owner's data folder."""
+
+    run_id: str
+    data_dir: Path
+
+
+def neuroshard(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with the owner's token."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+    environment |= {"NEUROSHARD_TOKEN": TOKEN, "NEUROSHARD_P2P_HOST": "127.0.0.1"}
+    command = [sys.executable, "-m", "neuroshard", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def made(config: str, genesis: Path, folder: Path) -> Run:
+    file, data_dir = folder / "run.toml", folder / "owner"
+    file.write_text(f'name = "friends"\n{config}')
+    where = ("--genesis", genesis, "--data-dir", data_dir, "--out", folder / "signed.json", "--json")
+    created = neuroshard("run", "create", "--config", file, *where)
+    assert created.returncode == 0, created.stderr
+    return Run(json.loads(created.stdout)["run_id"], data_dir)
+
+
+@contextmanager
+def nodes_of(run: Run, quick: Sequence[str], folder: Path) -> Iterator[Callable[..., NodeProcess]]:
+    """Starts nodes of a run, each with a folder and a wallet of its own; all are gone when the block ends."""
+    started: list[tuple[NodeProcess, Any]] = []
+
+    def start(number: int, *peers: str, run_id: str = run.run_id) -> NodeProcess:
+        data_dir = run.data_dir if number == 0 else folder / f"node-{number}"
+        given = [part for peer in peers for part in ("--peer", peer)]
+        token = {} if number == 0 else {"NEUROSHARD_TOKEN": f"{number:02x}" * 32}
+        context = running_node(data_dir, [*quick, "--run", run_id, *given], variables=token)
+        node = context.__enter__()
+        started.append((node, context))
+        return node
+
+    try:
+        yield start
+    finally:
+        for node, context in started:
+            node.kill()  # nobody waits for checkpoints here
+            context.__exit__(None, None, None)
+
+
+def peers_of(node: NodeProcess) -> dict[str, dict[str, Any]]:
+    """What a node says about each other node; nothing while it does not answer."""
+    try:
+        return {peer["node_id"]: peer for peer in node.get("/api/peers")["peers"]}
+    except httpx.HTTPError:
+        return {}
+
+
+def until(event: str, holds: Callable[[], bool], seconds: float = LONGEST_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {event}"
+        time.sleep(0.2)
+
+
+def steps_of(node: NodeProcess) -> int:
+    return int(node.get("/api/status")["training"]["steps"])
+
+
+def all_train_on(nodes: Sequence[NodeProcess]) -> None:
+    before = [steps_of(node) for node in nodes]
+    until("new steps everywhere", lambda: all(steps_of(node) > was for node, was in zip(nodes, before, strict=True)))
+
+
+def test_five_nodes_are_a_swarm_that_outlives_a_kill_a_leave_and_both_seeds(
+    small_genesis: Path, quick: list[str], tmp_path: Path
+) -> None:
+    run = made(SMALL, small_genesis, tmp_path)
+    with (
+        running_seed(tmp_path / "a") as seed,
+        running_seed(tmp_path / "b", ["--peer", seed.address]) as other_seed,
+        nodes_of(run, quick, tmp_path) as start,
+    ):
+        first, by_seed, by_other_seed = start(0, seed.address), start(3, seed.address), start(4, other_seed.address)
+        address = first.wait_for("address", lambda status: bool(status["network"]["addresses"]), LONGEST_SECONDS)
+        there = address["network"]["addresses"][0]
+        killed, by_address = start(1, there), start(2, there)
+        lost = start(5, there, run_id="00" * 32)
+        nodes = [first, killed, by_address, by_seed, by_other_seed]
+        ids = assert_all_know_each_other(nodes)
+        assert_is_told(lost)
+        lost.kill()
+
+        killed.kill()
+        left = [first, by_address, by_seed, by_other_seed]
+        until("the loss of a connection", lambda: not any(is_connected(node, ids[1]) for node in left))
+        all_train_on(left)
+
+        assert by_other_seed.stop() == 0
+        left = [first, by_address, by_seed]
+        until("a good-bye", lambda: not any(ids[4] in peers_of(node) for node in left), GOODBYE_SECONDS)
+
+        seed.kill()
+        other_seed.kill()
+        both_gone = time.time()
+        until("reports without seeds", lambda: all(hears(node, ids[:1] + ids[2:4], both_gone) for node in left))
+        for node in left:
+            node.post("/api/training/pause")  # so that the processor is free for a start
+        back = start(1)  # without a peer
+        until("a return", lambda: set(peers_of(back)) >= {ids[0], ids[2], ids[3]})
+        until("connections with the one who came back", lambda: all(is_connected(node, ids[1]) for node in left))
+        for node in left:
+            node.post("/api/training/resume")
+        all_train_on([*left, back])
+
+
+def assert_all_know_each_other(nodes: Sequence[NodeProcess]) -> list[str]:
+    """Wait until all see steps and losses of all; the ids of the nodes."""
+    others = len(nodes) - 1
+
+    def holds() -> bool:
+        seen = [peers_of(node).values() for node in nodes]
+        return all(len(peers) == others and all(p["steps"] and p["loss_ema"] for p in peers) for peers in seen)
+
+    until("all see all", holds)
+    ids = [str(node.get("/api/status")["node_id"]) for node in nodes]
+    for node, own in zip(nodes, ids, strict=True):
+        together = node.get("/api/training/global")
+        assert set(peers_of(node)) == set(ids) - {own}
+        assert {entry["node_id"] for entry in together["nodes"]} >= set(ids) - {own}
+        assert together["training_nodes"] == len(nodes)
+        assert together["total_steps"] >= sum(peer["steps"] for peer in peers_of(node).values()) // 2
+        assert 1 < together["global_loss"] < 8
+        status = node.get("/api/status")
+        assert "named with --run" in status["run"]["explanation"]
+        assert "do not synchronise yet" in status["diloco"]["explanation"]
+        assert len({peer["wallet_id"] for peer in peers_of(node).values()}) == others
+    return ids
+
+
+def assert_is_told(lost: NodeProcess) -> None:
+    """A node whose run nobody knows says so, and waits."""
+    reason = "Looking for nodes of run 0000000000000000. None of the nodes that answer knows it yet."
+    status = lost.wait_for("wait", lambda status: status["state_reason"] == reason, LONGEST_SECONDS)
+    assert status["state"] == "starting"
+    assert status["training"]["steps"] == 0
+
+
+def is_connected(node: NodeProcess, peer: str) -> bool:
+    return peers_of(node).get(peer, {"connection": None})["connection"] is not None
+
+
+def hears(node: NodeProcess, ids: Sequence[str], since: float) -> bool:
+    """Whether each of these nodes, but for the node itself, reported since then."""
+    peers = peers_of(node)
+    others = [peers[peer] for peer in ids if peer in peers]
+    return len(others) == len(ids) - 1 and all(peer["last_seen"] > since for peer in others)
+
+
+def test_a_run_that_does_not_fit_is_refused_with_numbers(small_genesis: Path, quick: list[str], tmp_path: Path) -> None:
+    run = made(LARGE, small_genesis, tmp_path)
+    refused = neuroshard(*quick, "--run", run.run_id, "--data-dir", run.data_dir, "--port", 0, "--headless")
+    assert refused.returncode == 2
+    assert "but only 500 MB may be used" in refused.stderr
+    assert "MB with --memory" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_port_in_use_is_told_and_training_goes_on(quick: list[str], tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with running_node(tmp_path, [*quick, "--p2p-port", str(port)]) as node:
+            failed = node.wait_for("failure", lambda status: status["network"]["state"] == "failed", LONGEST_SECONDS)
+            assert f"port {port}" in failed["network"]["explanation"]
+            assert "another program uses it" in failed["network"]["explanation"]
+            node.wait_for_steps(5, LONGEST_SECONDS)
+
+
+def test_the_nodes_of_a_demo_meet_and_end_with_it_also_when_it_is_killed(small_text: Path, tmp_path: Path) -> None:
+    arguments = ["--nodes", "3", "--text", str(small_text)]
+    with running_node(tmp_path, arguments, demo=True) as node:
+        until("a swarm of three", lambda: len(peers_of(node)) == 2)
+        assert len({peer["wallet_id"] for peer in peers_of(node).values()}) == 2
+        further = psutil.Process(node.process.pid).children(recursive=True)
+        assert len(further) == 2
+        node.kill()
+        assert_ended(further)
+    with running_node(tmp_path, [*arguments, "--steps", "10"], demo=True) as node:
+        process = psutil.Process(node.process.pid)
+        until("further nodes", lambda: len(process.children(recursive=True)) == 2)
+        further = process.children(recursive=True)
+        assert node.process.wait(LONGEST_SECONDS) == 0
+        assert not any(child.is_running() for child in further)
+
+
+def assert_ended(processes: Sequence[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=LONGEST_SECONDS)
+    for process in alive:
+        process.kill()
+    assert not alive
