@@ -22,12 +22,17 @@ from neuroshard.config.data_dir import prepare_data_dir
 from neuroshard.config.loading import LoadedSettings, load_settings, resolve_data_dir
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import TokenSecret, Wallet
+from neuroshard.network import Network, RequestRefusedError
 from neuroshard.node.identity import node_identity
 from neuroshard.node.networking import Networking
+from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.society import PEERS_FILE, libp2p_opener
 from neuroshard.node.tasks import accompanied
+from neuroshard.swarm.hello import HELLO
 from neuroshard.telemetry.logs import configure_logging
 from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +82,23 @@ async def _main(loaded: LoadedSettings) -> None:
         peers_file=settings.data_dir / PEERS_FILE,
         given=settings.peer,
     )
+    networking.attach(_refuse_what_needs_a_run)
 
     async def serve() -> None:
         await networking.run(must_open=True)
 
     await accompanied(_told_to_end, serve, lambda: _tell_addresses(networking), lambda: _tell_company(networking))
+
+
+async def _refuse_what_needs_a_run(network: Network) -> None:
+    """Tell nodes that ask as they would ask each other whom they are talking to."""
+
+    async def refuse(_sender: NodeId, _request: Frame) -> Frame:
+        raise RequestRefusedError("This is a seed: it serves no run. Look for nodes of the run in the directory.")
+
+    for kind in (HELLO, RUN_KIND):
+        network.transport.serve(kind, refuse)
+    await anyio.lowlevel.checkpoint()
 
 
 async def _told_to_end() -> None:

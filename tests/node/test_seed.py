@@ -14,12 +14,14 @@ from seed_process import running_seed
 
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.network import Network
+from neuroshard.network import Network, PeerRefusedError
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.seed import DEFAULT_PORT, seed_settings
 from neuroshard.swarm.announcement import Announcement, directory_namespace
 from neuroshard.swarm.claim_kinds import signed_announcement
 from neuroshard.types import LayerRange, RunId
+from neuroshard.wire import Frame
 
 RUN = RunId("ab" * 32)
 PLACE = directory_namespace(RUN, 0)
@@ -60,8 +62,10 @@ def test_nodes_find_each_other_through_two_seeds_and_through_either_of_them(tmp_
                 async with node(1) as known, node(2) as looking:
                     await known.transport.connect(a.address)
                     await known.directory.announce(PLACE, record_of(1, known))
-                    await looking.transport.connect(b.address)
+                    b_id = await looking.transport.connect(b.address)
                     await found(looking, 1)
+                    with pytest.raises(PeerRefusedError, match="This is a seed"):
+                        await looking.transport.request(b_id, Frame(RUN_KIND, {"run": RUN}), timeout_seconds=10)
                     b.kill()
                     async with node(3) as late:
                         await late.transport.connect(a.address)
