@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
+from queue import Queue
+from threading import Thread
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import pytest
 
@@ -33,36 +34,34 @@ def why_not() -> str:
     return ""
 
 
-@dataclass
 class Program:
     """A Python program inside a namespace; it ends when its standard input does."""
 
-    process: subprocess.Popen[str]
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._lines: Queue[str | None] = Queue()  # None: it ended
+        self._reader = Thread(target=self._read)
+        self._reader.start()
 
     def line(self, seconds: float = 40.0) -> str:
-        """The next line it prints. Raises TimeoutError, and EOFError when it ended."""
-        said = self._out
-        with DefaultSelector() as selector:
-            selector.register(said, EVENT_READ)
-            if not selector.select(seconds):
-                raise TimeoutError(f"nothing was said within {seconds} s")
-        line = said.readline()
-        if not line:
+        """The next line it prints. Raises Empty when there is none in time, EOFError when it ended."""
+        line = self._lines.get(timeout=seconds)
+        if line is None:
             raise EOFError(f"ended with code {self.process.wait(10)}")
-        return line.strip()
+        return line
 
     def end(self, seconds: float = 20.0) -> list[str]:
         """End it well; the lines that it had still to say."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        rest = self._out.read().splitlines()
         assert self.process.wait(seconds) == 0
-        return rest
+        return list(iter(self._lines.get, None))
 
-    @property
-    def _out(self) -> IO[str]:
+    def _read(self) -> None:
         assert self.process.stdout is not None
-        return self.process.stdout
+        for line in self.process.stdout:
+            self._lines.put(line.strip())
+        self._lines.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +72,7 @@ class Program:
         if self.process.returncode is None:
             self.process.kill()
         self.process.wait()
+        self._reader.join()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from random import Random
 
 import anyio
 import psutil
@@ -20,7 +21,10 @@ from made_identity import identity
 from network_of_addresses import network_at
 
 from neuroshard.config.settings import Settings
+from neuroshard.identity import NodeKey
 from neuroshard.network.nearby import Nearby
+from neuroshard.network.nearby_places import GROUP, PORT, lan_interfaces, open_socket, places_of
+from neuroshard.network.nearby_records import announcement, question
 from neuroshard.network.port_mapping import PortMapping
 from neuroshard.network.upnp_router import find_upnp_router
 
@@ -42,6 +46,23 @@ async def nearby(number: int, host: str) -> None:
     await Nearby(node_id, tell).live(network)
 
 
+async def flood(number: int, host: str) -> None:
+    """Thousands of hostile packets, then silence."""
+    (place,) = places_of([f"/ip4/{host}/tcp/1/p2p/x"], lan_interfaces())
+    random = Random(number)
+    with open_socket(place.interface) as sock:
+        for index in range(5000):
+            stranger = NodeKey.from_seed(random.randbytes(32)).node_id
+            packets = (
+                random.randbytes(random.randint(0, 1400)),
+                announcement(stranger, ["8.8.8.8", "127.0.0.1"], 4001),
+                announcement(stranger, [f"10.77.0.{index % 250 + 3}"], 4001),
+                question(stranger),
+            )
+            await sock.sendto(packets[index % 4], (GROUP, PORT))
+    say(flooded=True)
+
+
 async def node(number: int, host: str) -> None:
     """A whole node's network; `host` as --p2p-host."""
     from neuroshard.node.society import Society
@@ -51,9 +72,13 @@ async def node(number: int, host: str) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(society.networking.run)
             network = await society.networking.up()
-            say(addresses=society.addresses())
+            inside = network.transport.addresses()
+            say(addresses=inside)
             while not network.transport.connections():
                 await anyio.sleep(0.05)
+                if society.addresses()[0] not in inside:
+                    say(outside=society.addresses()[0])
+                    await anyio.sleep_forever()
             say(met=[connection.peer for connection in network.transport.connections()])
 
 
@@ -81,7 +106,7 @@ async def until_input_ends(work: Callable[[], Awaitable[None]]) -> None:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     what, number, host = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    work = {"nearby": nearby, "node": node, "mapping": mapping}[what]
+    work = {"nearby": nearby, "flood": flood, "node": node, "mapping": mapping}[what]
 
     async def chosen() -> None:
         await work(number, host)

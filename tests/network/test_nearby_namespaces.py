@@ -10,6 +10,8 @@ from typing import Any
 from made_identity import identity
 from namespaces import FAR, NEAR, Program, local_network
 
+from neuroshard.network.nearby import NEW_ADDRESSES, NEW_ADDRESSES_A_SECOND
+
 PROGRAM = Path(__file__).with_name("nearby_program.py")
 CLEAN = {"threads": [], "sockets": 0}
 
@@ -87,3 +89,20 @@ def test_a_node_on_loopback_sends_nothing_to_others() -> None:
         assert sockets == []
         node.end()
         assert near.packets_sent() == before
+
+
+def test_a_flood_of_hostile_records_is_bounded_and_a_real_node_is_found_after_it() -> None:
+    with local_network() as (near, far), near.start(PROGRAM, "nearby", 1, NEAR) as node:
+        assert said(node, "started")
+        with far.start(PROGRAM, "flood", 3, FAR) as enemy:
+            started = time.monotonic()
+            assert said(enemy, "flooded")
+        with far.start(PROGRAM, "nearby", 2, FAR) as friend:
+            found = [said(node, "found")]
+            while found[-1] != address(2, FAR):
+                found.append(said(node, "found"))
+            assert said(friend, "found") == address(1, NEAR)
+            assert len(found) <= NEW_ADDRESSES + (time.monotonic() - started) * NEW_ADDRESSES_A_SECOND + 1
+            assert len(found) > 10  # the flood was there
+            assert all(text.startswith("/ip4/10.77.0.") for text in found)
+        assert json.loads(node.end()[-1]) == CLEAN
