@@ -67,11 +67,12 @@ class Acquaintances:
         self._failures.pop(peer, None)
         self._known.add(peer)
 
-    def note_failure(self, peer: NodeId, now: float) -> None:
-        """The peer did not answer or refused: the next try comes later each time."""
+    def note_failure(self, peer: NodeId, now: float) -> int:
+        """The peer did not answer or refused: the next try comes later each time. The number of failures in a row."""
         failures = self._failures[peer] = self._failures.get(peer, 0) + 1
         self._due[peer] = now + min(FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_RETRY_SECONDS)
         self._known.discard(peer)
+        return failures
 
 
 class Meeting:
@@ -125,8 +126,8 @@ class Meeting:
         try:
             addresses = await self._greeter.greet(network, peer)
         except (PeerRefusedError, HelloRefusedError, WireError) as error:
-            _LOG.info("Node %s is not met: %s", peer, error)
-            acquaintances.note_failure(peer, anyio.current_time())
+            is_news = acquaintances.note_failure(peer, anyio.current_time()) == 2  # it may just have begun
+            _LOG.log(logging.INFO if is_news else logging.DEBUG, "Node %s is not met: %s", peer, error)
         except PeerUnreachableError as error:
             _LOG.debug("Node %s does not answer a hello: %s", peer, error)
             acquaintances.note_failure(peer, anyio.current_time())
