@@ -74,6 +74,6 @@ def _asked(call: Callable[[], _Answer]) -> _Answer:
     try:
         return call()
     except Exception as error:
-        if type(error) is not Exception:
-            raise
-        raise RouterRefusedError(f"The router refuses: {str(error)[:200]}.") from error
+        if type(error) is Exception:  # miniupnpc has no error class of its own
+            raise RouterRefusedError(f"The router refuses: {str(error)[:200]}.") from error
+        raise
