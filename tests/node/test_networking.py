@@ -16,6 +16,7 @@ from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.network import Network
+from neuroshard.network.libp2p import NetworkFailedError
 from neuroshard.node import networking
 from neuroshard.node.networking import Networking, NetworkOpener
 from neuroshard.node.society import libp2p_opener
@@ -157,5 +158,49 @@ def test_who_must_open_ends_with_what_refused_it_and_others_try_again(
                 await until(lambda: patient.state()[0] == "failed")
                 assert str(port) in patient.state()[1]
                 tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_network_that_breaks_is_opened_anew_with_all_that_lives_on_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    breaking = [anyio.Event(), anyio.Event()]
+    opened: list[Network] = []
+    began: list[Network] = []
+    ended: list[Network] = []
+
+    @asynccontextmanager
+    async def fragile() -> AsyncGenerator[Network]:
+        async def fail() -> None:
+            await breaking[len(opened) - 1].wait()
+            raise NetworkFailedError("A defect.")
+
+        async with opener(1)() as network, anyio.create_task_group() as tasks:
+            opened.append(network)
+            tasks.start_soon(fail)
+            yield network
+            tasks.cancel_scope.cancel()
+
+    async def work(network: Network) -> None:
+        began.append(network)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(network)
+
+    async def main() -> None:
+        one = Networking(identity(1).node_id, fragile, peers_file=tmp_path / "peers.json", loopback_only=True)
+        one.attach(work)
+        async with running(one):
+            await until(lambda: len(began) == 1)
+            breaking[0].set()
+            await until(lambda: one.state()[0] == "failed")
+            assert "A defect." in one.state()[1]
+            await until(lambda: len(began) == 2)
+            assert one.state()[0] == "alone"
+            assert (ended, opened) == (opened[:1], began)
+        assert ended == opened
 
     run(main)
