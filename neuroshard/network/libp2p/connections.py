@@ -31,6 +31,9 @@ from neuroshard.types import NodeId
 DIAL_SECONDS = 10.0
 NEXT_ADDRESS_SECONDS = 0.25  # how long the next address waits for the one before it
 REACHED_SECONDS = 3600.0
+KEPT_PEERS = 96  # beyond, connections that nobody uses are ended
+IDLE_SECONDS = 120.0
+TRIM_SECONDS = 30.0
 MAX_PUNCHED_IPS = 256
 _ANYWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
 _LOG = logging.getLogger(__name__)
@@ -140,6 +143,23 @@ class Connections:
     def is_reached_from_outside(self) -> bool:
         """Whether somebody outside this node's own networks connected to it lately."""
         return anyio.current_time() - self._reached_at < REACHED_SECONDS
+
+    async def trim(self, needed: Callable[[], set[NodeId]]) -> None:
+        """Now and then end the connections that were used longest ago, while there are many. Until cancelled."""
+        while True:
+            await anyio.sleep(TRIM_SECONDS)
+            for peer in self._needless(needed()):
+                await self.close_peer(peer)
+
+    def _needless(self, needed: set[NodeId]) -> list[NodeId]:
+        used_at = {
+            NodeId(str(peer)): max(muxer.used_at for muxer in muxers)
+            for peer in tuple(self._swarm.connections)
+            if (muxers := self._muxers_of(peer))
+        }
+        idle_since = anyio.current_time() - IDLE_SECONDS
+        idle = [peer for peer, at in used_at.items() if at < idle_since and peer not in needed]
+        return sorted(idle, key=lambda peer: used_at[peer])[: max(0, len(used_at) - KEPT_PEERS)]
 
     async def close_peer(self, peer: NodeId) -> None:
         """End all connections with a peer."""

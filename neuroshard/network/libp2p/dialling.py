@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
 
 import anyio
@@ -32,10 +33,13 @@ class Dialler:
     async def dial(self, address: PeerAddress) -> BoundedMuxer:
         """A connection with whoever answers there, if it is that peer. Raises PeerUnreachableError or OSError."""
         stream = await self._shared_call(address)
-        is_shared = stream is not None
-        muxer = await self._upgraded(stream or await trio.open_tcp_stream(address.host, address.port), address)
-        muxer.is_from_listening_port = is_shared
-        return muxer
+        if stream is not None:
+            # the peer may have called at the same moment, from its listening port too: then both are the client
+            with suppress(PeerUnreachableError):
+                muxer = await self._upgraded(stream, address)
+                muxer.is_from_listening_port = True
+                return muxer
+        return await self._upgraded(await trio.open_tcp_stream(address.host, address.port), address)
 
     async def punch(self, address: PeerAddress, *, is_client: bool) -> BoundedMuxer | None:
         """A connection with a peer that calls here at the same moment; the two must have different roles."""

@@ -13,7 +13,15 @@ from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 
 from neuroshard.network.libp2p.connections import Connections
-from neuroshard.network.libp2p.gossip_items import Item, ItemReader, MalformedGossipError, TopicId, topic_id
+from neuroshard.network.libp2p.gossip_items import (
+    Item,
+    ItemReader,
+    MalformedGossipError,
+    TopicId,
+    packed,
+    topic_id,
+    unpacked,
+)
 from neuroshard.network.libp2p.gossip_router import HEARTBEAT_SECONDS, GossipRouter, Sends
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.negotiation import NegotiationError, confirm, proposal
@@ -144,7 +152,7 @@ class Libp2pGossip:
         if len(data) > MAX_GOSSIP_BYTES:
             raise MessageTooLargeError(f"Gossip of {len(data)} bytes is above the limit of {MAX_GOSSIP_BYTES}.")
         await anyio.lowlevel.checkpoint()
-        self._send(self._router.publish(topic_id(topic), data, trio.current_time()))
+        self._send(self._router.publish(topic_id(topic), packed(data), trio.current_time()))
 
     def subscribe(self, topic: str, check: GossipCheck) -> GossipSubscription:
         """See Gossip; one subscription a topic, ValueError for a second one."""
@@ -214,11 +222,14 @@ class Libp2pGossip:
             self._report(peer, ScoreReason.REFUSED_GOSSIP)
         subscription = self._subscriptions.get(item.topic)
         if received.delivered is not None and subscription is not None:
-            subscription.deliver(received.delivered)
+            subscription.deliver(unpacked(received.delivered))
 
-    def _check(self, topic: TopicId, peer: NodeId, data: bytes) -> bool:
+    def _check(self, topic: TopicId, peer: NodeId, payload: bytes) -> bool:
         subscription = self._subscriptions.get(topic)
-        return subscription is not None and subscription.check(peer, data)
+        try:
+            return subscription is not None and subscription.check(peer, unpacked(payload))
+        except MalformedGossipError:
+            return False
 
     def _send(self, sends: Sends) -> None:
         for peer, item in sends:

@@ -6,6 +6,7 @@ and content: so nobody can give one message another's id.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -47,7 +48,7 @@ class ItemKind(IntEnum):
 
 
 _MOST: Mapping[ItemKind, int] = MappingProxyType(
-    {ItemKind.MESSAGE: MAX_GOSSIP_BYTES, ItemKind.HAVE: MAX_IDS * ID_BYTES, ItemKind.WANT: MAX_IDS * ID_BYTES}
+    {ItemKind.MESSAGE: 1 + MAX_GOSSIP_BYTES, ItemKind.HAVE: MAX_IDS * ID_BYTES, ItemKind.WANT: MAX_IDS * ID_BYTES}
 )
 
 
@@ -83,6 +84,28 @@ def topic_id(topic: str) -> TopicId:
 def message_id(topic: TopicId, data: bytes) -> MessageId:
     """Hash of topic and content, 12 bytes."""
     return MessageId(blake3(topic + data).digest(ID_BYTES))
+
+
+def packed(data: bytes) -> bytes:
+    """What travels of a message: deflated where that is shorter, as it is for signed claims with their hex digits."""
+    deflated = zlib.compress(data, wbits=-zlib.MAX_WBITS)
+    return b"\1" + deflated if len(deflated) < len(data) else b"\0" + data
+
+
+def unpacked(payload: bytes) -> bytes:
+    """The message that `packed` was given. Raises MalformedGossipError, also for more than MAX_GOSSIP_BYTES."""
+    if payload[:1] == b"\0":
+        return payload[1:]
+    if payload[:1] != b"\1":
+        raise MalformedGossipError("A message begins with no known byte.")
+    reader = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
+    try:
+        data = reader.decompress(payload[1:], MAX_GOSSIP_BYTES)
+    except zlib.error as error:
+        raise MalformedGossipError(f"A message cannot be inflated: {error}.") from None
+    if not reader.eof or reader.unused_data:
+        raise MalformedGossipError("A message is longer than it may be, or not whole.")
+    return data
 
 
 def id_items(kind: ItemKind, topic: TopicId, ids: Iterable[MessageId]) -> Iterator[Item]:

@@ -82,6 +82,10 @@ class GossipRouter:
         known = self._topics.get(topic)
         return tuple(known.links) if known else ()
 
+    def linked_peers(self) -> set[NodeId]:
+        """Peers to which this node has a link in any topic."""
+        return {peer for topic in self._topics.values() for peer in topic.links}
+
     # This node's own wishes
 
     def join(self, peer: NodeId) -> Sends:

@@ -91,6 +91,7 @@ class BoundedMuxer(IMuxedConn):
         self._options = options or MuxerOptions(StreamAdmission())
         self._when_closed = when_closed
         self.opened_at = self._options.now()
+        self.used_at = trio.current_time()  # when a stream was last opened, by either side
         self._streams: dict[int, YamuxStream] = {}
         self._next_stream_id = 1 if conn.is_initiator else 2
         self._new_streams, self._accepted = trio.open_memory_channel[IMuxedStream](inf)  # bounded by the admission
@@ -155,6 +156,7 @@ class BoundedMuxer(IMuxedConn):
             raise MuxedConnUnavailable("the connection is closed")
         stream_id = self._next_stream_id
         self._next_stream_id += 2
+        self.used_at = trio.current_time()
         stream = YamuxStream(self, self, stream_id, is_outbound=True)
         self._streams[stream_id] = stream
         return stream
@@ -278,6 +280,7 @@ class BoundedMuxer(IMuxedConn):
             if self._refused_streams % REFUSED_STREAMS_OF_FLOOD == 0:
                 self._report(ScoreReason.FLOOD)
             return
+        self.used_at = trio.current_time()
         stream = YamuxStream(self, self, header.stream_id, is_outbound=False)
         self._streams[header.stream_id] = stream
         self.send_control(header_bytes(WINDOW_UPDATE, ACK, header.stream_id, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from random import SystemRandom
 from typing import Any
 
@@ -181,6 +182,7 @@ class _Node:
         """What runs as long as the network does."""
         yield self.gossip.run
         yield self.directory.run
+        yield partial(self.connections.trim, self._needed_peers)
         if self._relay_client is not None:
             yield self._relay_client.run
 
@@ -204,6 +206,11 @@ class _Node:
         if self._relay_server is not None:
             self._relay_server.part(NodeId(str(peer)))
         self.swarm.forget(peer)
+
+    def _needed_peers(self) -> set[NodeId]:
+        relays = self._relay_client.relays() if self._relay_client is not None else set[NodeId]()
+        clients = self._relay_server.clients() if self._relay_server is not None else set[NodeId]()
+        return self.gossip.router.linked_peers() | relays | clients
 
     def _is_welcome(self, peer: ID) -> bool:
         return not self._reputation.is_banned(NodeId(str(peer)))

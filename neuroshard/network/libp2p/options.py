@@ -23,7 +23,6 @@ class NetworkOptions:
     relay: bool = True  # be reached through relays, and try to get a direct connection from there
     serve_relay: bool = False
     upload_bytes_per_second: float | None = None
-    bootstrap: tuple[str, ...] = ()
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     @property

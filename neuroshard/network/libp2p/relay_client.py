@@ -63,6 +63,10 @@ class RelayClient:
         self._places: dict[NodeId, float] = {}  # at relays, since when by the loop's clock
         self._refused: dict[NodeId, float] = {}
 
+    def relays(self) -> set[NodeId]:
+        """Where this node has a place."""
+        return set(self._places)
+
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs through the relays at which this node has a place."""
         local = self._connections.local_id

@@ -78,6 +78,10 @@ class RelayServer:
         finally:
             stream.abandon()
 
+    def clients(self) -> set[NodeId]:
+        """Nodes that have a place here."""
+        return set(self._reservations)
+
     def part(self, node: NodeId) -> None:
         """A node is gone, and with it its reservation."""
         self._reservations.pop(node, None)

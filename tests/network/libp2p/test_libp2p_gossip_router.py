@@ -20,7 +20,9 @@ from neuroshard.network.libp2p.gossip_items import (
     MessageId,
     id_items,
     message_id,
+    packed,
     topic_id,
+    unpacked,
 )
 from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
 from neuroshard.network.libp2p.gossip_router import MAX_ITEMS, MAX_TOLD, MOST_DEGREE, GossipRouter, Sends
@@ -265,7 +267,7 @@ def test_items_survive_any_cutting(said: list[tuple[ItemKind, bytes]], data: st.
     [
         bytes(HEAD_BYTES),
         b"\xff" * HEAD_BYTES,
-        b"\x03\x01\x00\x01" + TOPIC,  # 64 KiB and one byte
+        b"\x03\x01\x00\x02" + TOPIC,  # 64 KiB and two bytes
         b"\x06\x00\x00\x01" + TOPIC,  # a GRAFT with a payload
         b"\x04\x00\x00\x05" + TOPIC,  # no whole ids
         b"\x05\x00\x0c\x0c" + TOPIC,  # too many ids
@@ -285,6 +287,28 @@ def test_any_bytes_are_items_or_refused(data: bytes) -> None:
     except MalformedGossipError:
         return
     assert sum(item.byte_count for item in items) <= len(data)
+
+
+@given(st.binary(max_size=2000))
+def test_messages_travel_packed(data: bytes) -> None:
+    assert unpacked(packed(data)) == data
+    assert len(packed(data)) <= 1 + len(data)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\2x", b"\1", b"\1\xff\xff", packed(bytes(1000))[:-1], packed(bytes(1000)) + b"x"]
+)
+def test_what_cannot_be_unpacked_is_refused(payload: bytes) -> None:
+    with pytest.raises(MalformedGossipError):
+        unpacked(payload)
+
+
+def test_a_small_message_cannot_become_a_large_one() -> None:
+    bomb = packed(bytes(100_000_000))
+    assert len(bomb) < 200_000
+    with pytest.raises(MalformedGossipError):
+        unpacked(bomb)
+    assert len(unpacked(packed(bytes(64 * 1024)))) == 64 * 1024
 
 
 def test_memory_is_bounded() -> None:

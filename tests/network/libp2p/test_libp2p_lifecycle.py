@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import anyio
+import pytest
+import trio
+from libp2p_nodes import LOOPBACK, address_of, echo, identity, nodes, run, until
+
+from neuroshard.network import Network, TransportClosedError
+from neuroshard.network.libp2p import NetworkFailedError, libp2p_network
+from neuroshard.wire import Frame
+
+
+def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:
+    async def scenario() -> None:
+        network: Network | None = None
+
+        def fail(_: float) -> None:
+            raise ZeroDivisionError
+
+        async def live() -> None:
+            nonlocal network
+            async with libp2p_network(identity(1), LOOPBACK) as network:
+                network.gossip.router.heartbeat = fail
+                await anyio.sleep(30)
+
+        with pytest.raises(NetworkFailedError) as failed:
+            await live()
+        assert isinstance(failed.value.__cause__, ExceptionGroup)
+        assert failed.value.__cause__.subgroup(ZeroDivisionError) is not None
+        assert network is not None
+        with pytest.raises(TransportClosedError):
+            await network.transport.receive("x")
+
+    run(scenario)
+
+
+def test_a_cancelled_block_ends_at_once_and_quietly() -> None:
+    async def scenario() -> None:
+        async with nodes(1) as (other,):
+            began = trio.current_time()
+            with trio.move_on_after(0.5):
+                async with libp2p_network(identity(9), LOOPBACK) as network:
+                    await network.transport.connect(address_of(other))
+                    await anyio.sleep_forever()
+            assert trio.current_time() - began < 3
+            await until(lambda: other.transport.connections() == ())
+
+    run(scenario)
+
+
+def test_connections_that_nobody_uses_are_ended_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with nodes(1) as (centre,), nodes(6, first=2) as others:
+            centre.transport.serve("echo", echo)
+            for other in others:
+                await other.transport.connect(address_of(centre))
+            connections = centre.transport._connections
+            monkeypatch.setattr("neuroshard.network.libp2p.connections.IDLE_SECONDS", 0.5)
+            await anyio.sleep(2)
+            assert connections._needless(set()) == []  # few enough
+            monkeypatch.setattr("neuroshard.network.libp2p.connections.KEPT_PEERS", 3)
+            await others[0].transport.request(centre.transport.local_id, Frame("echo"), timeout_seconds=5)
+            needless = connections._needless({others[1].transport.local_id})
+            assert len(needless) == 3
+            assert not set(needless) & {others[0].transport.local_id, others[1].transport.local_id}
+            for peer in needless:
+                await connections.close_peer(peer)
+            assert len(centre.transport.connections()) == 3
+
+    run(scenario)
+
+
+def test_the_package_is_imported_without_libp2p() -> None:
+    code = "import sys, neuroshard.network.libp2p; sys.exit('libp2p' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
