@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from claim_samples import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_samples import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of
 
 from neuroshard.identity import canonical_json
 from neuroshard.status.snapshot import NodeState

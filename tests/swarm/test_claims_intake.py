@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from claim_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of
 
 from neuroshard.identity import NodeIdentity, SignedClaim, sign_claim
 from neuroshard.network import ScoreReason

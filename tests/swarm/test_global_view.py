@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from claim_samples import EPOCH, REPORT, identity_of, said
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from swarm_samples import EPOCH, REPORT, identity_of, said
 
 import neuroshard.swarm.global_view as module
 from neuroshard.status.snapshot import NodeState

@@ -6,7 +6,7 @@ from random import Random
 
 import anyio
 import pytest
-from swarm_samples import (
+from claim_samples import (
     DAY,
     OTHER_RUN,
     REPORT,

@@ -3,9 +3,9 @@ from __future__ import annotations
 import zlib
 
 import pytest
+from claim_samples import EPOCH, REPORT, identity_of
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_samples import EPOCH, REPORT, identity_of
 
 from neuroshard.errors import DataError
 from neuroshard.identity import ClaimTooLargeError, MalformedClaimError, sign_claim

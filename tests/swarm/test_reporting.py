@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import anyio
-from swarm_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, TOPIC, clock, identity_of, run_virtually
+from claim_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, TOPIC, clock, identity_of, run_virtually
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.network import InMemoryNetwork, Link

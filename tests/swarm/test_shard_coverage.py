@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from claim_samples import EPOCH, RUN, said
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_samples import EPOCH, RUN, said
 
 from neuroshard.data.assignment import Assignment
 from neuroshard.swarm.global_view import GlobalView

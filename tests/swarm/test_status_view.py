@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from swarm_samples import EPOCH, REPORT, announcement_of, identity_of, said
+from claim_samples import EPOCH, REPORT, announcement_of, identity_of, said
 
 from neuroshard.network import Connection
 from neuroshard.status.snapshot import ConnectionKind, NodeState
