@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def test_no_name_says_nothing() -> None:
         if isinstance(node, ast.ClassDef) and EMPTY_NAMES.search(node.name)
     ]
     assert named + classes == []
+
+
+def test_no_two_modules_of_tests_share_a_name() -> None:
+    """They are imported by their bare names: the second one of a name would be the first."""
+    names = Counter(path.name for path in python_files("tests") if path.name not in {"__init__.py", "conftest.py"})
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_nothing_is_unpickled() -> None:
