@@ -28,7 +28,7 @@ RENEW_SECONDS = 1200.0
 LOOK_SECONDS = 30.0  # between looks whether this computer is still where the router passes the port on to
 RETRY_SECONDS = 900.0
 CALL_SECONDS = 15.0  # for the router to answer
-CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 5.0  # a search takes 4 s where no router answers
 OTHER_PORTS = 3  # that are tried when the node's own number is taken at the router
 PORT_RANGE = (20_000, 60_000)
 
@@ -170,9 +170,28 @@ class PortMapping:
 
 
 async def _asked(call: Callable[[], _Answer], seconds: float = CALL_SECONDS) -> _Answer:
-    """What a router answers in time. A thread that still waits for it is left to end by itself."""
+    """What a router answers in time. Whoever cancels waits CLOSE_SECONDS at most; then the thread is left alone."""
+
+    def tried() -> _Answer | RouterRefusedError:
+        try:
+            return call()
+        except RouterRefusedError as error:
+            return error
+
+    answer: _Answer | RouterRefusedError = RouterRefusedError(f"The router does not answer within {seconds:g} s.")
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope(shield=True) as patience:
+            tasks.start_soon(_limit, patience, seconds)
+            answer = await to_thread.run_sync(tried, abandon_on_cancel=True)
+        tasks.cancel_scope.cancel()
+    if isinstance(answer, RouterRefusedError):
+        raise answer
+    return answer
+
+
+async def _limit(patience: anyio.CancelScope, seconds: float) -> None:
     try:
-        with anyio.fail_after(seconds):
-            return await to_thread.run_sync(call, abandon_on_cancel=True)
-    except TimeoutError:
-        raise RouterRefusedError(f"The router does not answer within {seconds:g} s.") from None
+        await anyio.sleep(seconds)
+        patience.cancel()
+    finally:
+        patience.deadline = min(patience.deadline, anyio.current_time() + CLOSE_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -9,8 +10,9 @@ import miniupnpc
 
 from neuroshard.network.port_mapping import NoRouterError, RouterRefusedError
 
-DISCOVERY_MILLISECONDS = 2000
+DISCOVERY_MILLISECONDS = 1000  # for each of the four kinds of device that may be one; less is not possible
 DESCRIPTION = "NeuroShard"
+SOMEWHERE = "192.0.2.1"  # in the internet, for documentation: nobody has it
 _PROTOCOL = "TCP"
 _ONLY_PERMANENT = "OnlyPermanentLeasesSupported"
 _Answer = TypeVar("_Answer")
@@ -57,17 +59,25 @@ class UpnpRouter:
 
 def find_upnp_router() -> UpnpRouter:
     """The router of this network. Raises NoRouterError when none answers within seconds."""
-    gateway: Any = cast("Any", miniupnpc).UPnP()
-    gateway.discoverdelay = DISCOVERY_MILLISECONDS
+    gateway: Any = cast("Any", miniupnpc).UPnP(
+        multicastif=_host_towards_outside(), discoverdelay=DISCOVERY_MILLISECONDS
+    )
     try:
-        found = _asked(gateway.discover)
-        if found:
-            _asked(gateway.selectigd)
+        _asked(gateway.discover)
+        _asked(gateway.selectigd)
     except RouterRefusedError as error:
-        raise NoRouterError(f"No router that opens ports was found: {error.message}") from error
-    if not found:
-        raise NoRouterError("No router of this network opens ports by UPnP.")
+        raise NoRouterError("No router of this network opens ports by UPnP.") from error
     return UpnpRouter(gateway, str(gateway.lanaddr))
+
+
+def _host_towards_outside() -> str:
+    """This computer's address on its way to the internet; nothing is sent. Raises NoRouterError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((SOMEWHERE, 9))
+        except OSError as error:
+            raise NoRouterError(f"This computer has no way to the internet: {error.strerror}.") from error
+        return str(probe.getsockname()[0])
 
 
 def _asked(call: Callable[[], _Answer]) -> _Answer:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from made_identity import identity
-from namespaces import FAR, NEAR, Program, local_network
+from namespaces import FAR, NEAR, Computer, Program, local_network
 
 from neuroshard.network.nearby import NEW_ADDRESSES, NEW_ADDRESSES_A_SECOND
 
@@ -28,11 +28,23 @@ def address(number: int, host: str) -> str:
     return f"/ip4/{host}/tcp/{4000 + number}/p2p/{identity(number).node_id}"
 
 
+def packets_when_quiet(computer: Computer) -> int:
+    """What was sent until nothing was for three seconds. Raises TimeoutError after a minute."""
+    sent, since = computer.packets_sent(), time.monotonic()
+    deadline = since + 60
+    while time.monotonic() - since < 3:
+        time.sleep(0.1)
+        if (now := computer.packets_sent()) != sent:
+            sent, since = now, time.monotonic()
+        if since > deadline:
+            raise TimeoutError("it never becomes quiet")
+    return sent
+
+
 def test_computers_on_one_network_find_each_other_whoever_comes_first() -> None:
     with local_network() as (near, far), near.start(PROGRAM, "nearby", 1, NEAR) as first:
         assert said(first, "started")
-        time.sleep(4.0)  # the first one's introduction is over and nobody heard it
-        quiet = near.packets_sent()
+        quiet = packets_when_quiet(near)  # the first one's introduction is over and nobody heard it
         with far.start(PROGRAM, "nearby", 2, FAR) as second:
             assert said(second, "started")
             started = time.monotonic()
@@ -57,8 +69,7 @@ def test_two_nodes_on_one_computer_find_each_other() -> None:
 def test_a_node_is_quiet_between_its_introduction_and_its_good_bye() -> None:
     with local_network() as (near, _), near.start(PROGRAM, "nearby", 1, NEAR) as node:
         assert said(node, "started")
-        time.sleep(5.0)
-        introduced = near.packets_sent()
+        introduced = packets_when_quiet(near)
         assert 3 <= introduced <= 10
         time.sleep(8.0)
         assert near.packets_sent() == introduced

@@ -17,6 +17,7 @@ from network_of_addresses import move, network_at
 from trio.testing import MockClock
 
 from neuroshard.network.port_mapping import (
+    CLOSE_SECONDS,
     LEASE_SECONDS,
     LOOK_SECONDS,
     RENEW_SECONDS,
@@ -90,7 +91,7 @@ def live(
     """Run a mapping beside a scenario that gets it, a clock to push on, and a way to move the node elsewhere."""
     mapping = PortMapping(ME, find or router.find, Random(1))
     network = network_at(ME, f"/ip4/{HOME}/tcp/4001/p2p/{ME}")
-    clock = MockClock()
+    clock = MockClock(rate=1.0)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
@@ -230,8 +231,26 @@ def test_a_router_that_hangs_is_given_up_and_does_not_hold_the_end() -> None:
 
     started = time.monotonic()
     live(router, scenario, find)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < CLOSE_SECONDS + 3
     hanging.put(None)
+
+
+def test_who_ends_waits_for_a_router_that_answers_soon() -> None:
+    router = MemoryRouter()
+    found: list[float] = []
+
+    def find() -> Router:
+        router.calls.put("find")
+        time.sleep(0.5)
+        found.append(time.monotonic())
+        return router
+
+    async def scenario(*_: object) -> None:
+        assert await next_call(router) == "find"
+
+    live(router, scenario, find)
+    assert len(found) == 1
+    assert time.monotonic() - found[0] < 1
 
 
 @pytest.mark.parametrize(

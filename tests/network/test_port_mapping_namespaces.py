@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from made_identity import identity
 from namespaces import FAR, NEAR, Computer, Program, local_network
+
+from neuroshard.network.port_mapping import CLOSE_SECONDS
 
 NODE = Path(__file__).with_name("nearby_program.py")
 ROUTER = Path(__file__).with_name("router_program.py")
@@ -66,3 +69,17 @@ def test_a_router_behind_another_one_is_asked_for_nothing() -> None:
         rest = [json.loads(line)["action"] for line in router.end()]
         assert "AddPortMapping" not in rest
         assert "DeletePortMapping" not in rest
+
+
+def test_a_search_that_finds_no_router_ends_with_the_node() -> None:
+    with local_network() as (near, _):
+        near.run("ip", "route", "add", "default", "via", FAR)  # where nobody answers
+        with near.start(NODE, "mapping", 1, NEAR) as node:
+            assert json.loads(node.line()) == {"started": True}
+            deadline = time.monotonic() + 10
+            while near.packets_sent() == 0 and time.monotonic() < deadline:  # until it asks
+                time.sleep(0.02)
+            ended = time.monotonic()
+            assert json.loads(node.end()[-1]) == {"threads": [], "sockets": 0}
+            assert time.monotonic() - ended < CLOSE_SECONDS + 3
+        assert near.packets_sent() > 0
