@@ -13,7 +13,13 @@ from anyio.abc import TaskGroup
 
 from neuroshard.data.windows import Batch
 from neuroshard.training.journal import Journal
-from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, Retry, StageError
+from neuroshard.training.microbatch import (
+    ClosedSessionError,
+    MicrobatchKey,
+    Retry,
+    SpoiltMicrobatchError,
+    StageError,
+)
 from neuroshard.training.pace import DataWait
 from neuroshard.training.parts import Feed
 from neuroshard.training.pipeline import Hop, run_microbatch
@@ -145,9 +151,9 @@ class Driver:
                 await run_microbatch(
                     self._route, key, batch.input_ids, batch.labels, partial(self._journal.measured, key)
                 )
-            except ClosedSessionError as error:
+            except (ClosedSessionError, SpoiltMicrobatchError) as error:
                 _LOG.warning("A microbatch was given up: %s", error)
-                self._journal.dropped(key)
+                self._give_up(key)
                 return
             except StageError as error:
                 if error.retry is Retry.NEVER:
@@ -156,6 +162,12 @@ class Driver:
             else:
                 return
             await anyio.sleep(RETRY_SECONDS)
+
+    def _give_up(self, key: MicrobatchKey) -> None:
+        """Leave a microbatch out; its session ends soon, so that no stage waits for the rest of it."""
+        self._journal.dropped(key)
+        if key.session == self._session:
+            self._begun = MICROBATCHES_OF_SESSION
 
     async def _close(self, session: int) -> None:
         """Tell the stages that a session has ended. One that does not hear it closes the session by itself later."""

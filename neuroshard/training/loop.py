@@ -194,8 +194,11 @@ class Trainer:
         while True:
             if service.intake.is_full:
                 await stage.step()
+            elif service.is_spoilt:
+                await stage.recover()
             elif service.intake.is_admitting and (control.is_stopping or control.is_paused):
-                await service.drain("The node stops." if control.is_stopping else "The node is paused.")
+                reason = "The node stops." if control.is_stopping else "The node is paused."
+                await service.drain(reason, for_good=control.is_stopping)
             elif control.is_stopping or self._is_finished:
                 return
             elif control.is_paused:
@@ -261,7 +264,7 @@ class Trainer:
         """Drop the step in work and save what the steps before it reached."""
         self._set_state(NodeState.STOPPING)
         self._journal.clear()
-        await self.parts.service.discard()
+        await self.parts.service.leave()
         await self._save()
         if self.parts.saver is not None:
             await self.parts.saver.close()

@@ -47,8 +47,20 @@ class StageGoneError(StageError):
     retry = Retry.ELSEWHERE
 
 
+class DriftedStageError(StageError):
+    """A replica whose weights are not those that the microbatch is for."""
+
+    retry = Retry.ELSEWHERE
+
+
 class RefusedTensorError(StageError):
     """Inputs, labels or gradients of a wrong shape or type, or with values that are not numbers."""
+
+    retry = Retry.NEVER
+
+
+class SpoiltMicrobatchError(StageError):
+    """A microbatch whose loss or gradient came out as no number: the stage's step will be skipped."""
 
     retry = Retry.NEVER
 

@@ -51,6 +51,8 @@ class Work:
     loss_sum: Tensor | None = None  # in the last stage
     gradient: Tensor | None = None  # of the inputs as it was sent, on the CPU; None in the first stage
     done: bool = False  # accumulated
+    spoilt: bool = False  # its gradient came out with values that are not numbers
+    compute_seconds: float = 0.0  # what its jobs took
 
 
 @dataclass
@@ -99,13 +101,16 @@ class SessionTable:
         """All microbatches of all sessions."""
         return [work for driver in self._drivers.values() for work in driver.works()]
 
+    def peek(self, key: MicrobatchKey) -> Work | None:
+        """The microbatch, without any effect."""
+        driver = self._drivers.get(key.driver)
+        session = None if driver is None else driver.sessions.get(key.session)
+        return None if session is None else session.works.get(key.microbatch)
+
     def knows(self, key: MicrobatchKey) -> bool:
         """Whether `find` has something to say about a microbatch."""
         driver = self._drivers.get(key.driver)
-        if driver is None:
-            return False
-        session = driver.sessions.get(key.session)
-        return driver.is_closed(key.session) if session is None else key.microbatch in session.works
+        return driver is not None and (driver.is_closed(key.session) or self.peek(key) is not None)
 
     def find(self, key: MicrobatchKey, now: float) -> Work | None:
         """The microbatch, whose session counts as used. Raises ClosedSessionError for a session that was closed."""

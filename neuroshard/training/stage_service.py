@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import anyio
+import torch
 from torch import Tensor
 
 from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.gradient_limit import GradientLimit
 from neuroshard.training.intake import Accumulated, Intake
-from neuroshard.training.microbatch import MicrobatchKey, RefusedTensorError, StageBusyError, UnknownMicrobatchError
+from neuroshard.training.microbatch import (
+    MicrobatchKey,
+    RefusedTensorError,
+    SpoiltMicrobatchError,
+    StageBusyError,
+    StageGoneError,
+    UnknownMicrobatchError,
+)
+from neuroshard.training.non_finite import STEPS_BEFORE_RESTORE
 from neuroshard.training.sessions import SessionLimits, SessionTable, Work
 from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.types import NodeId
@@ -64,6 +74,13 @@ class StageService:
         self._gradient_limit = GradientLimit()
         self._waiting = 0
         self._is_suspended = False
+        self._is_leaving = False
+        self._spoilt_in_a_row = 0
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether good inputs give activations that are not numbers, again and again: the weights are spoilt."""
+        return self._spoilt_in_a_row >= STEPS_BEFORE_RESTORE
 
     @property
     def gradient_limit(self) -> GradientLimit:
@@ -75,6 +92,11 @@ class StageService:
         """Sessions that are not closed."""
         return self._table.session_count
 
+    def compute_seconds(self, key: MicrobatchKey) -> float:
+        """What a microbatch has cost here so far, without waiting; 0 for one that is not known."""
+        work = self._table.peek(key)
+        return 0.0 if work is None else work.compute_seconds
+
     async def run(self) -> None:
         """Close idle sessions until cancelled."""
         while True:
@@ -84,7 +106,8 @@ class StageService:
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """Token ids (b, t) or activations (b, t, d) -> activations (b, t, d) for the next stage.
 
-        Raises StageError: StageBusyError when there is no room in time, ClosedSessionError, RefusedTensorError.
+        Raises StageError: StageBusyError when there is no room in time, ClosedSessionError, RefusedTensorError, and
+        SpoiltMicrobatchError for activations that are no numbers.
         """
         self._shapes.check_forward(inputs)
         work = await self._work_of(key, inputs)
@@ -94,17 +117,19 @@ class StageService:
     async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Both passes of the last stage in one job: the summed loss and the gradient of the inputs (b, t, d).
 
-        The gradient is None when the stage is the first one as well. Raises StageError as `forward` does.
+        The gradient is None when the stage is the first one as well. Raises StageError as `forward` does, and
+        SpoiltMicrobatchError for a gradient that is no number.
         """
         self._shapes.check_loss(inputs, labels)
         work = await self._work_of(key, inputs)
         await self._once(work, lambda: work.done, lambda: self._do_loss(work, inputs, labels))
-        return _present(work.loss_sum), work.gradient
+        return _present(work.loss_sum), _unspoilt(work)
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         """Accumulate; takes the gradient of what `forward` gave, returns that of the inputs, None from the first stage.
 
-        Raises UnknownMicrobatchError without a forward pass, RefusedTensorError, ClosedSessionError.
+        Raises UnknownMicrobatchError without a forward pass, RefusedTensorError, ClosedSessionError,
+        SpoiltMicrobatchError.
         """
         self._shapes.check_activations(gradient)
         work = self._table.find(key, anyio.current_time())
@@ -113,7 +138,7 @@ class StageService:
         if gradient.shape != work.output.shape:
             raise RefusedTensorError(f"A gradient of shape {tuple(gradient.shape)} for {tuple(work.output.shape)}.")
         await self._once(work, lambda: work.done, lambda: self._do_backward(work, gradient))
-        return work.gradient
+        return _unspoilt(work)
 
     async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Forward only, also between steps: activations, or with labels the summed loss (b,) of each sequence.
@@ -137,20 +162,24 @@ class StageService:
         self._let_go(self._table.close(driver, session))
 
     async def filled(self) -> None:
-        """Wait until a step's sequences are accumulated and nothing is open.
+        """Wait until a step's sequences are accumulated and nothing is open, or until the weights prove spoilt.
 
         Microbatches that stay open for too long after the last one was admitted are given up, and others take
         their place.
         """
-        while not self.intake.is_full:
-            await self.intake.until(lambda: self.intake.missing == 0)
+        while not (self.intake.is_full or self.is_spoilt):
+            await self.intake.until(lambda: self.intake.missing == 0 or self.is_spoilt)
             with anyio.move_on_after(self._limits.drain_seconds):
                 await self.intake.until(lambda: self.intake.is_full or self.intake.missing > 0)
                 continue
             self._give_up_open()
 
-    async def drain(self, reason: str) -> None:
-        """Close the intake and wait until nothing is open; what does not end within the deadline is given up."""
+    async def drain(self, reason: str, *, for_good: bool = False) -> None:
+        """Close the intake and wait until nothing is open; what does not end within the deadline is given up.
+
+        `for_good` sends whoever asks for more to another replica.
+        """
+        self._is_leaving = self._is_leaving or for_good
         self.intake.close(reason)
         with anyio.move_on_after(self._limits.drain_seconds):
             await self.intake.until(lambda: self.intake.is_idle)
@@ -163,13 +192,19 @@ class StageService:
         self.intake.close(reason)
         return self.intake.take()
 
-    async def discard(self) -> None:
+    async def discard(self, reason: str) -> None:
         """Close the intake and drop the step in work."""
-        self.intake.close("The stage ends.")
+        self.intake.close(reason)
         self._give_up_open()
         await self.intake.until(lambda: self.intake.is_idle)
         self.intake.take()
+        self._spoilt_in_a_row = 0
         await self.compute.run(self.executor.zero, Priority.SMALL)
+
+    async def leave(self) -> None:
+        """Drop the step in work for good: whoever asks for more is sent to another replica."""
+        self._is_leaving = True
+        await self.discard("The node stops.")
 
     async def suspend(self) -> None:
         """Free the accelerator; the intake is drained. The step in work is kept."""
@@ -195,20 +230,25 @@ class StageService:
         return work
 
     async def _room_for(self, key: MicrobatchKey, kept_bytes: int) -> None:
-        """Wait until a microbatch can begin, unless it is known. Raises StageBusyError when that takes too long."""
-        reason = self._obstacle(key, kept_bytes)
-        if reason is None:
-            return
-        if self._waiting >= self._limits.waiting:
-            raise StageBusyError(reason, "Many others wait already.")
-        self._waiting += 1
-        try:
-            with anyio.move_on_after(self._limits.wait_seconds):
-                await self.intake.until(lambda: self._obstacle(key, kept_bytes) is None)
-                return
-        finally:
-            self._waiting -= 1
-        raise StageBusyError(self._obstacle(key, kept_bytes) or reason, "Try again a little later.")
+        """Wait until a microbatch can begin, unless it is known.
+
+        Raises StageBusyError when that takes too long, StageGoneError when it will not happen here any more.
+        """
+        obstacle = self._obstacle(key, kept_bytes)
+        if obstacle is not None and not self._is_leaving:
+            if self._waiting >= self._limits.waiting:
+                raise StageBusyError(obstacle, "Many others wait already.")
+            self._waiting += 1
+            try:
+                with anyio.move_on_after(self._limits.wait_seconds):
+                    await self.intake.until(lambda: self._is_leaving or self._obstacle(key, kept_bytes) is None)
+            finally:
+                self._waiting -= 1
+            obstacle = self._obstacle(key, kept_bytes)
+        if obstacle is not None and self._is_leaving:
+            raise StageGoneError(obstacle)
+        if obstacle is not None:
+            raise StageBusyError(obstacle, "Try again a little later.")
 
     def _obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
         """Why a new microbatch must wait; None for a known one, which has its place or its answer."""
@@ -232,10 +272,17 @@ class StageService:
             raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} was given up.", "Begin it again.")
         work.running = True
         try:
-            await self.compute.run(job)
+            await self.compute.run(lambda: self._timed(work, job))
         finally:
             work.running = False
             self._book(work)
+
+    def _timed(self, work: Work, job: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        try:
+            job()
+        finally:
+            work.compute_seconds += time.perf_counter() - began
 
     def _book(self, work: Work) -> None:
         if work.counted:
@@ -277,23 +324,38 @@ class StageService:
 
     def _do_forward(self, work: Work, inputs: Tensor) -> None:
         self._shapes.check_values(inputs)
-        work.opened = self.executor.forward(inputs)
-        work.output = work.opened.output.detach().cpu()
+        opened = self.executor.forward(inputs)
+        output = opened.output.detach().cpu()
+        if not bool(torch.isfinite(output).all()):
+            self._spoilt_in_a_row += 1
+            raise SpoiltMicrobatchError("The activations of this microbatch came out with values that are not numbers.")
+        self._spoilt_in_a_row = 0
+        work.opened, work.output = opened, output
 
     def _do_loss(self, work: Work, inputs: Tensor, labels: Tensor) -> None:
         self._shapes.check_values(inputs, labels)
         work.loss_sum, gradient = self.executor.loss(inputs, labels)
-        work.gradient = None if gradient is None else gradient.cpu()
-        work.done = True
+        self._finish(work, gradient)
 
     def _do_backward(self, work: Work, gradient: Tensor) -> None:
         limited, self._gradient_limit = self._gradient_limit.limited(gradient)
         opened, work.opened = work.opened, None
         if opened is None:
             raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} is not open.", "Begin it again.")
-        result = self.executor.backward(opened, limited)
-        work.gradient = None if result is None else result.cpu()
+        self._finish(work, self.executor.backward(opened, limited))
+
+    @staticmethod
+    def _finish(work: Work, gradient: Tensor | None) -> None:
+        work.gradient = None if gradient is None else gradient.cpu()
+        work.spoilt = gradient is not None and not bool(torch.isfinite(gradient).all())
         work.done = True
+
+
+def _unspoilt(work: Work) -> Tensor | None:
+    """The gradient to send back, None from the first stage. Raises SpoiltMicrobatchError."""
+    if work.spoilt:
+        raise SpoiltMicrobatchError("The gradient of this microbatch came out with values that are not numbers.")
+    return work.gradient
 
 
 def _present(tensor: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from neuroshard.model.transformer import StageModel
 from neuroshard.training.microbatch import RefusedTensorError
+from neuroshard.types import Architecture, LayerRange
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,18 @@ class StageShapes:
     @classmethod
     def of(cls, model: StageModel, batch_size: int) -> StageShapes:
         """Those of a stage that gets at most `batch_size` sequences at once."""
-        shape = model.architecture
+        return cls.for_layers(model.architecture, model.layer_range, batch_size)
+
+    @classmethod
+    def for_layers(cls, architecture: Architecture, layers: LayerRange, batch_size: int) -> StageShapes:
+        """Those of a stage elsewhere."""
         return cls(
             batch_size,
-            shape.sequence_length,
-            shape.hidden_size,
-            shape.vocabulary_size,
-            is_first=model.is_first,
-            is_last=model.is_last,
+            architecture.sequence_length,
+            architecture.hidden_size,
+            architecture.vocabulary_size,
+            is_first=layers.start == 0,
+            is_last=layers.stop == architecture.layer_count,
         )
 
     def kept_bytes(self, tokens: int) -> int:

@@ -18,6 +18,7 @@ from neuroshard.training.executor import StepResult
 from neuroshard.training.intake import Accumulated
 from neuroshard.training.journal import Journal, OwnShare
 from neuroshard.training.microbatch import StageError
+from neuroshard.training.non_finite import STEPS_BEFORE_RESTORE, NonFinitePolicy
 from neuroshard.training.pace import Pace
 from neuroshard.training.parts import TrainerParts
 from neuroshard.training.progress import NotedLoss
@@ -81,6 +82,14 @@ class StageTrainer:
         await self._note_losses(loss)
         if self._parts.saver is not None:
             await self._parts.saver.offer(self.record, outer_step_done)
+
+    async def recover(self) -> None:
+        """What follows when the stage gives no numbers any more and so never comes to a step: as after bad steps."""
+        await self._parts.service.discard("The stage goes back to its last checkpoint.")
+        progress = self.record.progress
+        policy = NonFinitePolicy(progress.non_finite.skipped + 1, STEPS_BEFORE_RESTORE, self.steps + 1)
+        self.record.progress = replace(progress, non_finite=policy)
+        await self._after_skipped_step()
 
     async def evaluate(self, examiner: Examiner) -> float | None:
         """The mean held-out loss; None when it is not finite, or given up for a request or for want of a stage."""

@@ -136,6 +136,30 @@ def test_a_pause_of_any_node_holds_the_pipeline_and_loses_nothing(
         torch.testing.assert_close(found, expected[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("spoilt", [1, 2])
+def test_a_stage_with_spoilt_weights_goes_back_to_its_checkpoint_and_pauses(
+    compute: ComputeThread, tmp_path: Path, spoilt: int
+) -> None:
+    trio.run(run_all, trainers_of(compute, tmp_path, 2), 3)
+    trainers = trainers_of(compute, tmp_path, 2)
+    trainer = trainers[spoilt]
+    good = weights([trainer])
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_all, trainers, 5)
+            name, parameter = next(iter(trainer.parts.executor.model.named_parameters()))
+            await compute.run(lambda: parameter.data.fill_(float("nan")))
+            await trainer.wait_for_state(NodeState.PAUSED)
+            assert "step 3 was restored" in trainer.snapshot().reason
+            assert torch.equal(weights([trainer])[name], good[name])
+            trainer.resume()
+
+    trio.run(main)
+    assert [trainer.steps for trainer in trainers] == [5, 5, 5]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(trainers).values())
+
+
 class FailingHop(LocalHop):
     """Raises an error instead of doing the forward pass of certain microbatches, once each."""
 

@@ -230,7 +230,7 @@ def test_discarding_drops_the_step_in_work(compute: ComputeThread) -> None:
         await service.forward(key(1), activations())
         await service.backward(key(1), activations())
         await service.forward(key(2), activations())
-        await service.discard()
+        await service.discard("The step is dropped.")
         assert gradients([service]) == {}
         assert service.intake.accumulated.sequences == 0
         assert service.intake.missing == 8

@@ -1,0 +1,236 @@
+"""A stage on a peer, as a hop of a route: requests with a deadline, answers that are checked before they are used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import anyio
+import torch
+from torch import Tensor
+
+from neuroshard.network import (
+    MessageTooLargeError,
+    PeerRefusedError,
+    PeerUnreachableError,
+    ScoreReason,
+    Transport,
+    TransportClosedError,
+)
+from neuroshard.training.beside import beside
+from neuroshard.training.microbatch import MicrobatchKey, RefusedTensorError, StageGoneError
+from neuroshard.training.stage_frames import (
+    Operation,
+    StageAddress,
+    StageAnswer,
+    StageRequest,
+    answer_limits,
+    read_answer,
+    read_refusal,
+    request_frame,
+)
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.wire_precision import WirePrecision
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, WireError
+
+Shape: TypeAlias = "tuple[int, ...]"
+
+REMEMBERED_TIMINGS = 64
+CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class HopTiming:
+    """Where the time of one request went."""
+
+    operation: Operation
+    session: int
+    microbatch: int
+    seconds: float  # from the request to the answer
+    stage_seconds: float  # of those at the stage, says the stage
+    compute_seconds: float  # of those at work, says the stage
+    bytes_sent: int  # tensors only
+    bytes_received: int
+
+    @property
+    def wire_seconds(self) -> float:
+        """On the way there and back."""
+        return max(0.0, self.seconds - self.stage_seconds)
+
+    @property
+    def wait_seconds(self) -> float:
+        """At the stage, but not at work."""
+        return max(0.0, self.stage_seconds - self.compute_seconds)
+
+
+@dataclass(frozen=True)
+class HopOptions:
+    """How a stage on a peer is used."""
+
+    precision: WirePrecision = WirePrecision.FP32
+    timeout_seconds: float = 60.0  # of one request; more than a stage lets a microbatch wait
+
+
+class RemoteHop:
+    """See Hop. `state_root` is what the peer last told of its weights, `wanted_root` what it must be ("": any).
+
+    Whatever the peer does ends as a StageError, and none of them is RefusedTensorError: only this node's own stage may
+    find that its data are wrong.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        peer: NodeId,
+        stage: StageAddress,
+        shapes: StageShapes,
+        options: HopOptions | None = None,
+        *,
+        report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
+    ) -> None:
+        """`report` is told what the peer did well or wrong."""
+        self.peer = peer
+        self.stage = stage
+        self.wanted_root = ""
+        self.state_root = ""
+        self.timings: deque[HopTiming] = deque(maxlen=REMEMBERED_TIMINGS)
+        self._transport = transport
+        self._shapes = shapes
+        self._options = options or HopOptions()
+        self._report = report
+
+    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+        """See Hop."""
+        request = self._request(Operation.FORWARD, key, inputs=inputs)
+        return _present((await self._ask(request, output=self._like(inputs))).output)
+
+    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See Hop."""
+        request = self._request(Operation.LOSS, key, inputs=inputs, labels=labels)
+        answer = await self._ask(request, gradient=self._gradient_like(inputs))
+        return _present(None if answer.loss_sum is None else torch.tensor(answer.loss_sum)), answer.gradient
+
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
+        """See Hop."""
+        request = self._request(Operation.BACKWARD, key, gradient=gradient)
+        return (await self._ask(request, gradient=self._gradient_like(gradient))).gradient
+
+    async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
+        """See Hop."""
+        request = self._request(Operation.INFER, None, inputs=inputs, labels=labels)
+        if labels is None:
+            return _present((await self._ask(request, output=self._like(inputs))).output)
+        return _present((await self._ask(request, losses=(len(labels),))).losses)
+
+    async def close(self, driver: NodeId, session: int) -> None:
+        """See Hop; a stage closes the sessions of the driver that asks."""
+        with anyio.move_on_after(CLOSE_SECONDS):
+            await self._ask(self._request(Operation.CLOSE, MicrobatchKey(driver, session, 0)))
+
+    def _request(
+        self,
+        operation: Operation,
+        key: MicrobatchKey | None,
+        *,
+        inputs: Tensor | None = None,
+        labels: Tensor | None = None,
+        gradient: Tensor | None = None,
+    ) -> StageRequest:
+        session, microbatch = (0, 0) if key is None else (key.session, key.microbatch)
+        root = "" if operation is Operation.CLOSE else self.wanted_root
+        precision = self._options.precision
+        return StageRequest(operation, self.stage, session, microbatch, root, precision, inputs, labels, gradient)
+
+    def _like(self, tensor: Tensor) -> Shape:
+        """Shape of the activations for as many tokens."""
+        return (*tensor.shape[:2], self._shapes.hidden_size)
+
+    def _gradient_like(self, tensor: Tensor) -> Shape | None:
+        return None if self._shapes.is_first else self._like(tensor)
+
+    async def _ask(
+        self,
+        request: StageRequest,
+        *,
+        output: Shape | None = None,
+        gradient: Shape | None = None,
+        losses: Shape | None = None,
+    ) -> StageAnswer:
+        """The answer, which has exactly the tensors of these shapes."""
+        began = anyio.current_time()
+        frame = await beside(lambda: request_frame(request), request.inputs, request.gradient)
+        reply = await self._sent(frame)
+
+        def checked() -> StageAnswer:
+            answer = read_answer(reply, request)
+            _check_tensor(answer.output, output)
+            _check_tensor(answer.gradient, gradient)
+            _check_tensor(answer.losses, losses)
+            if (answer.loss_sum is None) == (request.operation is Operation.LOSS):
+                raise RefusedTensorError("It has a loss that nobody asked for, or none.")
+            return answer
+
+        try:
+            answer = await beside(checked, *reply.tensors)
+        except RefusedTensorError as error:
+            raise self._unusable(error.message) from error
+        self.state_root = answer.root
+        self._report(self.peer, ScoreReason.GOOD_ANSWER)
+        self.timings.append(
+            HopTiming(
+                request.operation,
+                request.session,
+                request.microbatch,
+                anyio.current_time() - began,
+                answer.seconds,
+                answer.compute_seconds,
+                _tensor_bytes(frame),
+                _tensor_bytes(reply),
+            )
+        )
+        return answer
+
+    async def _sent(self, frame: Frame) -> Frame:
+        """The reply, whatever it says."""
+        try:
+            reply = await self._transport.request(
+                self.peer,
+                frame,
+                reply=answer_limits(self._shapes),
+                timeout_seconds=self._options.timeout_seconds,
+            )
+            refusal = read_refusal(reply)
+        except (PeerUnreachableError, PeerRefusedError, TransportClosedError, MessageTooLargeError) as error:
+            raise StageGoneError(error.message) from error
+        except (WireError, RefusedTensorError) as error:
+            raise self._unusable(error.message) from error
+        if isinstance(refusal, RefusedTensorError):
+            raise StageGoneError(f"Peer {self.peer} refused: {refusal.message}")
+        if refusal is not None:
+            raise refusal
+        return reply
+
+    def _unusable(self, reason: str) -> StageGoneError:
+        self._report(self.peer, ScoreReason.UNEXPECTED_TENSOR)
+        return StageGoneError(f"The answer of peer {self.peer} cannot be used. {reason}")
+
+
+def _check_tensor(tensor: Tensor | None, shape: Shape | None) -> None:
+    """Raises RefusedTensorError for a tensor of another shape or with values that are not numbers."""
+    if (None if tensor is None else tuple(tensor.shape)) != shape:
+        raise RefusedTensorError("It has tensors of other shapes.")
+    if tensor is not None and tensor.dim() == 3 and not bool(torch.isfinite(tensor).all()):
+        raise RefusedTensorError("It holds values that are not numbers.")
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ValueError("an answer without a tensor passed its checks")
+    return tensor
+
+
+def _tensor_bytes(frame: Frame) -> int:
+    return sum(part.spec.byte_count for part in frame.tensors)

@@ -1,0 +1,132 @@
+"""Lets peers use this node's stage: their requests enter the same service as this node's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import isfinite
+from typing import assert_never
+
+from torch import Tensor
+
+from neuroshard.network import RequestRefusedError, ScoreReason, Transport
+from neuroshard.training.beside import beside
+from neuroshard.training.microbatch import (
+    DriftedStageError,
+    MicrobatchKey,
+    RefusedTensorError,
+    SpoiltMicrobatchError,
+    StageError,
+)
+from neuroshard.training.stage_frames import (
+    Operation,
+    StageAddress,
+    StageAnswer,
+    StageRequest,
+    answer_frame,
+    read_request,
+    refusal_frame,
+    request_limits,
+)
+from neuroshard.training.stage_service import StageService
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame
+
+MAX_CONCURRENT = 16
+
+
+class StageEndpoint:
+    """Answers the requests of drivers. A driver's sessions are its own: the transport has proved who it is."""
+
+    def __init__(
+        self,
+        service: StageService,
+        stage: StageAddress,
+        shapes: StageShapes,
+        *,
+        root: Callable[[], str] = lambda: "",
+        may_drive: Callable[[NodeId], bool] = lambda _: True,
+        report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
+    ) -> None:
+        """`root` is the stage's present state root, `report` is told what a peer did wrong."""
+        self._service = service
+        self._stage = stage
+        self._shapes = shapes
+        self._root = root
+        self._may_drive = may_drive
+        self._report = report
+
+    def serve(self, transport: Transport) -> None:
+        """Answer from now on. Raises ValueError when this transport has a stage already."""
+        for operation in Operation:
+            limits = request_limits(operation, self._shapes)
+            transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
+
+    async def answer(self, sender: NodeId, frame: Frame) -> Frame:
+        """The answer to one request; a refusal is an answer as well. Raises RequestRefusedError for a stranger."""
+        began = time.perf_counter()
+        if not self._may_drive(sender):
+            raise RequestRefusedError("This node works for members of its run only.")
+        try:
+            request = await self._read(sender, frame)
+            key = MicrobatchKey(sender, request.session, request.microbatch)
+            computed = self._service.compute_seconds(key)
+            output, losses, gradient, loss_sum = await self._carry_out(key, request)
+        except StageError as error:
+            return refusal_frame(error)
+        answer = StageAnswer(
+            output,
+            losses,
+            gradient,
+            loss_sum,
+            self._root(),
+            compute_seconds=max(0.0, self._service.compute_seconds(key) - computed),
+            seconds=time.perf_counter() - began,
+        )
+        return await beside(lambda: answer_frame(request, answer), output, gradient)
+
+    async def _read(self, sender: NodeId, frame: Frame) -> StageRequest:
+        try:
+            request = await beside(lambda: read_request(frame, self._stage), *frame.tensors)
+        except RefusedTensorError:
+            self._report(sender, ScoreReason.UNEXPECTED_TENSOR)
+            raise
+        if request.root not in ("", self._root()):
+            raise DriftedStageError("This replica has other weights now.")
+        return request
+
+    async def _carry_out(
+        self, key: MicrobatchKey, request: StageRequest
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, float | None]:
+        """Output, losses, gradient and summed loss, whichever there are."""
+        service = self._service
+        match request.operation:
+            case Operation.FORWARD:
+                return await service.forward(key, _given(request.inputs)), None, None, None
+            case Operation.LOSS:
+                loss_sum, gradient = await service.loss(key, _given(request.inputs), _given(request.labels))
+                return None, None, gradient, _finite(loss_sum)
+            case Operation.BACKWARD:
+                return None, None, await service.backward(key, _given(request.gradient)), None
+            case Operation.INFER:
+                result = await service.infer(_given(request.inputs), request.labels)
+                return (result, None, None, None) if request.labels is None else (None, result, None, None)
+            case Operation.CLOSE:
+                service.close(key.driver, key.session)
+                return None, None, None, None
+            case _:
+                assert_never(request.operation)
+
+
+def _finite(loss_sum: Tensor) -> float:
+    loss = loss_sum.item()
+    if not isfinite(loss):
+        raise SpoiltMicrobatchError("The loss of this microbatch is not a number.")
+    return loss
+
+
+def _given(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise RefusedTensorError("A tensor that this needs is missing.")
+    return tensor

@@ -1,0 +1,301 @@
+"""What drivers and stages say to each other, as frames. Pure; a frame that breaks the rules raises StageError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from neuroshard.training.microbatch import (
+    ClosedSessionError,
+    DriftedStageError,
+    RefusedTensorError,
+    SpoiltMicrobatchError,
+    StageBusyError,
+    StageError,
+    StageGoneError,
+    UnknownMicrobatchError,
+)
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.wire_precision import WirePrecision, from_wire, to_wire, wire_bytes
+from neuroshard.types import LayerRange, RunId
+from neuroshard.wire import Frame, FrameLimits, TensorPart, WireError, WireValue
+from neuroshard.wire.tensors import part_of, tensor_of
+
+REFUSED = "stage/refused"
+MAX_HEADER_BYTES = 2048
+MAX_REASON_CHARACTERS = 300
+INPUTS, LABELS, OUTPUT, LOSSES, GRADIENT = "inputs", "labels", "output", "losses", "gradient"
+_REQUEST_FIELDS = {"run", "layers", "version", "root", "session", "microbatch", "precision"}
+_ANSWER_FIELDS = {"session", "microbatch", "root", "loss_sum", "compute_seconds", "seconds"}
+_LARGEST_NUMBER = 2**63 - 1
+
+
+class Operation(StrEnum):
+    """What a stage is asked for; the value is the kind of the frames."""
+
+    FORWARD = "stage/forward"
+    LOSS = "stage/loss"
+    BACKWARD = "stage/backward"
+    INFER = "stage/infer"
+    CLOSE = "stage/close"
+
+
+@dataclass(frozen=True)
+class StageAddress:
+    """Which part of which model; both sides must mean the same."""
+
+    run_id: RunId
+    layers: LayerRange
+    version: int  # of the run's parameters
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    """One request to a stage, which answers in the same precision."""
+
+    operation: Operation
+    stage: StageAddress
+    session: int = 0
+    microbatch: int = 0
+    root: str = ""  # hex state root that the stage's replicated state must have; "": any
+    precision: WirePrecision = WirePrecision.FP32
+    inputs: Tensor | None = None  # token ids (b, t) int64 or activations (b, t, d) fp32
+    labels: Tensor | None = None  # (b, t) int64
+    gradient: Tensor | None = None  # (b, t, d) fp32
+
+
+@dataclass(frozen=True)
+class StageAnswer:
+    """What a stage gives back."""
+
+    output: Tensor | None = None  # activations (b, t, d) fp32
+    losses: Tensor | None = None  # (b,) fp32, summed over each sequence
+    gradient: Tensor | None = None  # of the inputs (b, t, d) fp32
+    loss_sum: float | None = None
+    root: str = ""  # the stage's state root, "" while it has none
+    compute_seconds: float = 0.0
+    seconds: float = 0.0  # from the request's arrival to this answer: the rest was waiting
+
+
+def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
+    """The largest request of a kind that a stage reads; what exactly may come is checked afterwards."""
+    tokens = shapes.batch_size * shapes.sequence_length
+    activations, ids = wire_bytes(tokens, shapes.hidden_size), 4 * tokens
+    inputs = ids if shapes.is_first else activations
+    body = {
+        Operation.FORWARD: inputs,
+        Operation.LOSS: inputs + ids,
+        Operation.BACKWARD: activations,
+        Operation.INFER: inputs + ids,
+        Operation.CLOSE: 0,
+    }[operation]
+    return FrameLimits(MAX_HEADER_BYTES, body)
+
+
+def answer_limits(shapes: StageShapes) -> FrameLimits:
+    """The largest answer of a stage."""
+    return FrameLimits(MAX_HEADER_BYTES, wire_bytes(shapes.batch_size * shapes.sequence_length, shapes.hidden_size))
+
+
+def request_frame(request: StageRequest) -> Frame:
+    """A request as a frame. Raises RefusedTensorError for token ids that do not fit in 32 bits."""
+    stage = request.stage
+    header: dict[str, WireValue] = {
+        "run": stage.run_id,
+        "layers": [stage.layers.start, stage.layers.stop],
+        "version": stage.version,
+        "root": request.root,
+        "session": request.session,
+        "microbatch": request.microbatch,
+        "precision": request.precision.value,
+    }
+    parts: list[TensorPart] = []
+    if request.inputs is not None:
+        is_ids = request.inputs.dtype is torch.int64
+        parts += _ids_part(INPUTS, request.inputs) if is_ids else to_wire(INPUTS, request.inputs, request.precision)
+    if request.labels is not None:
+        parts += _ids_part(LABELS, request.labels)
+    if request.gradient is not None:
+        parts += to_wire(GRADIENT, request.gradient, request.precision)
+    return Frame(request.operation.value, header, tuple(parts))
+
+
+def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
+    """The request in a frame, for a stage that is first when its layers start at 0.
+
+    Raises RefusedTensorError for a frame that is none, StageGoneError for a request to another stage.
+    """
+    header = frame.header
+    _check_fields(header, _REQUEST_FIELDS)
+    if not _is_addressed(header, stage):
+        raise StageGoneError("This node does not hold these layers of this run with these parameters.")
+    precision = _precision(header["precision"])
+    parts = _parts(frame)
+    is_first = stage.layers.start == 0
+    inputs = None
+    if INPUTS in parts:
+        inputs = _ids(INPUTS, parts) if is_first else from_wire(INPUTS, parts, precision)
+    return StageRequest(
+        _operation(frame.kind),
+        stage,
+        _number(header, "session"),
+        _number(header, "microbatch"),
+        _text(header, "root"),
+        precision,
+        inputs,
+        _ids(LABELS, parts) if LABELS in parts else None,
+        from_wire(GRADIENT, parts, precision) if GRADIENT in parts else None,
+    )
+
+
+def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
+    """The answer to a request as a frame."""
+    header: dict[str, WireValue] = {
+        "session": request.session,
+        "microbatch": request.microbatch,
+        "root": answer.root,
+        "loss_sum": answer.loss_sum,
+        "compute_seconds": answer.compute_seconds,
+        "seconds": answer.seconds,
+    }
+    parts: list[TensorPart] = []
+    for name, tensor in ((OUTPUT, answer.output), (GRADIENT, answer.gradient)):
+        if tensor is not None:
+            parts += to_wire(name, tensor, request.precision)
+    if answer.losses is not None:
+        parts.append(part_of(LOSSES, answer.losses))
+    return Frame(request.operation.value, header, tuple(parts))
+
+
+def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
+    """The answer in a frame. Raises RefusedTensorError for what cannot be an answer to this request."""
+    header = frame.header
+    _check_fields(header, _ANSWER_FIELDS)
+    told = (frame.kind, header["session"], header["microbatch"])
+    if told != (request.operation.value, request.session, request.microbatch):
+        raise RefusedTensorError("The answer is for another microbatch.")
+    parts = _parts(frame)
+    loss_sum = header["loss_sum"]
+    return StageAnswer(
+        from_wire(OUTPUT, parts, request.precision) if OUTPUT in parts else None,
+        _losses(parts[LOSSES]) if LOSSES in parts else None,
+        from_wire(GRADIENT, parts, request.precision) if GRADIENT in parts else None,
+        None if loss_sum is None else _real(loss_sum),
+        _text(header, "root"),
+        _seconds(header["compute_seconds"]),
+        _seconds(header["seconds"]),
+    )
+
+
+def refusal_frame(error: StageError) -> Frame:
+    """A refusal that tells what the driver may do next."""
+    name = next((name for name, kind in _REFUSALS.items() if type(error) is kind), "busy")
+    return Frame(REFUSED, {"error": name, "reason": error.message[:MAX_REASON_CHARACTERS]})
+
+
+_REFUSALS: Mapping[str, type[StageError]] = {
+    "busy": StageBusyError,
+    "unknown": UnknownMicrobatchError,
+    "gone": StageGoneError,
+    "drifted": DriftedStageError,
+    "tensor": RefusedTensorError,
+    "spoilt": SpoiltMicrobatchError,
+    "closed": ClosedSessionError,
+}
+
+
+def read_refusal(frame: Frame) -> StageError | None:
+    """The refusal in a frame; None when it is something else. Raises RefusedTensorError for one that is malformed."""
+    if frame.kind != REFUSED:
+        return None
+    _check_fields(frame.header, {"error", "reason"})
+    reason = _text(frame.header, "reason")
+    kind = _REFUSALS.get(_text(frame.header, "error"))
+    if kind is None or len(reason) > MAX_REASON_CHARACTERS:
+        raise RefusedTensorError("The stage refused in a way that cannot be read.")
+    return kind(reason)
+
+
+def _is_addressed(header: Mapping[str, WireValue], stage: StageAddress) -> bool:
+    layers = header["layers"]
+    if not isinstance(layers, Sequence) or list(layers) != [stage.layers.start, stage.layers.stop]:
+        return False
+    return (header["run"], header["version"]) == (stage.run_id, stage.version)
+
+
+def _check_fields(header: Mapping[str, WireValue], fields: set[str]) -> None:
+    if set(header) != fields:
+        raise RefusedTensorError(f"The header must have {', '.join(sorted(fields))}, and nothing else.")
+
+
+def _parts(frame: Frame) -> dict[str, TensorPart]:
+    parts = {part.spec.name: part for part in frame.tensors}
+    if len(parts) != len(frame.tensors):
+        raise RefusedTensorError("Two tensors have one name.")
+    return parts
+
+
+def _ids_part(name: str, ids: Tensor) -> tuple[TensorPart, ...]:
+    return (part_of(name, ids.to(torch.int32)),)
+
+
+def _losses(part: TensorPart) -> Tensor:
+    if part.spec.dtype != "float32" or len(part.spec.shape) != 1:
+        raise RefusedTensorError("Losses are one fp32 value a sequence.")
+    return tensor_of(part)
+
+
+def _ids(name: str, parts: Mapping[str, TensorPart]) -> Tensor:
+    part = parts[name]
+    if part.spec.dtype != "int32":
+        raise RefusedTensorError(f"The tensor {name!r} must be int32.")
+    try:
+        return tensor_of(part).to(torch.int64)
+    except WireError as error:
+        raise RefusedTensorError(error.message) from None
+
+
+def _operation(kind: str) -> Operation:
+    try:
+        return Operation(kind)
+    except ValueError:
+        raise RefusedTensorError("No stage does this.") from None
+
+
+def _precision(value: WireValue) -> WirePrecision:
+    try:
+        return WirePrecision(str(value))
+    except ValueError:
+        raise RefusedTensorError("Activations do not travel in this precision.") from None
+
+
+def _number(header: Mapping[str, WireValue], name: str) -> int:
+    value = header[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_NUMBER:
+        raise RefusedTensorError(f"The field {name!r} must be a number that counts.")
+    return value
+
+
+def _text(header: Mapping[str, WireValue], name: str) -> str:
+    value = header[name]
+    if not isinstance(value, str):
+        raise RefusedTensorError(f"The field {name!r} must be text.")
+    return value
+
+
+def _real(value: WireValue) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RefusedTensorError("A measured value must be a number.")
+    return float(value)
+
+
+def _seconds(value: WireValue) -> float:
+    seconds = _real(value)
+    if not (isfinite(seconds) and seconds >= 0):
+        raise RefusedTensorError("A time must be a number of seconds.")
+    return seconds

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import anyio
+import pytest
+import torch
+import trio
+from small_stage import ARCHITECTURE
+from stage_chain import activations, key
+
+from neuroshard.network import InMemoryNetwork, ScoreReason
+from neuroshard.training.microbatch import Retry, StageGoneError
+from neuroshard.training.remote_hop import RemoteHop
+from neuroshard.training.stage_frames import (
+    Operation,
+    StageAddress,
+    StageAnswer,
+    answer_frame,
+    read_request,
+    request_limits,
+)
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.types import LayerRange, NodeId, RunId
+from neuroshard.wire import Frame
+
+STAGE = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1)
+SHAPES = StageShapes.for_layers(ARCHITECTURE, STAGE.layers, 4)
+LIAR = NodeId("liar")
+Lie = Callable[[Frame], Frame]
+
+
+def nan_output(frame: Frame) -> Frame:
+    request = read_request(frame, STAGE)
+    return answer_frame(request, StageAnswer(output=torch.full_like(activations(2), torch.nan)))
+
+
+def short_output(frame: Frame) -> Frame:
+    return answer_frame(read_request(frame, STAGE), StageAnswer(output=activations(1)))
+
+
+def unasked_loss(frame: Frame) -> Frame:
+    return answer_frame(read_request(frame, STAGE), StageAnswer(output=activations(2), loss_sum=1.0))
+
+
+def no_output(frame: Frame) -> Frame:
+    return answer_frame(read_request(frame, STAGE), StageAnswer())
+
+
+def another_session(frame: Frame) -> Frame:
+    return answer_frame(replace(read_request(frame, STAGE), session=99), StageAnswer(output=activations(2)))
+
+
+def another_microbatch(frame: Frame) -> Frame:
+    return answer_frame(replace(read_request(frame, STAGE), microbatch=99), StageAnswer(output=activations(2)))
+
+
+def another_operation(frame: Frame) -> Frame:
+    asked = replace(read_request(frame, STAGE), operation=Operation.BACKWARD)
+    return answer_frame(asked, StageAnswer(output=activations(2)))
+
+
+def odd_refusal(_frame: Frame) -> Frame:
+    return Frame("stage/refused", {"error": "hungry", "reason": "x"})
+
+
+def odd_header(frame: Frame) -> Frame:
+    return Frame(frame.kind, {"session": 1})
+
+
+def blames_the_tensor(_frame: Frame) -> Frame:
+    return Frame("stage/refused", {"error": "tensor", "reason": "I do not like it"})
+
+
+def too_much(frame: Frame) -> Frame:
+    answer = StageAnswer(output=activations(4), gradient=activations(4))
+    return answer_frame(read_request(frame, STAGE), answer)
+
+
+def accident(_frame: Frame) -> Frame:
+    raise RuntimeError("a defect over there")
+
+
+@pytest.mark.parametrize(
+    ("lie", "is_reported"),
+    [
+        (nan_output, True),
+        (short_output, True),
+        (unasked_loss, True),
+        (no_output, True),
+        (another_session, True),
+        (another_microbatch, True),
+        (another_operation, True),
+        (odd_refusal, True),
+        (odd_header, True),
+        (too_much, True),
+        (blames_the_tensor, False),
+        (accident, False),
+    ],
+)
+def test_an_answer_that_is_none_is_refused_and_another_replica_may_be_asked(lie: Lie, is_reported: bool) -> None:
+    reports = list[tuple[NodeId, ScoreReason]]()
+
+    async def lying(_sender: NodeId, frame: Frame) -> Frame:
+        await anyio.lowlevel.checkpoint()
+        return lie(frame)
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            network.join(LIAR).serve("stage/forward", lying, request_limits(Operation.FORWARD, SHAPES))
+            transport = network.join(NodeId("driver"))
+            hop = RemoteHop(transport, LIAR, STAGE, SHAPES, report=lambda *report: reports.append(report))
+            with pytest.raises(StageGoneError) as refusal:
+                await hop.forward(key(1), activations(2))
+            assert refusal.value.retry is Retry.ELSEWHERE
+
+    trio.run(main)
+    assert reports == ([(LIAR, ScoreReason.UNEXPECTED_TENSOR)] if is_reported else [])
