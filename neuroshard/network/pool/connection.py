@@ -16,11 +16,13 @@ from neuroshard.network.pool.options import PoolOptions
 from neuroshard.network.pool.outgoing import OutgoingPacket
 from neuroshard.network.pool.packets import HEADER_BYTES, PacketHeader, PacketKind, parse_header
 from neuroshard.network.pool.secure_stream import SecureStream
+from neuroshard.network.pool.tcp import keep_queue_short
 from neuroshard.network.scores import ScoreReason
 
 MAX_QUEUED_ANSWERS = 256
 RECORD_BYTES = 16 * 1024  # what TLS encrypts at a time
 LONGEST_TURN_SECONDS = 0.004
+UNSENT_BYTES = 128 * 1024  # of a connection that is not alone
 _PORTION_BYTES = 16 * 1024
 
 
@@ -72,6 +74,8 @@ class Connection:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.is_closed = False
+        self.is_resting = False  # it sends no tensors: fewer connections do as well
+        self._is_alone = True
         self._end: ConnectionLostError | None = None
         self._waits_seen = 0
         self._yielded_at = self.opened_at
@@ -114,6 +118,15 @@ class Connection:
         """End it when a packet takes too long. Asked from time to time: a timer for each packet would cost more."""
         if now > min(self._read_until, self._write_until):
             self.close(MisconductError(ScoreReason.TOO_SLOW, "a peer is too slow"))
+
+    def take_part(self, *, is_resting: bool, is_alone: bool) -> None:
+        """Whether to send tensors, and whether others do too: then what this one could not send yet is kept short."""
+        if is_alone != self._is_alone:
+            self._is_alone = is_alone
+            keep_queue_short(self.stream.socket, None if is_alone else UNSENT_BYTES)
+        was_resting, self.is_resting = self.is_resting, is_resting
+        if was_resting and not is_resting:
+            self.wake()
 
     def wake(self) -> None:
         """There may be something to send."""

@@ -133,6 +133,8 @@ class PeerExchange:
         for transfer in self._outgoing.values():
             if transfer.needs_offer:
                 return transfer.offer(connection.number)
+        if connection.is_resting:
+            return None
         most_blocks = self._hooks.blocks_at_a_time()
         for transfer in self._outgoing.values():
             blocks = transfer.take(connection.number, most_blocks)

@@ -109,6 +109,7 @@ class PeerLink:
         self._connections[connection.number] = connection
         if is_dialled:
             self._dialled.add(connection.number)
+        self._let_rest()
         try:
             await connection.run()
         except MisconductError as error:
@@ -135,6 +136,7 @@ class PeerLink:
         if self.is_busy:
             self.busy_at = now
         wanted = self._wanted(now)
+        self._let_rest()
         if self._endpoint is not None:
             if now >= self._dial_after:
                 self._dial(wanted - self.connection_count - self._dialling)
@@ -163,6 +165,12 @@ class PeerLink:
             wanted = wanted_connections(self._size, idle_seconds, waiting, options.idle_seconds)
         by_peer = self._exchange.wanted_by_peer if idle_seconds < IDLE_SECONDS else 0
         return max(wanted, min(by_peer, options.max_connections_per_peer))
+
+    def _let_rest(self) -> None:
+        """Of the connections that are open, only as many send as the law says: else it would judge what is not so."""
+        most = self._shared.options.fixed_connections or self._size.connections
+        for rank, connection in enumerate(self._connections.values()):
+            connection.take_part(is_resting=rank >= most, is_alone=min(most, self.connection_count) == 1)
 
     def _dial(self, missing: int) -> None:
         for _ in range(missing):
@@ -244,4 +252,5 @@ class PeerLink:
     def _blocks_at_a_time(self) -> int:
         """Whole chunks over one connection; small portions over many, so that no slow one is waited for at the end."""
         portion = self._shared.pacer.portion(CHUNK_BYTES) // BLOCK_BYTES
-        return max(1, min(portion, CHUNK_BLOCKS // max(1, self.connection_count)))
+        sending = sum(not connection.is_resting for connection in self._connections.values())
+        return max(1, min(portion, CHUNK_BLOCKS // max(1, sending)))

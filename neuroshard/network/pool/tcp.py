@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from struct import Struct
@@ -69,6 +70,16 @@ def set_up(connection: socket.socket, algorithm: str | None) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
         except OSError:  # not built into this kernel or not allowed; the system's own choice does the same, slower
             return
+
+
+def keep_queue_short(connection: socket.socket, unsent_bytes: int | None) -> None:
+    """Take no more from this program while so many bytes have not even been sent once; None: the system's own limit.
+
+    Where the system cannot do that, what was given to a slow connection is waited for longer.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):  # closed meanwhile
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes or 0)
 
 
 def is_set_up(connection: socket.socket, algorithm: str | None) -> bool:
