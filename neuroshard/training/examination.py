@@ -6,10 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
+import anyio
+from torch import Tensor
+
 from neuroshard.data.feed import HeldOut
 from neuroshard.training.evaluation import Evaluation, EvaluationRecord, evaluation_is_due
+from neuroshard.training.microbatch import Retry, StageError
 from neuroshard.training.pipeline import Hop, sequence_losses
 from neuroshard.training.record import TrainingRecord
+
+TRIES = 5  # of one microbatch
+RETRY_SECONDS = 0.2
 
 
 class Examiner:
@@ -44,7 +51,7 @@ class Examiner:
     async def evaluate(self, record: TrainingRecord, now: float, give_up: Callable[[], bool]) -> Evaluation | None:
         """Evaluate and record the result, unless it is not finite; None when given up between microbatches.
 
-        `now` is in seconds since the epoch.
+        `now` is in seconds since the epoch. Raises StageError when a stage fails again and again.
         """
         started = self._clock()
         losses: list[float] = []
@@ -53,11 +60,21 @@ class Examiner:
             if give_up():
                 return None
             rows = sequences[start : start + self._batch_size]
-            batch_losses = await sequence_losses(self._route, rows[:, :-1], rows[:, 1:])
-            losses += [round(loss.item(), 6) for loss in batch_losses.cpu()]
+            losses += [round(loss.item(), 6) for loss in await self._losses_of(rows)]
         evaluation = Evaluation(record.progress.steps, now, tuple(losses))
         record.evaluation_seconds = self._clock() - started
         self._trained_seconds = 0.0
         if evaluation.is_finite:
             record.evaluations.add(evaluation)
         return evaluation
+
+    async def _losses_of(self, rows: Tensor) -> Tensor:
+        """Loss of each sequence, (b,) nats a token on the CPU; a stage that fails is asked again."""
+        for _ in range(TRIES - 1):
+            try:
+                return (await sequence_losses(self._route, rows[:, :-1], rows[:, 1:])).cpu()
+            except StageError as error:
+                if error.retry is Retry.NEVER:
+                    raise
+                await anyio.sleep(RETRY_SECONDS)
+        return (await sequence_losses(self._route, rows[:, :-1], rows[:, 1:])).cpu()

@@ -44,27 +44,27 @@ class LocalHop:
     """A stage on this node."""
 
     def __init__(self, service: StageService) -> None:
-        self._service = service
+        self.service = service
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """See Hop."""
-        return await self._service.forward(key, inputs)
+        return await self.service.forward(key, inputs)
 
     async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """See Hop."""
-        return await self._service.loss(key, inputs, labels)
+        return await self.service.loss(key, inputs, labels)
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         """See Hop."""
-        return await self._service.backward(key, gradient)
+        return await self.service.backward(key, gradient)
 
     async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
         """See Hop."""
-        return await self._service.infer(inputs, labels)
+        return await self.service.infer(inputs, labels)
 
     async def close(self, driver: NodeId, session: int) -> None:
         """See Hop."""
-        self._service.close(driver, session)
+        self.service.close(driver, session)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import anyio
 import pytest
@@ -22,6 +23,7 @@ from small_stage import (
 )
 from torch import Tensor
 
+from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.driver import MICROBATCHES_OF_SESSION
@@ -30,6 +32,10 @@ from neuroshard.training.loop import Trainer
 from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, RefusedTensorError, StageGoneError
 from neuroshard.training.parts import Driving
 from neuroshard.training.pipeline import Hop, LocalHop, MicrobatchResult
+from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.stage_endpoint import StageEndpoint
+from neuroshard.training.stage_frames import StageAddress
+from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
 
 CUTS = (0, 1, 2, 3)
@@ -134,6 +140,36 @@ def test_a_pause_of_any_node_holds_the_pipeline_and_loses_nothing(
     expected = weights(whole)
     for name, found in weights(parts).items():
         torch.testing.assert_close(found, expected[name], rtol=1e-3, atol=1e-5)
+
+
+def test_three_nodes_train_over_lossy_lines_what_one_node_trains(compute: ComputeThread, tmp_path: Path) -> None:
+    lone = make_trainer(compute, make_stage(compute, tmp_path / "lone", UNCLIPPED), parameters=UNCLIPPED)
+    trio.run(lone.run, 4)
+    trainers = list[Trainer]()
+
+    async def main() -> None:
+        with InMemoryNetwork(Random(3), default_link=Link(loss=0.05)) as network:
+            transport = network.join(NodeId("node 0"))
+
+            def remote(number: int, hop: LocalHop) -> Hop:
+                if number == 0:
+                    return hop
+                layers = LayerRange(CUTS[number], CUTS[number + 1])
+                stage = StageAddress(IDENTITY.run_id, layers, SPLIT.version)
+                shapes = StageShapes.for_layers(ARCHITECTURE, layers, SPLIT.batch_size)
+                endpoint = StageEndpoint(hop.service, stage, shapes)
+                endpoint.serve(network.join(NodeId(f"node {number}")))
+                return RemoteHop(transport, NodeId(f"node {number}"), stage, shapes, HopOptions(timeout_seconds=0.3))
+
+            trainers.extend(trainers_of(compute, tmp_path, 3, remote))
+            await run_all(trainers, 4)
+
+    trio.run(main)
+    expected = weights([lone])
+    for name, found in weights(trainers).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-3, atol=1e-5)
+    assert all(trainer.record.progress.sequences == 32 for trainer in trainers)
+    assert trainers[0].record.progress.position == lone.record.progress.position
 
 
 @pytest.mark.parametrize("spoilt", [1, 2])
