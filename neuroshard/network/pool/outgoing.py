@@ -10,6 +10,7 @@ from neuroshard.network.pool.packets import (
     PacketHeader,
     PacketKind,
     full_mask,
+    next_serial,
     packet,
     parse_masks,
 )
@@ -17,7 +18,6 @@ from neuroshard.network.scores import ScoreReason
 from neuroshard.wire import CHUNK_BYTES, EncodedFrame
 
 EAGER_BLOCKS = 32  # sent behind the offer, before the peer answers it
-_MAX_SERIAL = 2**16 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class OutgoingTransfer:
 
     def offer(self, connection: int) -> OutgoingPacket:
         """The offer, to be sent over this connection."""
-        self._serial = 0 if self._serial is None else self._serial % _MAX_SERIAL + 1
+        self._serial = next_serial(self._serial)
         self._offered_over, self._is_answered = connection, False
         data = packet(PacketKind.OFFER, self.number, self._frame.head, extra=self.answers, serial=self._serial)
         return OutgoingPacket((data,), len(data))

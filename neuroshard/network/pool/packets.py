@@ -31,6 +31,7 @@ from neuroshard.wire import CHUNK_BYTES, MAX_HEADER_BYTES
 
 BLOCK_BYTES = 64 * 1024
 CHUNK_BLOCKS = CHUNK_BYTES // BLOCK_BYTES
+MAX_SERIAL = 2**16 - 1
 MAX_CHUNKS = 16 * 1024  # bodies up to 16 GiB
 _MASK_BYTES = CHUNK_BLOCKS // 8
 _HEADER = Struct("<BBHIQQ")
@@ -93,6 +94,18 @@ def parse_header(data: bytes | bytearray) -> PacketHeader:
 def packet(kind: PacketKind, transfer: int, payload: bytes = b"", *, extra: int = 0, serial: int = 0) -> bytes:
     """A whole small packet."""
     return PacketHeader(kind, transfer, len(payload), extra, serial).encode() + payload
+
+
+def next_serial(serial: int | None) -> int:
+    """Of the offer after the one with this serial: 0, 1, 2 ... MAX_SERIAL, 1, 2 ..."""
+    return 0 if serial is None else serial % MAX_SERIAL + 1
+
+
+def is_newer(serial: int, other: int) -> bool:
+    """Whether an offer was made after another one: over several connections they may arrive in any order."""
+    if not serial or not other:
+        return serial > other
+    return 0 < (serial - other) % MAX_SERIAL < MAX_SERIAL // 2
 
 
 def block_count(byte_count: int) -> int:

@@ -17,7 +17,7 @@ from neuroshard.network.budget import Reservation
 from neuroshard.network.pool.connection import Connection
 from neuroshard.network.pool.errors import MisconductError
 from neuroshard.network.pool.incoming import IncomingTransfer
-from neuroshard.network.pool.packets import PacketHeader, PacketKind, packet
+from neuroshard.network.pool.packets import PacketHeader, PacketKind, is_newer, packet
 from neuroshard.network.pool.resources import Resources
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.transport import MAX_REASON_CHARACTERS, MessageTooLargeError, RequestRefusedError
@@ -103,9 +103,9 @@ class Receiver:
             connection.answer(packet(PacketKind.DONE, header.transfer))
         elif entry is None:
             self._start(connection, header, head)
-        elif not header.serial or entry.transfer.head.digest != head.digest or entry.transfer.answers != header.extra:
+        elif entry.transfer.head.digest != head.digest or entry.transfer.answers != header.extra:
             raise MisconductError(ScoreReason.MALFORMED_FRAME, "two transfers with one number")
-        else:
+        elif is_newer(header.serial, entry.serial):
             entry.connection, entry.serial = connection, header.serial
             entry.respond()
 

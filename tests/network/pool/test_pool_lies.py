@@ -150,7 +150,7 @@ def test_a_transfer_number_used_twice_ends_the_connection() -> None:
     async def scenario() -> None:
         async with node(2) as b, stranger(b) as liar:
             assert await offered(liar, encode(frame_of(bytes(MIB)))) is PacketKind.ACCEPT
-            await liar.send(PacketKind.OFFER, 1, encode(frame_of(bytes(MIB))).head)
+            await liar.send(PacketKind.OFFER, 1, encode(frame_of(bytes(MIB + 1))).head)
             await assert_cut(liar)
             await until(lambda: b.reputation.score(LIAR) < 0)
 

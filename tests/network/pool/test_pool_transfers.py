@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -16,9 +17,12 @@ from neuroshard.network.pool.outgoing import EAGER_BLOCKS, OutgoingPacket, Outgo
 from neuroshard.network.pool.packets import (
     BLOCK_BYTES,
     HEADER_BYTES,
+    MAX_SERIAL,
     PacketHeader,
     PacketKind,
     encode_masks,
+    is_newer,
+    next_serial,
     parse_header,
     parse_masks,
 )
@@ -134,8 +138,9 @@ class Pair:
             return
         header, payload = self.there[connection].popleft()
         if header.kind is PacketKind.OFFER:
-            self.is_offered, self.last_offer = True, (connection, header)
-            self.answer(self.last_offer)
+            if not self.is_offered or is_newer(header.serial, self.last_offer[1].serial):
+                self.is_offered, self.last_offer = True, (connection, header)
+                self.answer(self.last_offer)
             return
         memory = self.receiver.place(connection, header)
         if memory is not None:
@@ -285,3 +290,13 @@ def test_any_24_bytes_are_a_header_or_misconduct(data: bytes) -> None:
     except MisconductError:
         return
     assert header.encode() == data
+
+
+def test_offers_are_ordered_also_after_very_many_of_them() -> None:
+    serial = None
+    serials = [serial := next_serial(serial) for _ in range(2 * MAX_SERIAL + 10)]
+    assert serials[0] == 0
+    for earlier, later in pairwise(serials):
+        assert is_newer(later, earlier)
+        assert not is_newer(earlier, later)
+    assert not is_newer(7, 7)
