@@ -21,7 +21,7 @@ def seed(
 ) -> None:
     """Help nodes find each other: a stateless node that trains nothing and needs no token. Prints its addresses.
 
-    Run two, each with the other as --peer, so that losing one changes nothing.
+    Run two, the second with an address of the first as --peer, so that losing one changes nothing.
     """
     from neuroshard.node.seed import run_seed, seed_settings
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
 from neuroshard.errors import NetworkRefusedError, NeuroShardError
 from neuroshard.network import Network
@@ -111,31 +111,33 @@ class Networking:
         """One network, from its start to its end. It outlives those who use it, so that they can say good-bye."""
         leave = anyio.Event()
         async with anyio.create_task_group() as tasks:
-            network = cast("Network", await tasks.start(self._hold, leave))
-            self._network, self._failure, self._was_up = network, "", True
-            log.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")
-            self._wake()
+            tasks.start_soon(self._hold, leave)
             try:
-                await self._use(network)
+                await self._use(await self.up())
             finally:
                 self._network = None
                 leave.set()
-                remember_addresses(self._peers_file, self.book.working())
 
-    async def _hold(self, leave: anyio.Event, *, task_status: TaskStatus[Network]) -> None:
+    async def _hold(self, leave: anyio.Event) -> None:
         """Keep one network open until it is to be left; once open, cancelling this node does not reach it."""
         assert self._open is not None
         with anyio.CancelScope() as scope:
             async with self._open() as network:
                 scope.shield = True
-                task_status.started(network)
+                if not leave.is_set():
+                    self._network, self._failure, self._was_up = network, "", True
+                    self._wake()
                 await leave.wait()
 
     async def _use(self, network: Network) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._keep_dialling, network)
-            tasks.start_soon(self._keep_remembering)
-            await self._start_works(network, tasks)
+        log.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_dialling, network)
+                tasks.start_soon(self._keep_remembering)
+                await self._start_works(network, tasks)
+        finally:
+            remember_addresses(self._peers_file, self.book.working())
 
     async def _start_works(self, network: Network, tasks: TaskGroup) -> None:
         """Begin what was attached, and what will be."""

@@ -204,3 +204,27 @@ def test_a_network_that_breaks_is_opened_anew_with_all_that_lives_on_it(
         assert ended == opened
 
     run(main)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_node_that_ends_while_its_network_opens_ends(tmp_path: Path, is_open: bool) -> None:
+    closed: list[bool] = []
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+
+            @asynccontextmanager
+            async def opened() -> AsyncGenerator[Network]:
+                if not is_open:
+                    tasks.cancel_scope.cancel()
+                async with opener(1)() as network:
+                    tasks.cancel_scope.cancel()
+                    yield network
+                closed.append(True)
+
+            one = Networking(identity(1).node_id, opened, peers_file=tmp_path / "peers.json", loopback_only=True)
+            await one.run()
+        assert one.current is None
+
+    run(main)
+    assert len(closed) == is_open
