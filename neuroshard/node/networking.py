@@ -25,6 +25,7 @@ WANTED_CONNECTIONS = 8
 DIALS_AT_ONCE = 4
 DIAL_SECONDS = 20.0
 LOOK_SECONDS = 1.0
+CLOSING_SECONDS = 10.0  # a network that does not end by itself is ended
 REMEMBER_SECONDS = 5.0  # a node that is killed soon after its start shall find the others again
 SLEPT_SECONDS = 30.0  # a look that comes this much too late by the calendar: the computer slept
 
@@ -128,6 +129,7 @@ class Networking:
                     self._network, self._failure, self._was_up = network, "", True
                     self._wake()
                 await leave.wait()
+                scope.deadline = anyio.current_time() + CLOSING_SECONDS
 
     async def _use(self, network: Network) -> None:
         log.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")

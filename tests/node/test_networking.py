@@ -228,3 +228,19 @@ def test_a_node_that_ends_while_its_network_opens_ends(tmp_path: Path, is_open: 
 
     run(main)
     assert len(closed) == is_open
+
+
+def test_a_network_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networking, "CLOSING_SECONDS", 0.1)
+
+    async def main() -> None:
+        @asynccontextmanager
+        async def stuck() -> AsyncGenerator[Network]:
+            async with opener(1)() as network:
+                yield network
+                await anyio.sleep_forever()
+
+        async with running(Networking(identity(1).node_id, stuck, peers_file=tmp_path / "peers.json")):
+            pass
+
+    run(main)
