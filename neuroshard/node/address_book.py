@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +31,7 @@ class KnownAddress:
     is_given: bool = False  # by the owner or the run: never forgotten
     failures: int = 0  # in a row
     next_try: float = 0.0  # on the monotonic clock
+    worked_at: float = -inf  # on the monotonic clock: when it was dialled last with success
 
     @property
     def node_id(self) -> NodeId:
@@ -61,10 +63,10 @@ class AddressBook:
         waiting = [a for a in self._known.values() if a.next_try <= now and a.node_id not in there]
         return tuple(sorted(waiting, key=lambda address: (not address.is_given, address.failures)))
 
-    def note_success(self, text: str) -> None:
+    def note_success(self, text: str, now: float) -> None:
         """An address that worked."""
         if text in self._known:
-            self._known[text] = replace(self._known[text], failures=0, next_try=0.0)
+            self._known[text] = replace(self._known[text], failures=0, next_try=0.0, worked_at=now)
 
     def note_failure(self, text: str, now: float) -> None:
         """An address that did not work: tried again later and later, and forgotten first when room is needed."""
