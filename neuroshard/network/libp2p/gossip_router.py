@@ -17,7 +17,7 @@ from neuroshard.network.libp2p.gossip_items import Item, ItemKind, MessageId, To
 from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
 from neuroshard.types import NodeId
 
-DEGREE, LEAST_DEGREE, MOST_DEGREE = 5, 4, 10
+DEGREE, LEAST_DEGREE, MOST_DEGREE = 4, 3, 6  # few: the busiest node of a tree sends once for each of its links
 LAZY_DEGREE = 2  # peers outside the mesh that hear ids at every heartbeat
 HEARTBEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 0.9  # for a message whose id was heard, before it is asked for
@@ -43,6 +43,7 @@ class _Link:
 class _Topic:
     links: dict[NodeId, _Link] = field(default_factory=dict[NodeId, _Link])
     backoff: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # until when
+    has_made_room: bool = False  # since the last heartbeat
 
 
 @dataclass
@@ -142,7 +143,8 @@ class GossipRouter:
         sends: Sends = []
         for peer in self._peers.values():
             peer.items = peer.byte_count = peer.given = peer.told = 0
-        for topic in tuple(self._topics):
+        for topic, known in tuple(self._topics.items()):
+            known.has_made_room = False
             sends += self._filled(topic, now) + self._thinned(topic, now) + self._told(topic)
         sends += self._asked(now)
         self._kept.expire(now)
@@ -268,12 +270,27 @@ class GossipRouter:
 
     def _handle_graft(self, peer: NodeId, known: _Peer, topic: TopicId, now: float) -> Sends:
         mine = self._topics.get(topic)
-        if mine is None or len(mine.links) >= MOST_DEGREE or mine.backoff.get(peer, 0.0) > now:
+        if mine is None or mine.backoff.get(peer, 0.0) > now:
             return [(peer, Item(ItemKind.PRUNE, topic))]
+        sends: Sends = []
+        if len(mine.links) >= MOST_DEGREE:
+            if mine.has_made_room:
+                return [(peer, Item(ItemKind.PRUNE, topic))]
+            sends = self._room(topic, mine, now)
         if len(known.topics) < MAX_TOPICS_OF_PEER:
             known.topics.add(topic)
         mine.links[peer] = _Link()
-        return []
+        return sends
+
+    def _room(self, topic: TopicId, mine: _Topic, now: float) -> Sends:
+        """End one link for one that is wanted, rather one without messages, at most once between two heartbeats.
+
+        Else the first few of a swarm would fill each other's links, and who comes later would find none of them.
+        """
+        mine.has_made_room = True
+        ended = self._random.choice([p for p, link in mine.links.items() if link.is_lazy] or list(mine.links))
+        self._end_link(ended, topic, now)
+        return [(ended, Item(ItemKind.PRUNE, topic))]
 
     def _filled(self, topic: TopicId, now: float) -> Sends:
         """New links while there are too few."""

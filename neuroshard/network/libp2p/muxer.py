@@ -40,8 +40,8 @@ from neuroshard.network.libp2p.yamux_frames import (
 )
 from neuroshard.network.scores import ScoreReason
 
-PING_SECONDS = 30.0
-MAX_SILENT_PERIODS = 3  # a peer that sends nothing, not even answers to pings, for so long is gone
+PING_SECONDS = 45.0
+MAX_SILENT_PERIODS = 2  # a peer that sends nothing, not even answers to pings, for so long is gone
 GOODBYE_SECONDS = 0.2
 WRITE_SECONDS = 60.0  # a frame of 64 KiB that takes longer than this goes nowhere
 LINGER_SECONDS = 60.0  # how long the other side may leave its half of a stream open
@@ -104,6 +104,7 @@ class BoundedMuxer(IMuxedConn):
         self._closed = trio.Event()
         self._pong = trio.Event()
         self._ping_number = 0
+        self._writing_since = inf
         self._refused_streams = 0
 
     # What libp2p calls
@@ -315,8 +316,9 @@ class BoundedMuxer(IMuxedConn):
             frame = b"".join(self._taken_control()) or self._taken_data()
             if self._options.spend is not None:
                 await self._options.spend(len(frame))
-            with trio.fail_after(WRITE_SECONDS):
-                await self.secured_conn.write(frame)
+            self._writing_since = trio.current_time()
+            await self.secured_conn.write(frame)
+            self._writing_since = inf
             self.bytes_sent += len(frame)
 
     def _taken_control(self) -> list[bytes]:
@@ -338,6 +340,8 @@ class BoundedMuxer(IMuxedConn):
             await self._ping()
             await trio.sleep_until(began + PING_SECONDS)
             silent_periods = silent_periods + 1 if self.bytes_received == received else 0
+            if trio.current_time() - self._writing_since > WRITE_SECONDS:
+                return
             self._end_lingering(trio.current_time() - LINGER_SECONDS)
 
     async def _ping(self) -> None:

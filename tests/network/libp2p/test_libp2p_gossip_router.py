@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -229,16 +229,55 @@ def test_links_are_bounded_and_not_made_again_right_after_they_ended() -> None:
     router = ready(*peers)
     answers = [router.handle(peer, Item(ItemKind.GRAFT, TOPIC), 1, lambda *_: True).sends for peer in peers]
     assert len(router.links(TOPIC)) == MOST_DEGREE
-    refused = [
-        peer for peer, sends in zip(peers, answers, strict=True) if sends == [(peer, Item(ItemKind.PRUNE, TOPIC))]
-    ]
-    assert len(refused) == 40 - MOST_DEGREE
+    pruned = [peer for sends in answers for peer, item in sends if item.kind is ItemKind.PRUNE]
+    assert len(pruned) == 40 - MOST_DEGREE
     (first, *_) = router.links(TOPIC)
     router.handle(first, Item(ItemKind.PRUNE, TOPIC), 2, lambda *_: True)
     assert first not in router.links(TOPIC)
     assert router.handle(first, Item(ItemKind.GRAFT, TOPIC), 3, lambda *_: True).sends  # pruned again
     router.handle(router.links(TOPIC)[0], Item(ItemKind.UNSUBSCRIBE, TOPIC), 4, lambda *_: True)
     assert len(router.links(TOPIC)) == MOST_DEGREE - 2
+
+
+def test_a_full_node_makes_room_for_one_newcomer_between_two_heartbeats() -> None:
+    peers = [NodeId(f"p{i}") for i in range(MOST_DEGREE)]
+    router = ready(*peers, A, B)
+    for peer in peers:
+        router.handle(peer, Item(ItemKind.GRAFT, TOPIC), 1, lambda *_: True)
+    assert set(router.links(TOPIC)) == set(peers)
+    graft = Item(ItemKind.GRAFT, TOPIC)
+    ((ended, item),) = router.handle(A, graft, 2, lambda *_: True).sends
+    assert (item.kind, set(router.links(TOPIC))) == (ItemKind.PRUNE, set(peers) - {ended} | {A})
+    assert router.handle(B, graft, 2, lambda *_: True).sends == [(B, Item(ItemKind.PRUNE, TOPIC))]
+    router.heartbeat(3)
+    router.handle(B, graft, 3, lambda *_: True)
+    assert B in router.links(TOPIC)
+    assert len(router.links(TOPIC)) == MOST_DEGREE
+
+
+def test_who_comes_late_to_a_swarm_whose_links_are_full_finds_some() -> None:
+    routers: dict[NodeId, GossipRouter] = {}
+    right_after: list[int] = []
+    for number in range(40):
+        node, now, router = NodeId(f"n{number}"), float(number), GossipRouter(Random(number))
+        router.subscribe(TOPIC, now)
+        under_way = deque((node, to, item) for peer in routers for to, item in router.join(peer))
+        for peer, other in routers.items():
+            under_way += [(peer, to, item) for to, item in other.join(node)]
+        routers[node] = router
+        settle(routers, under_way, now)
+        right_after.append(len(router.links(TOPIC)))
+        settle(routers, deque((p, to, item) for p, r in routers.items() for to, item in r.heartbeat(now)), now)
+    assert min(right_after[3:]) >= 2
+    assert all(1 <= len(router.links(TOPIC)) <= MOST_DEGREE for router in routers.values())
+
+
+def settle(routers: dict[NodeId, GossipRouter], under_way: deque[tuple[NodeId, NodeId, Item]], now: float) -> None:
+    """Deliver (from, to, item) and what follows from it."""
+    while under_way:
+        sender, to, item = under_way.popleft()
+        sends = routers[to].handle(sender, item, now, lambda *_: True).sends
+        under_way += [(to, peer, answer) for peer, answer in sends]
 
 
 def test_topics_nobody_here_listens_to_are_ignored() -> None:
