@@ -21,6 +21,7 @@ MAX_FILE_BYTES = 64 * 1024
 MAX_ADDRESS_CHARACTERS = 256
 FIRST_RETRY_SECONDS = 2.0
 LONGEST_RETRY_SECONDS = 300.0
+GIVEN_AGAIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,18 @@ class AddressBook:
         there = set(connected)
         waiting = [a for a in self._known.values() if a.next_try <= now and a.node_id not in there]
         return tuple(sorted(waiting, key=lambda address: (not address.is_given, address.failures)))
+
+    def given_due(self, now: float, connected: Iterable[NodeId]) -> tuple[KnownAddress, ...]:
+        """The given ones among those due, for a node that has enough connections: each only now and then.
+
+        A seed that began anew, or the other half of a swarm that was split, is found again through them; but a seed
+        with very many connections ends those that are idle, and shall have peace for a while.
+        """
+        return tuple(
+            address
+            for address in self.due(now, connected)
+            if address.is_given and now - address.worked_at >= GIVEN_AGAIN_SECONDS
+        )
 
     def note_success(self, text: str, now: float) -> None:
         """An address that worked."""

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 WANTED_CONNECTIONS = 8
 DIALS_AT_ONCE = 4
 DIAL_SECONDS = 20.0
-GIVEN_AGAIN_SECONDS = 600.0
 LOOK_SECONDS = 1.0
 CLOSING_SECONDS = 10.0  # a network that does not end by itself is ended
 REMEMBER_SECONDS = 5.0  # a node that is killed soon after its start shall find the others again
@@ -168,15 +167,10 @@ class Networking:
                 await anyio.sleep(LOOK_SECONDS)
 
     def _to_dial(self, now: float, connected: set[NodeId], dialling: set[str]) -> list[KnownAddress]:
-        """Whom to dial now: anybody while connections are missing, then given ones now and then.
-
-        A seed that began anew, or the other half of a swarm that was split, is found again through the given ones; but
-        a seed with very many connections ends those that are idle, and shall have peace for a while.
-        """
-        due = [address for address in self.book.due(now, connected) if address.text not in dialling]
-        if len(connected) >= WANTED_CONNECTIONS:
-            due = [known for known in due if known.is_given and now - known.worked_at >= GIVEN_AGAIN_SECONDS]
-        return due[:DIALS_AT_ONCE]
+        """Whom to dial now: anybody while connections are missing."""
+        has_enough = len(connected) >= WANTED_CONNECTIONS
+        due = self.book.given_due(now, connected) if has_enough else self.book.due(now, connected)
+        return [address for address in due if address.text not in dialling][:DIALS_AT_ONCE]
 
     async def _dial(
         self, network: Network, address: KnownAddress, limiter: anyio.CapacityLimiter, dialling: set[str]

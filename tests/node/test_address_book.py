@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.node.address_book import (
+    GIVEN_AGAIN_SECONDS,
     LONGEST_RETRY_SECONDS,
     MAX_ADDRESSES,
     AddressBook,
@@ -87,3 +88,21 @@ def test_a_damaged_file_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "peers.json"
     file.write_bytes(content)
     assert remembered_addresses(file) == ()
+
+
+def test_with_enough_connections_given_ones_are_due_now_and_then() -> None:
+    book = AddressBook(OWN)
+    book.add([address("a")])
+    book.add([address("b"), address("c")], is_given=True)
+
+    def given_due(now: float, *connected: str) -> list[str]:
+        return [known.text for known in book.given_due(now, [NodeId(name) for name in connected])]
+
+    assert given_due(0.0, "c") == [address("b")]
+    book.note_success(address("b"), 10.0)
+    assert given_due(20.0, "c") == []
+    assert address("b") in due(book, 20.0)  # with too few connections it is due at once
+    assert given_due(10.0 + GIVEN_AGAIN_SECONDS, "c") == [address("b")]
+    book.note_failure(address("b"), 700.0)
+    assert given_due(700.5, "c") == []
+    assert given_due(700.0 + LONGEST_RETRY_SECONDS, "c") == [address("b")]

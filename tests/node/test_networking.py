@@ -17,7 +17,7 @@ from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkFailedError
-from neuroshard.node import networking
+from neuroshard.node import address_book, networking
 from neuroshard.node.networking import Networking, NetworkOpener
 from neuroshard.node.society import libp2p_opener
 
@@ -98,7 +98,7 @@ def test_given_peers_are_dialled_again_whatever_else_is_connected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(networking, "WANTED_CONNECTIONS", 1)
-    monkeypatch.setattr(networking, "GIVEN_AGAIN_SECONDS", 3.0)
+    monkeypatch.setattr(address_book, "GIVEN_AGAIN_SECONDS", 0.0)
 
     async def main() -> None:
         async with running(node(1, tmp_path)) as other:
@@ -110,13 +110,10 @@ def test_given_peers_are_dialled_again_whatever_else_is_connected(
             one.book.add([other.transport.addresses()[0]])
             async with running(one):
                 await until(lambda: connected(one) == 1)
-                reached: list[float] = []
                 for _ in range(2):
                     async with running(node(2, tmp_path, port=port)):
                         await until(lambda: connected(one) == 2)
-                        reached.append(anyio.current_time())
                     await until(lambda: connected(one) == 1)
-                assert reached[1] - reached[0] > 2.5  # it is left in peace for a while
                 stranger = node(4, tmp_path)
                 async with running(stranger) as network:
                     one.book.add(network.transport.addresses())
