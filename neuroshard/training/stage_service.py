@@ -143,11 +143,13 @@ class StageService:
     async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Forward only, also between steps: activations, or with labels the summed loss (b,) of each sequence.
 
-        Raises RefusedTensorError, StageBusyError while the node is paused.
+        Raises RefusedTensorError, StageBusyError while the node is paused, StageGoneError once it ends.
         """
         self._shapes.check_inputs(inputs)
         if labels is not None:
             self._shapes.check_loss(inputs, labels)
+        if self._is_leaving:
+            raise StageGoneError("The node stops.")
         if self._is_suspended:
             raise StageBusyError("The node is paused.", "Try again later.")
 

@@ -224,6 +224,8 @@ def test_what_a_stage_refuses_arrives_with_its_class(compute: ComputeThread) -> 
             await services[1].leave()
             with pytest.raises(StageGoneError):
                 await hop.forward(key(1, session=2), activations())
+            with pytest.raises(StageGoneError):
+                await hop.infer(activations(), None)
 
     trio.run(main)
 

@@ -292,3 +292,23 @@ def test_a_baseline_that_is_not_a_number_pauses_instead_of_being_measured_for_ev
         await steps_reach(trainer, 1)
 
     run_with(trainer, scenario)
+
+
+def test_a_microbatch_is_one_job_of_the_compute_thread_and_a_step_is_two(
+    compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path), monotonic=lambda: 0.0)
+    submit, jobs = compute.submit, list[int]()
+
+    def counted(work: Callable[[], object], priority: Priority = Priority.TRAINING):
+        jobs.append(priority)
+        return submit(work, priority)
+
+    monkeypatch.setattr(compute, "submit", counted)
+    trio.run(trainer.run, 4)
+    evaluation, microbatches = 32 // PARAMETERS.batch_size, 4 * PARAMETERS.sequences_per_step // PARAMETERS.batch_size
+    steps, end = (
+        4 * 2,
+        3,
+    )  # the optimizer's step and the offer to save; nothing left open, a last save, the writer's end
+    assert len(jobs) == evaluation + microbatches + steps + end

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+import trio
+from small_stage import ARCHITECTURE, PARAMETERS
+from stage_chain import gradients, key
+
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
+from neuroshard.model.initial_weights import initialise
+from neuroshard.model.transformer import StageModel
+from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.executor import StageExecutor
+from neuroshard.training.microbatch import StageGoneError
+from neuroshard.training.pipeline import run_microbatch
+from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.stage_endpoint import StageEndpoint
+from neuroshard.training.stage_frames import StageAddress
+from neuroshard.training.stage_service import StageService
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.types import Architecture, LayerRange, RunId
+
+WIDE = replace(ARCHITECTURE, hidden_size=512, sequence_length=160)  # activations of more than 256 KiB
+STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise((0, 1, 2, 3)))
+
+
+def identity(number: int) -> NodeIdentity:
+    key_of_node = NodeKey.from_seed(number.to_bytes(32, "big"))
+    wallet = Wallet.from_secret(parse_token("11" * 32))
+    delegation = Delegation.issue(wallet, key_of_node.public_key, time.time() + 86_400)
+    return NodeIdentity(wallet.wallet_id, key_of_node.node_id, key_of_node, delegation)
+
+
+def service_of(compute: ComputeThread, architecture: Architecture, layers: LayerRange) -> StageService:
+    model = StageModel(architecture, layers)
+    initialise(model, 5)
+    executor = StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"))
+    service = StageService(compute, executor, sequences_per_step=4, batch_size=2)
+    service.intake.open()
+    return service
+
+
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, WIDE], ids=["small", "wide"])
+def test_the_law_holds_through_real_sockets_and_a_node_that_ends_is_gone(
+    compute: ComputeThread, architecture: Architecture
+) -> None:
+    rows = torch.randint(architecture.vocabulary_size, (4, architecture.sequence_length + 1))
+    inputs, labels = rows[:, :-1], rows[:, 1:]
+    services = [service_of(compute, architecture, stage.layers) for stage in STAGES]
+    options = NetworkOptions(host="127.0.0.1")
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            driver = await stack.enter_async_context(libp2p_network(identity(1), options))
+            route, blocks = list[RemoteHop](), [await stack.enter_async_context(AsyncExitStack()) for _ in STAGES]
+            for number, (service, stage) in enumerate(zip(services, STAGES, strict=True)):
+                holder = await blocks[number].enter_async_context(libp2p_network(identity(2 + number), options))
+                shapes = StageShapes.for_layers(architecture, stage.layers, 2)
+                StageEndpoint(service, stage, shapes).serve(holder.transport)
+                peer = await driver.transport.connect(holder.transport.addresses()[0])
+                route.append(RemoteHop(driver.transport, peer, stage, shapes, HopOptions(timeout_seconds=20)))
+            total = 0.0
+            for number in range(2):
+                name = key(number, driver=driver.transport.local_id)
+                part = slice(2 * number, 2 * number + 2)
+                total += (await run_microbatch(route, name, inputs[part], labels[part])).loss_sum.item()
+            assert total == pytest.approx(expected.item(), rel=1e-5)
+            assert route[1].timings[0].bytes_sent == 2 * architecture.sequence_length * architecture.hidden_size * 4
+            await blocks[-1].aclose()
+            gone = RemoteHop(driver.transport, peer, stage, shapes, HopOptions(timeout_seconds=2))
+            with pytest.raises(StageGoneError):
+                await gone.infer(torch.zeros(1, 4, architecture.hidden_size), None)
+
+    whole = StageModel(architecture)
+    initialise(whole, 5)
+    expected = whole.loss_sum(whole(inputs), labels)
+    expected.backward()
+    trio.run(main)
+    found = gradients(services)
+    for name, parameter in whole.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-4)
