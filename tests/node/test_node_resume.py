@@ -25,9 +25,11 @@ pytestmark = pytest.mark.process
 def test_a_run_in_pieces_equals_a_run_in_one(small_text: Path, tmp_path: Path) -> None:
     """Weights, optimizer and outer state, byte for byte, across outer steps and changes of shard."""
     prepare_demo(tmp_path / "whole", small_text)
+    with demo_steps(tmp_path / "whole", small_text, 1):
+        pass  # the first start chooses a precision by its speed: only one of the two may choose
     shutil.copytree(tmp_path / "whole", tmp_path / "pieces")
-    with demo_steps(tmp_path / "whole", small_text, 11):  # beside the others
-        for steps in (4, 7):
+    with demo_steps(tmp_path / "whole", small_text, 10):  # beside the others
+        for steps in (4, 6):
             with demo_steps(tmp_path / "pieces", small_text, steps):
                 pass
     whole, pieces = (newest_of(tmp_path / name) for name in ("whole", "pieces"))
