@@ -46,6 +46,9 @@ class _Answering:
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
+    reply: OutgoingTransfer | None = None
+    bytes_unsent: int = 0  # of the reply, at the last look
+    moved_at: float = 0.0  # when they became fewer
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class PeerExchange:
     @property
     def is_busy(self) -> bool:
         """Whether anything is on its way or awaited."""
-        return bool(self._outgoing or self._pending or self._answering or self.receiver.transfer_count)
+        return bool(self._outgoing or self._pending or self._answering or self.receiver.is_busy)
 
     @property
     def bytes_waiting(self) -> int:
@@ -122,6 +125,17 @@ class PeerExchange:
         for transfer in self._outgoing.values():
             transfer.lose(connection.number)
         self._hooks.wake()
+
+    def drop_stalled_answers(self, now: float) -> None:
+        """Give up answers of which the peer took nothing for long: they hold memory here."""
+        for answering in self._answering.values():
+            if answering.reply is None:
+                continue
+            bytes_unsent = answering.reply.bytes_unsent
+            if bytes_unsent != answering.bytes_unsent:
+                answering.bytes_unsent, answering.moved_at = bytes_unsent, now
+            elif now - answering.moved_at >= self._shared.options.answer_seconds:
+                answering.scope.cancel()
 
     def unanswered_over(self) -> set[int]:
         """Connections over which an offer went that the peer has not answered."""
@@ -197,7 +211,7 @@ class PeerExchange:
         return FrameLimits() if kind == REFUSED_KIND else pending.limits
 
     def _has_room(self) -> bool:
-        return len(self._answering) + self.receiver.transfer_count < self._shared.options.max_transfers_per_peer
+        return len(self._answering) + self.receiver.request_count < self._shared.options.max_transfers_per_peer
 
     def _received(self, number: int, answers: int, frame: Frame, reservation: Reservation | None) -> None:
         if not answers:
@@ -221,6 +235,7 @@ class PeerExchange:
                 if reservation is not None:
                     reservation.release()  # before the answer is sent: memory must not wait for the peer's memory
             reply = OutgoingTransfer(self._shared.next_transfer(), await _encoded_answer(answer), number)
+            answering.reply, answering.moved_at = reply, anyio.current_time()
             self._outgoing[reply.number] = reply
             try:
                 self._hooks.wake()

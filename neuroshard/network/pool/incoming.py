@@ -42,6 +42,7 @@ class IncomingTransfer:
         self._here = [0] * len(head.chunk_digests)
         self._dropped = [0] * len(head.chunk_digests)
         self._filling: dict[int, _Piece] = {}
+        self._is_ended = False
 
     @property
     def has_memory(self) -> bool:
@@ -88,7 +89,10 @@ class IncomingTransfer:
 
         Raises DamagedChunkError when it completes a chunk that does not match its digest.
         """
-        piece = self._filling.pop(connection)
+        piece = self._filling.pop(connection, None)
+        if piece is None or self._is_ended:
+            self._release_if_ended()
+            return 0
         new = piece.mask & ~self._here[piece.chunk]
         self._here[piece.chunk] |= piece.mask
         if self._here[piece.chunk] == full_mask(self.head.chunk_bytes(piece.chunk)):
@@ -99,13 +103,15 @@ class IncomingTransfer:
     def abandon(self, connection: int) -> None:
         """A connection ended in the middle of a piece, or between two."""
         self._filling.pop(connection, None)
+        self._release_if_ended()
 
     def end(self) -> None:
-        """Cut whoever still writes into the memory, and give the bytes back."""
-        for connection in tuple(self._filling):
-            self._cut(connection)
-        self._filling.clear()
-        if self._reservation is not None:
+        """Give the bytes back, as soon as nobody writes into the memory any more."""
+        self._is_ended = True
+        self._release_if_ended()
+
+    def _release_if_ended(self) -> None:
+        if self._is_ended and not self._filling and self._reservation is not None:
             self._reservation.release()
 
     def frame(self) -> tuple[Frame, Reservation | None]:

@@ -145,6 +145,7 @@ class PeerLink:
             self._send(packet(PacketKind.WANT, 0, extra=wanted))
         self._close_superfluous(wanted, now)
         self._close_silent(now)
+        self._exchange.drop_stalled_answers(now)
         if self._exchange.receiver.is_overdue(now) and self._connections:
             self._report(ScoreReason.TOO_SLOW)
             self._exchange.receiver.drop_all()

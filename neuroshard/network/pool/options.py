@@ -27,6 +27,7 @@ class PoolOptions:
     grace_seconds: float = 20.0  # what any packet may take, however small
     min_bytes_per_second: float = 8 * 1024  # what a peer must reach while it sends
     idle_seconds: float = 60.0
+    answer_seconds: float = 120.0  # how long an answer is kept of which the peer takes nothing
     resume_seconds: float = 30.0  # how long half a transfer is kept for a peer that is gone
 
     def __post_init__(self) -> None:

@@ -78,6 +78,7 @@ class Receiver:
         self._shared = shared
         self._hooks = hooks
         self._entries: dict[int, _Entry] = {}
+        self._filling: dict[int, _Entry] = {}  # connection: what it is receiving a piece of
         self._complete: OrderedDict[int, None] = OrderedDict()
         self._heard_at = 0.0  # when the last block came that was new, or the first transfer got its memory
 
@@ -88,9 +89,14 @@ class Receiver:
         return bool(deadlines) and now > min(stalled_at, *deadlines)
 
     @property
-    def transfer_count(self) -> int:
-        """Transfers that are not complete."""
-        return len(self._entries)
+    def is_busy(self) -> bool:
+        """Whether transfers are not complete."""
+        return bool(self._entries)
+
+    @property
+    def request_count(self) -> int:
+        """Those of them that are requests of the peer."""
+        return sum(not entry.transfer.answers for entry in self._entries.values())
 
     def read_offer(self, connection: Connection, header: PacketHeader) -> OfferReading:
         """Who reads the head of an offered frame."""
@@ -112,11 +118,14 @@ class Receiver:
     def place(self, connection: Connection, header: PacketHeader) -> memoryview | None:
         """Memory for a piece; None for a piece of a transfer that was given up. Raises MisconductError."""
         entry = self._entries.get(header.transfer)
-        return None if entry is None else entry.transfer.place(connection.number, header)
+        memory = None if entry is None else entry.transfer.place(connection.number, header)
+        if entry is not None and memory is not None:
+            self._filling[connection.number] = entry
+        return memory
 
     def filled(self, connection: Connection, header: PacketHeader) -> None:
         """A piece is in its place; when a chunk does not match its digest the transfer is refused."""
-        entry = self._entries[header.transfer]
+        entry = self._filling.pop(connection.number)
         try:
             is_new = entry.transfer.filled(connection.number) > 0
         except DamagedChunkError as error:
@@ -124,7 +133,7 @@ class Receiver:
             return
         if is_new:
             self._heard_at = anyio.current_time()
-        if entry.transfer.is_complete:
+        if is_new and entry.transfer.is_complete:
             self._finish(entry)
 
     def refuse(self, connection: Connection, number: int, reason: str) -> None:
@@ -160,7 +169,8 @@ class Receiver:
 
     def lose(self, connection: Connection) -> None:
         """A connection ended."""
-        for entry in self._entries.values():
+        entry = self._filling.pop(connection.number, None)
+        if entry is not None:
             entry.transfer.abandon(connection.number)
 
     def _start(self, connection: Connection, header: PacketHeader, head: FrameHead) -> None:

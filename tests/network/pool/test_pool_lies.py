@@ -304,6 +304,22 @@ def test_an_answer_to_another_request_or_a_late_one_is_not_taken() -> None:
     run(scenario)
 
 
+def test_an_answer_that_is_never_taken_is_given_up() -> None:
+    async def scenario() -> None:
+        async with node(2, replace(LOOPBACK, answer_seconds=0.5)) as b, stranger(b) as peer:
+            data = bytes(4 * MIB)
+            assert await offered(peer, encode(frame_of(data))) is PacketKind.ACCEPT
+            for start in range(0, len(data), MIB):
+                await peer.send(PacketKind.PIECE, 1, data[start : start + MIB], extra=start)
+            assert (await peer.receive())[0].kind is PacketKind.DONE
+            exchange = b.pool._links[LIAR]._exchange
+            await until(lambda: bool(exchange._outgoing))
+            await until(lambda: not exchange._outgoing and not exchange._answering)
+            assert b.pool.connection_count == 1
+
+    run(scenario)
+
+
 def test_masks_of_the_wrong_size_or_of_blocks_never_sent_end_the_connection() -> None:
     async def scenario() -> None:
         for mask in (b"\0", b"\xff\xff" * 9):
