@@ -18,6 +18,8 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "kill": ("kill", ()),
     "membership": ("membership", ()),
     "meeting": ("meeting", ()),
+    "line_speed": ("line_speed", ()),
+    "tensor_round_trip": ("tensor_round_trip", ()),
     "node_speed_5m": ("node_speed", ("5M",)),
     "node_speed_16m": ("node_speed", ("16M",)),
 }
