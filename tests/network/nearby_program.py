@@ -48,7 +48,10 @@ async def nearby(number: int, host: str) -> None:
 
 async def flood(number: int, host: str) -> None:
     """Thousands of hostile packets, then silence."""
-    (place,) = places_of([f"/ip4/{host}/tcp/1/p2p/x"], lan_interfaces())
+    with trio.fail_after(10):  # a new interface takes a moment to come up
+        while not (places := places_of([f"/ip4/{host}/tcp/1/p2p/x"], lan_interfaces())):
+            await trio.sleep(0.05)
+    (place,) = places
     random = Random(number)
     with open_socket(place.interface) as sock:
         for index in range(5000):
