@@ -57,7 +57,7 @@ class ModelStatus:
 
     architecture: Architecture
     parameter_count: int
-    layers: LayerRange
+    layers: LayerRange | None  # None: no part of it, or none yet
     roles: tuple[Role, ...]
 
 
@@ -270,7 +270,7 @@ class PeerStatus:
     node_id: NodeId
     wallet_id: WalletId
     roles: tuple[Role, ...]
-    layers: LayerRange
+    layers: LayerRange | None  # None: it holds no part of the model, or none yet
     loss_ema: float | None
     tokens_per_second: float
     last_seen: float  # seconds since the epoch

@@ -9,6 +9,7 @@ from neuroshard.identity.fields import exact_object
 from neuroshard.swarm.claim_fields import (
     flag_field,
     layers_field,
+    layers_to_json,
     line_field,
     list_field,
     real_field,
@@ -31,7 +32,7 @@ class Announcement:
 
     run_id: RunId
     parameters_version: int  # of the run, as far as this node knows
-    layers: LayerRange
+    layers: LayerRange | None  # None: it holds no part of the model, or none yet
     addresses: tuple[str, ...]  # multiaddrs that end with /p2p/<this node>
     pool: str | None  # host:port of direct connections for tensors
     started_at: float  # seconds since the epoch
@@ -44,7 +45,7 @@ class Announcement:
         return {
             "run_id": self.run_id,
             "parameters_version": self.parameters_version,
-            "layers": [self.layers.start, self.layers.stop],
+            "layers": layers_to_json(self.layers),
             "addresses": list(self.addresses[:MAX_ADDRESSES]),
             "pool": self.pool,
             "started_at": round(self.started_at),

@@ -62,13 +62,20 @@ def hash_field(value: JsonValue, where: str) -> str:
     return value
 
 
-def layers_field(value: JsonValue, where: str) -> LayerRange:
-    """[first layer, first layer after them]. Raises ValueError that names the field."""
+def layers_field(value: JsonValue, where: str) -> LayerRange | None:
+    """[first layer, first layer after them], or null for none. Raises ValueError that names the field."""
+    if value is None:
+        return None
     bounds = list_field(value, 2, where)
     numbers = [whole_field(bound, 0, MAX_LAYERS, where) for bound in bounds]
     if len(numbers) != 2 or numbers[0] >= numbers[1]:
         raise ValueError(f"{where} must be the first layer and a larger number, the first one after them")
     return LayerRange(numbers[0], numbers[1])
+
+
+def layers_to_json(layers: LayerRange | None) -> JsonValue:
+    """What `layers_field` reads."""
+    return None if layers is None else [layers.start, layers.stop]
 
 
 def roles_field(value: JsonValue, where: str) -> tuple[Role, ...]:

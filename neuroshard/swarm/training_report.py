@@ -11,6 +11,7 @@ from neuroshard.swarm.claim_fields import (
     flag_field,
     hash_field,
     layers_field,
+    layers_to_json,
     real_field,
     roles_field,
     run_field,
@@ -41,7 +42,7 @@ class TrainingReport:
     shard: ShardId | None  # being read now
     shards_seen: int  # distinct shards trained on so far
     roles: tuple[Role, ...]
-    layers: LayerRange
+    layers: LayerRange | None  # None: it holds no part of the model, or none yet
     outer_step: int
     state_hash: str  # hex, after the last outer step; empty before the first
     successful_syncs: int
@@ -63,7 +64,7 @@ class TrainingReport:
             "shard": self.shard,
             "shards_seen": self.shards_seen,
             "roles": list(self.roles),
-            "layers": [self.layers.start, self.layers.stop],
+            "layers": layers_to_json(self.layers),
             "outer_step": self.outer_step,
             "state_hash": self.state_hash,
             "successful_syncs": self.successful_syncs,

@@ -41,6 +41,7 @@ POSSIBLE = st.fixed_dictionaries(
         "state": st.sampled_from(NodeState),
         "roles": st.lists(st.sampled_from(Role), unique=True, max_size=3).map(tuple),
         "state_hash": st.sampled_from(["", "ab" * 32]),
+        "layers": st.sampled_from([None, LayerRange(0, 4), LayerRange(3, 4096)]),
         "leaving": st.booleans(),
     }
 )
@@ -61,7 +62,7 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ("shard", [-1, 10**8 + 1, 1.5]),
     ("shards_seen", [-1, None, 10**9]),
     ("roles", [None, "driver", ["king"], ["driver", "driver"], [["driver"]], ["driver"] * 4]),
-    ("layers", [None, [0], [3, 3], [4, 3], [-1, 3], [0, 5000], [0, 1, 2], ["0", "1"]]),
+    ("layers", [[], [0], [3, 3], [4, 3], [-1, 3], [0, 5000], [0, 1, 2], ["0", "1"]]),
     ("outer_step", [-1, None]),
     ("state_hash", ["x", "AB" * 32, "ab" * 31, None, 0]),
     ("successful_syncs", [-1, 1.0]),
@@ -116,7 +117,7 @@ def test_every_field_of_an_announcement_is_checked() -> None:
     bad: list[tuple[str, list[Any]]] = [
         ("run_id", [None, "short"]),
         ("parameters_version", [-1, 1.5, None]),
-        ("layers", [None, [1, 1]]),
+        ("layers", [[1, 1]]),
         ("addresses", [None, own, [5], [own + "\n"], ["x" + own], ["/a b/p2p/" + ALICE.node_id], [own] * 17]),
         ("addresses", [[own.replace(ALICE.node_id, BOB.node_id)], ["/ip4/203.0.113.7/tcp/4001"], ["/" * 300]]),
         ("pool", [5, "x" * 257, "\x1b[31m"]),

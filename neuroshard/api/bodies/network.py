@@ -28,7 +28,7 @@ class PeerBody(Answer):
     wallet_id: str
     roles: list[Role]
     role: str = Field(description='roles joined by "+", for people')
-    layers: Layers
+    layers: Layers | None = Field(description="null: it holds no part of the model, or none yet")
     state: Text = Field(description="as /api/status has it; empty before the first report")
     loss_ema: Number
     tokens_per_second: Number

@@ -37,8 +37,8 @@ class ModelBody(Answer):
     """The model this node holds, or its part of it."""
 
     architecture: ArchitectureBody
-    parameter_count: int
-    layers: Layers
+    parameter_count: int = Field(description="of the whole model")
+    layers: Layers | None = Field(description="those that this node holds; null: none, or none yet")
     roles: list[Role]
 
 

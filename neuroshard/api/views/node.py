@@ -47,7 +47,7 @@ def status_view(status: NodeStatus) -> StatusBody:
         paused_until=status.paused_until,
         warnings=list(status.warnings),
         roles=list(model.roles) if model else [],
-        layers=Layers.model_validate(model.layers) if model else None,
+        layers=Layers.model_validate(model.layers) if model and model.layers else None,
         device=status.resources.device,
         architecture=ArchitectureBody.model_validate(model.architecture) if model else None,
         model=ModelBody.model_validate(model) if model else None,
@@ -92,9 +92,12 @@ def pipeline_view(status: NodeStatus) -> PipelineBody:
 
 def _holders(status: NodeStatus, model: ModelStatus) -> dict[LayerRange, list[str]]:
     """Node ids by the layers they hold, this node first."""
-    holders: dict[LayerRange, list[str]] = {model.layers: [status.node_id or "this node"]}
+    holders: dict[LayerRange, list[str]] = {}
+    if model.layers is not None:
+        holders[model.layers] = [status.node_id or "this node"]
     for peer in status.peers:
-        holders.setdefault(peer.layers, []).append(peer.node_id)
+        if peer.layers is not None:
+            holders.setdefault(peer.layers, []).append(peer.node_id)
     return holders
 
 

@@ -23,7 +23,7 @@ export function ComputerCard({ status }: { status: NodeStatus }) {
       <Facts
         rows={[
           ["Role", model ? roleWords(model.roles) : "–"],
-          ["Holds", model ? `${layerRange(model.layers)} of ${count(total)}, ${bigCount(model.parameter_count)} parameters` : "–"],
+          ["Holds", model?.layers ? `${layerRange(model.layers)} of ${count(total)}; the model has ${bigCount(model.parameter_count)} parameters` : "–"],
           ["Memory tier", memory ? `${count(memory.tier_mb)} MB (limit: ${memory.limit_source})` : "–"],
           ["Computes on", resources.device_name || resources.device],
         ]}

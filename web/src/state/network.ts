@@ -8,7 +8,7 @@ export interface PeerStatus {
   node_id: string;
   wallet_id: string;
   roles: string[];
-  layers: { start: number; stop: number };
+  layers: { start: number; stop: number } | null;
   state: string; // as NodeState, or empty before the peer's first report
   loss_ema: number | null;
   tokens_per_second: number | null;

@@ -31,7 +31,7 @@ export interface Architecture {
 export interface ModelStatus {
   architecture: Architecture;
   parameter_count: number;
-  layers: { start: number; stop: number };
+  layers: { start: number; stop: number } | null;
   roles: string[];
 }
 

@@ -131,7 +131,7 @@ function Nodes({ status, peers, nodeNow }: { status: NodeStatus; peers: readonly
             <tr>
               <th scope="row">This computer</th>
               <td>{model?.roles.join(", ") ?? "–"}</td>
-              <td>{model ? layerRange(model.layers) : "–"}</td>
+              <td>{model?.layers ? layerRange(model.layers) : "–"}</td>
               <td>{loss(training.loss_ema)}</td>
               <td>{count(training.tokens_per_second)}</td>
               <td>now</td>
@@ -142,7 +142,7 @@ function Nodes({ status, peers, nodeNow }: { status: NodeStatus; peers: readonly
                   {shortId(peer.node_id)}
                 </th>
                 <td>{peer.roles.join(", ")}</td>
-                <td>{layerRange(peer.layers)}</td>
+                <td>{peer.layers ? layerRange(peer.layers) : "–"}</td>
                 <td>{loss(peer.loss_ema)}</td>
                 <td>{count(peer.tokens_per_second)}</td>
                 <td>{ago(peer.last_seen, nodeNow)}</td>
