@@ -28,6 +28,11 @@ class StageRounds:
     stage: int
     schema_hash: str  # TensorSchema.sha256
     parameters: OuterOptimization
+    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` hold all the time
+
+    def parameters_at(self, outer_step: int) -> OuterOptimization:
+        """Those that hold for the round that ends this outer step."""
+        return self.parameters if self.versions is None else self.versions(outer_step)
 
 
 def group_exchange(
@@ -37,11 +42,11 @@ def group_exchange(
     deadline_seconds: float = ROUND_DEADLINE_SECONDS,
 ) -> Exchange:
     """Rounds with whoever `group` names when one begins. Aborted rounds of an outer step are told apart by a view."""
-    config = aggregator_config(rounds.parameters)
-    codec = make_codec(rounds.parameters.codec)
     views: dict[int, int] = {}
 
     async def exchange(contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
+        parameters = rounds.parameters_at(outer_step)
+        config, codec = aggregator_config(parameters), make_codec(parameters.codec)
         view = views.get(outer_step, 0)
         views.clear()
         descriptor = RoundDescriptor(

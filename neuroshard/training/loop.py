@@ -154,13 +154,13 @@ class Trainer:
             paused_until=None if remaining is None else self._wall_clock() + remaining,
             training=training_status(
                 record,
-                parts.parameters,
+                parts.in_force,
                 speed=self._pace.speed,
                 precision=parts.executor.precision,
                 held_out_sequences=len(held_out.sequences) if held_out else 0,
                 unigram_entropy=held_out.unigram_entropy if held_out else None,
             ),
-            verification=verification_status(record, parts.parameters, state, reason),
+            verification=verification_status(record, parts.in_force, state, reason),
             diloco=parts.outer.status(),
             data=self._data_status(),
             checkpoints=self._checkpoint_status(),
@@ -180,7 +180,7 @@ class Trainer:
         return Driver(
             driving.node_id,
             DriverOptions(self.parts.parameters.batch_size, driving.in_flight, driving.first_session),
-            route=driving.route,
+            routing=driving.routing,
             feed=driving.feed,
             room=self.parts.service.intake,
             journal=self._journal,
@@ -231,7 +231,7 @@ class Trainer:
             return
         if self._state is NodeState.STARTING:
             self._set_state(NodeState.TRAINING)
-        self._stage.examiner = Examiner(driving.route, held_out, self.parts.parameters.batch_size)
+        self._stage.examiner = Examiner(driving.routing, held_out, self.parts.parameters.batch_size)
         self._stage.examiner.prepare(self.record)
 
     async def _measure_first(self, examiner: Examiner) -> None:

@@ -91,13 +91,21 @@ class OuterSync:
         exchange: Exchange,
         state: OuterState,
         progress: OuterProgress | None = None,
+        versions: Callable[[int], OuterOptimization] | None = None,
     ) -> None:
+        """`versions` gives the parameters that hold at an outer step; without it `parameters` hold all the time."""
         self._compute = compute
         self._model = model
         self._parameters = parameters
+        self._versions = versions
         self._exchange = exchange
         self.state = state
         self.progress = progress or OuterProgress()
+
+    @property
+    def parameters(self) -> OuterOptimization:
+        """Those that hold at the present outer step."""
+        return self._parameters if self._versions is None else self._versions(self.state.outer_step)
 
     def after_step(self, sequences: int) -> None:
         """Count an inner step."""
@@ -108,13 +116,14 @@ class OuterSync:
 
     def is_due(self, sequences_per_step: int, seconds_since_round: float) -> bool:
         """Whether to run a round before the next inner step."""
+        parameters = self.parameters
         return round_is_due(
             counted_sequences=self.progress.sequences * self.progress.members,
-            inner_steps=self._parameters.inner_steps,
+            inner_steps=parameters.inner_steps,
             sequences_per_step=sequences_per_step,
             members=self.progress.members,
             elapsed_seconds=seconds_since_round,
-            max_round_seconds=self._parameters.max_round_seconds,
+            max_round_seconds=parameters.max_round_seconds,
         )
 
     async def run_round(self, now: float) -> bool:
@@ -126,13 +135,14 @@ class OuterSync:
         before = self.state
         local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
         contribution = await anyio.to_thread.run_sync(pseudo_gradient, before.anchor, local)
+        parameters = self.parameters  # a version that is heard of during the round waits for the next one
         outcome = await self._exchange(contribution, before.outer_step)
         match outcome:
             case Abandoned(reason):
                 self._count_failure(reason)
                 return False
             case Agreed():
-                await self._commit(before, local, outcome, now)
+                await self._commit(before, local, outcome, parameters, now)
                 return True
             case _:
                 assert_never(outcome)
@@ -150,23 +160,25 @@ class OuterSync:
 
     def status(self) -> DilocoStatus:
         """For the dashboard."""
-        progress = self.progress
+        progress, parameters = self.progress, self.parameters
         return DilocoStatus(
             inner_step=progress.inner_steps,
-            inner_steps_total=self._parameters.inner_steps,
+            inner_steps_total=parameters.inner_steps,
             outer_steps=self.state.outer_step,
             last_sync=progress.last_sync,
             members=progress.members,
-            lone_outer=self._parameters.lone_outer,
-            explanation=_explanation(progress, self._parameters),
+            lone_outer=parameters.lone_outer,
+            explanation=_explanation(progress, parameters),
             state_root=progress.state_root,
             certified_root=progress.state_root,
             successful_syncs=progress.successful,
             failed_syncs=progress.failed,
         )
 
-    async def _commit(self, before: OuterState, local: Tensor, agreed: Agreed, now: float) -> None:
-        after = await anyio.to_thread.run_sync(next_outer_state, before, local, agreed, self._parameters)
+    async def _commit(
+        self, before: OuterState, local: Tensor, agreed: Agreed, parameters: OuterOptimization, now: float
+    ) -> None:
+        after = await anyio.to_thread.run_sync(next_outer_state, before, local, agreed, parameters)
         with anyio.CancelScope(shield=True):  # weights and outer state change together or not at all
             if after.anchor is not local:
                 await self._compute.run(lambda: load_vector(self._model, after.anchor), Priority.SMALL)

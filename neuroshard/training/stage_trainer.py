@@ -69,7 +69,7 @@ class StageTrainer:
         """The optimizer step on what was accumulated, and everything that may follow it."""
         done = self._parts.service.take("The stage makes its step.")
         own = self._journal.stepped(done.keys)
-        parameters, executor = self._parts.parameters, self._parts.executor
+        parameters, executor = self._parts.in_force, self._parts.executor
         learning_rate = learning_rate_at(self.steps, parameters.inner)
         max_norm = stage_clip_norm(self._parts.stage, parameters.stage_count, parameters.inner.max_grad_norm)
         result = await self._parts.compute.run(lambda: executor.step(learning_rate, max_norm, done.tokens))
