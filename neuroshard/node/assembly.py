@@ -40,6 +40,7 @@ from neuroshard.training.generation import TextGenerator
 from neuroshard.training.loop import Trainer
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.routing import FixedRouting
 from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
@@ -324,7 +325,7 @@ class Assembly:
             parameters=run.parameters,
             service=live.service,
             outer=live.outer,
-            driving=Driving(self._identity.node_id, feed, (LocalHop(live.service),)),
+            driving=Driving(self._identity.node_id, feed, FixedRouting((LocalHop(live.service),))),
             saver=live.saver,
             generator=TextGenerator(compute, live.stage.executor.model, tokenizer),
         )

@@ -1,10 +1,11 @@
-"""Drives microbatches: takes batches from the feed and sends them along the route, a bounded number at a time."""
+"""Drives microbatches: takes batches from the feed and sends them through the stages, a bounded number at a time."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -13,16 +14,12 @@ from anyio.abc import TaskGroup
 
 from neuroshard.data.windows import Batch
 from neuroshard.training.journal import Journal
-from neuroshard.training.microbatch import (
-    ClosedSessionError,
-    MicrobatchKey,
-    Retry,
-    SpoiltMicrobatchError,
-    StageError,
-)
+from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, SpoiltMicrobatchError, StageError
+from neuroshard.training.microbatch_run import MicrobatchRun
 from neuroshard.training.pace import DataWait
 from neuroshard.training.parts import Feed
-from neuroshard.training.pipeline import Hop, run_microbatch
+from neuroshard.training.pipeline import Hop
+from neuroshard.training.routing import Routing
 from neuroshard.types import NodeId
 
 T = TypeVar("T")
@@ -30,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 MICROBATCHES_OF_SESSION = 8
 SESSION_SECONDS = 30.0  # from its first microbatch to the last one that may begin in it
-RETRY_SECONDS = 0.5
+REMEMBERED_RUNS = 32
 CLOSE_SECONDS = 2.0  # others are told so long that their sessions end, when the driver ends
 
 
@@ -60,15 +57,21 @@ class DriverOptions:
     first_session: int = 1  # above all sessions of this node's earlier starts that other nodes may remember
 
 
+@dataclass
+class _Session:
+    left: int = 0  # microbatches that have not ended
+    asked: dict[tuple[int, int], tuple[int, Hop]] = field(default_factory=dict[tuple[int, int], tuple[int, Hop]])
+
+
 class Driver:
-    """Feeds one route. The order of the data is the order of its keys, whatever the order in which they end."""
+    """Feeds the stages of a run. Data have the order of their keys, whatever the order in which these end."""
 
     def __init__(
         self,
         node_id: NodeId,
         options: DriverOptions,
         *,
-        route: Sequence[Hop],
+        routing: Routing,
         feed: Feed,
         room: Room,
         journal: Journal,
@@ -78,7 +81,7 @@ class Driver:
         """`next_step` is the number of the step that the next batch will be part of."""
         self._node_id = node_id
         self._options = options
-        self._route = route
+        self._routing = routing
         self._feed = feed
         self._room = room
         self._journal = journal
@@ -88,7 +91,8 @@ class Driver:
         self._session = options.first_session - 1
         self._begun_at = -SESSION_SECONDS
         self._begun = MICROBATCHES_OF_SESSION  # in the present session
-        self._under_way: dict[int, int] = {}  # session: its microbatches that have not ended
+        self._under_way: dict[int, _Session] = {}
+        self.finished: deque[MicrobatchRun] = deque(maxlen=REMEMBERED_RUNS)  # the newest last
 
     async def run(self) -> None:
         """Drive until cancelled. Raises DataError from the feed, StageError for data that no stage can take."""
@@ -98,8 +102,8 @@ class Driver:
                     lines.start_soon(self._drive_on, lines)
         finally:
             with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-                for session in list(self._under_way):
-                    await self._close(session)
+                for number, session in list(self._under_way.items()):
+                    await self._close(number, session)
 
     async def _drive_on(self, lines: TaskGroup) -> None:
         while True:
@@ -108,10 +112,9 @@ class Driver:
                 key = self._next_key()
                 self._journal.sent(key, batch.position)
             await self._drive(key, batch)  # enters the first stage before another line can take a batch
-            self._under_way[key.session] -= 1
-            for session in self._ended_sessions():
-                del self._under_way[session]
-                lines.start_soon(self._close, session)
+            self._under_way[key.session].left -= 1
+            for number in self._ended_sessions():
+                lines.start_soon(self._close, number, self._under_way.pop(number))
 
     async def _next_batch(self) -> Batch:
         """The next batch, taken when the first stage wants it and not before."""
@@ -130,38 +133,33 @@ class Driver:
         if self._begun >= MICROBATCHES_OF_SESSION or now - self._begun_at > SESSION_SECONDS:
             self._session += 1
             self._begun, self._begun_at = 0, now
-            self._under_way[self._session] = 0
+            self._under_way[self._session] = _Session()
         self._begun += 1
-        self._under_way[self._session] += 1
+        self._under_way[self._session].left += 1
         return MicrobatchKey(self._node_id, self._session, self._begun)
 
     def _ended_sessions(self) -> list[int]:
         """Sessions whose microbatches have ended, and in which none will begin."""
         is_over = self._begun >= MICROBATCHES_OF_SESSION
-        return [n for n, left in self._under_way.items() if left == 0 and (n != self._session or is_over)]
+        return [n for n, one in self._under_way.items() if one.left == 0 and (n != self._session or is_over)]
 
     async def _drive(self, key: MicrobatchKey, batch: Batch) -> None:
-        """Until every stage has accumulated it; a stage that is busy is asked again.
+        """Until every stage has accumulated it.
 
-        Only the first try waits for room: later ones may be what a full first stage waits for.
+        Only its beginning waits for room: the rest may be what a full first stage waits for.
         """
         await self._room.opened()
-        while True:
-            try:
-                await run_microbatch(
-                    self._route, key, batch.input_ids, batch.labels, partial(self._journal.measured, key)
-                )
-            except (ClosedSessionError, SpoiltMicrobatchError) as error:
-                _LOG.warning("A microbatch was given up: %s", error)
-                self._give_up(key)
-                return
-            except StageError as error:
-                if error.retry is Retry.NEVER:
-                    raise
-                _LOG.debug("A microbatch is tried again: %s", error)
-            else:
-                return
-            await anyio.sleep(RETRY_SECONDS)
+        measured = partial(self._journal.measured, key)
+        run = MicrobatchRun(self._routing, key, batch.input_ids, batch.labels, measured=measured)
+        try:
+            await run.run()
+        except (ClosedSessionError, SpoiltMicrobatchError) as error:
+            _LOG.warning("A microbatch was given up: %s", error)
+            self._give_up(key)
+        else:
+            self.finished.append(run)
+        finally:
+            self._under_way[key.session].asked.update(run.asked)
 
     def _give_up(self, key: MicrobatchKey) -> None:
         """Leave a microbatch out; its session ends soon, so that no stage waits for the rest of it."""
@@ -169,10 +167,10 @@ class Driver:
         if key.session == self._session:
             self._begun = MICROBATCHES_OF_SESSION
 
-    async def _close(self, session: int) -> None:
+    async def _close(self, number: int, session: _Session) -> None:
         """Tell the stages that a session has ended. One that does not hear it closes the session by itself later."""
-        for hop in self._route:
+        for _, hop in session.asked.values():
             try:
-                await hop.close(self._node_id, session)
+                await hop.close(self._node_id, number)
             except StageError as error:
                 _LOG.debug("A session was not closed: %s", error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 
 import anyio
@@ -12,25 +12,26 @@ from torch import Tensor
 from neuroshard.data.feed import HeldOut
 from neuroshard.training.evaluation import Evaluation, EvaluationRecord, evaluation_is_due
 from neuroshard.training.microbatch import Retry, StageError
-from neuroshard.training.pipeline import Hop, sequence_losses
+from neuroshard.training.microbatch_run import sequence_losses
 from neuroshard.training.record import TrainingRecord
+from neuroshard.training.routing import Routing
 
 TRIES = 5  # of one microbatch
 RETRY_SECONDS = 0.2
 
 
 class Examiner:
-    """Evaluates the pinned sequences through the route, a microbatch at a time."""
+    """Evaluates the pinned sequences through the stages, a microbatch at a time."""
 
     def __init__(
         self,
-        route: Sequence[Hop],
+        routing: Routing,
         held_out: HeldOut,
         batch_size: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.held_out = held_out
-        self._route = route
+        self._routing = routing
         self._batch_size = batch_size
         self._clock = clock
         self._digest = sha256(held_out.sequences.numpy().tobytes()).hexdigest()
@@ -72,9 +73,9 @@ class Examiner:
         """Loss of each sequence, (b,) nats a token on the CPU; a stage that fails is asked again."""
         for _ in range(TRIES - 1):
             try:
-                return (await sequence_losses(self._route, rows[:, :-1], rows[:, 1:])).cpu()
+                return (await sequence_losses(self._routing, rows[:, :-1], rows[:, 1:])).cpu()
             except StageError as error:
                 if error.retry is Retry.NEVER:
                     raise
                 await anyio.sleep(RETRY_SECONDS)
-        return (await sequence_losses(self._route, rows[:, :-1], rows[:, 1:])).cpu()
+        return (await sequence_losses(self._routing, rows[:, :-1], rows[:, 1:])).cpu()

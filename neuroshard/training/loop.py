@@ -180,7 +180,7 @@ class Trainer:
         return Driver(
             driving.node_id,
             DriverOptions(self.parts.parameters.batch_size, driving.in_flight, driving.first_session),
-            route=driving.route,
+            routing=driving.routing,
             feed=driving.feed,
             room=self.parts.service.intake,
             journal=self._journal,
@@ -231,7 +231,7 @@ class Trainer:
             return
         if self._state is NodeState.STARTING:
             self._set_state(NodeState.TRAINING)
-        self._stage.examiner = Examiner(driving.route, held_out, self.parts.parameters.batch_size)
+        self._stage.examiner = Examiner(driving.routing, held_out, self.parts.parameters.batch_size)
         self._stage.examiner.prepare(self.record)
 
     async def _measure_first(self, examiner: Examiner) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from neuroshard.training.evaluation import PINNED_SEQUENCES
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.generation import TextGenerator
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.pipeline import Hop
+from neuroshard.training.routing import Routing
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
 from neuroshard.types import DataPosition, NodeId
@@ -48,11 +48,11 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Driving:
-    """What a node has that drives microbatches. A lone node's route is one LocalHop around its own service."""
+    """What a node has that drives microbatches. A lone node's routing knows one LocalHop around its own service."""
 
     node_id: NodeId
     feed: Feed
-    route: Sequence[Hop]  # begins with this node's own stage
+    routing: Routing
     in_flight: int = 1  # microbatches under way at the same time
     first_session: int = 1  # above those of earlier starts that other nodes may remember
 

@@ -1,8 +1,8 @@
-"""One microbatch along its route, hop by hop; a lone node's route has one hop, itself."""
+"""A stage as a driver sees it, here or on a peer, and what the last stage tells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,10 +14,15 @@ from neuroshard.types import NodeId
 
 
 class Hop(Protocol):
-    """One stage of a route, here or on a peer. The first stage takes token ids, the last one also labels.
+    """One stage, here or on a peer. The first stage takes token ids, the last one also labels.
 
     Every method raises StageError, whose class says what may be tried next; repeating a call does no harm.
     """
+
+    @property
+    def state_root(self) -> str:
+        """Names the weights behind the last answer: two hops with one root have equal ones; "" when it is unknown."""
+        ...
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """Activations for the next stage."""
@@ -43,8 +48,15 @@ class Hop(Protocol):
 class LocalHop:
     """A stage on this node."""
 
-    def __init__(self, service: StageService) -> None:
+    def __init__(self, service: StageService, root: Callable[[], str] = lambda: "") -> None:
+        """`root` names the stage's present weights."""
         self.service = service
+        self._root = root
+
+    @property
+    def state_root(self) -> str:
+        """See Hop."""
+        return self._root()
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """See Hop."""
@@ -73,40 +85,3 @@ class MicrobatchResult:
 
     loss_sum: Tensor  # scalar, nats summed over tokens; still on the last stage's device
     token_count: int
-
-
-async def run_microbatch(
-    route: Sequence[Hop],
-    key: MicrobatchKey,
-    input_ids: Tensor,
-    labels: Tensor,
-    measured: Callable[[MicrobatchResult], None] | None = None,
-) -> MicrobatchResult:
-    """Forward along the route and backward along its reverse; gradients stay accumulated in the stages.
-
-    `measured` is told the loss before the backward passes begin, after which stages may step. Raises StageError; the
-    same key may then be run again, and every stage does what it has not done yet.
-    Law: any split of the layers over the hops gives the same loss and gradients as one hop that holds them all.
-    """
-    *before, last = route
-    activations = input_ids
-    for hop in before:
-        activations = await hop.forward(key, activations)
-    loss_sum, gradient = await last.loss(key, activations, labels)
-    result = MicrobatchResult(loss_sum, labels.numel())
-    if measured is not None:
-        measured(result)
-    for hop in reversed(before):
-        if gradient is None:
-            raise ValueError("only the first stage of a route has no gradient to send back")
-        gradient = await hop.backward(key, gradient)
-    return result
-
-
-async def sequence_losses(route: Sequence[Hop], input_ids: Tensor, labels: Tensor) -> Tensor:
-    """Mean loss of each sequence, (b,) nats a token, without touching gradients."""
-    *before, last = route
-    activations = input_ids
-    for hop in before:
-        activations = await hop.infer(activations, None)
-    return (await last.infer(activations, labels)) / labels.shape[1]

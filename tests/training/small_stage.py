@@ -28,6 +28,7 @@ from neuroshard.training.parts import Driving, Feed, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity
+from neuroshard.training.routing import FixedRouting
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_state import stage_tensors
@@ -162,7 +163,7 @@ def make_trainer(
     """A trainer that is a group of one and holds the whole model."""
     parts = make_parts(compute, stage, parameters)
     feed = feed or MemoryFeed(stage.record.progress.position)
-    parts = replace(parts, driving=Driving(IDENTITY.node_id, feed, [LocalHop(parts.service)]))
+    parts = replace(parts, driving=Driving(IDENTITY.node_id, feed, FixedRouting([LocalHop(parts.service)])))
     return Trainer(parts, stage.record) if monotonic is None else Trainer(parts, stage.record, monotonic=monotonic)
 
 

@@ -33,6 +33,7 @@ from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, Re
 from neuroshard.training.parts import Driving
 from neuroshard.training.pipeline import Hop, LocalHop, MicrobatchResult
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.routing import FixedRouting
 from neuroshard.training.stage_endpoint import StageEndpoint
 from neuroshard.training.stage_frames import StageAddress
 from neuroshard.training.stage_shapes import StageShapes
@@ -55,7 +56,7 @@ def trainers_of(
         every.append((make_parts(compute, stage, SPLIT, identity, number), stage))
     route = [wrap(number, LocalHop(part.service)) for number, (part, _) in enumerate(every)]
     feed = MemoryFeed(every[0][1].record.progress.position)
-    parts.append(Driving(NodeId("node 0"), feed, route, in_flight))
+    parts.append(Driving(NodeId("node 0"), feed, FixedRouting(route), in_flight))
     first = replace(every[0][0], driving=parts[0])
     return [
         Trainer(part, stage.record) for part, (_, stage) in zip((first, every[1][0], every[2][0]), every, strict=True)
@@ -200,6 +201,7 @@ class FailingHop(LocalHop):
     """Raises an error instead of doing the forward pass of certain microbatches, once each."""
 
     def __init__(self, hop: LocalHop, errors: dict[int, Exception]) -> None:
+        super().__init__(hop.service)
         self._hop = hop
         self._errors = errors
         self.seen = list[MicrobatchKey]()

@@ -21,7 +21,9 @@ from torch import Tensor
 from neuroshard.config.run_parameters import InnerOptimization
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.microbatch import MicrobatchKey
-from neuroshard.training.pipeline import LocalHop, run_microbatch, sequence_losses
+from neuroshard.training.microbatch_run import MicrobatchRun, sequence_losses
+from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.routing import FixedRouting
 from neuroshard.types import NodeId
 
 T = TypeVar("T")
@@ -41,11 +43,11 @@ def test_any_split_gives_the_loss_and_gradients_of_the_whole_model(
     async def main() -> None:
         total = 0.0
         for number, part in enumerate(PARTS):
-            result = await run_microbatch(route, key(number), INPUTS[part], LABELS[part])
+            result = await MicrobatchRun(FixedRouting(route), key(number), INPUTS[part], LABELS[part]).run()
             total += result.loss_sum.item()
         assert total == pytest.approx(expected.item(), rel=1e-5)
         assert all(service.intake.is_full for service in services)
-        losses = torch.cat([await sequence_losses(route, INPUTS[part], LABELS[part]) for part in PARTS])
+        losses = torch.cat([await sequence_losses(FixedRouting(route), INPUTS[part], LABELS[part]) for part in PARTS])
         assert losses.shape == (8,)
         assert losses.sum().item() * LABELS.shape[1] == pytest.approx(expected.item(), rel=1e-5)
 
@@ -94,7 +96,7 @@ def test_two_interleaved_drivers_and_repetitions_are_accumulated_once(
     async def drive(driver: str, rows: range) -> None:
         for row in rows:
             name = MicrobatchKey(NodeId(driver), 1, row)
-            result = await run_microbatch(route, name, INPUTS[row : row + 1], LABELS[row : row + 1])
+            result = await MicrobatchRun(FixedRouting(route), name, INPUTS[row : row + 1], LABELS[row : row + 1]).run()
             losses.append(result.loss_sum.item())
 
     async def main() -> None:
@@ -156,8 +158,8 @@ def test_a_microbatch_that_is_run_again_after_a_failure_is_accumulated_once(
             lost.append(calls[row % len(calls)])
             name, rows = key(row), slice(row, row + 1)
             with pytest.raises(ConnectionError):
-                await run_microbatch(route, name, INPUTS[rows], LABELS[rows])
-            await run_microbatch(route, name, INPUTS[rows], LABELS[rows])
+                await MicrobatchRun(FixedRouting(route), name, INPUTS[rows], LABELS[rows]).run()
+            await MicrobatchRun(FixedRouting(route), name, INPUTS[rows], LABELS[rows]).run()
 
     trio.run(main)
     assert_gradients_of_the_whole(services)

@@ -19,8 +19,9 @@ from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.microbatch import StageGoneError
-from neuroshard.training.pipeline import run_microbatch
+from neuroshard.training.microbatch_run import MicrobatchRun
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.routing import FixedRouting
 from neuroshard.training.stage_endpoint import StageEndpoint
 from neuroshard.training.stage_frames import StageAddress
 from neuroshard.training.stage_service import StageService
@@ -70,7 +71,9 @@ def test_the_law_holds_through_real_sockets_and_a_node_that_ends_is_gone(
             for number in range(2):
                 name = key(number, driver=driver.transport.local_id)
                 part = slice(2 * number, 2 * number + 2)
-                total += (await run_microbatch(route, name, inputs[part], labels[part])).loss_sum.item()
+                total += (
+                    await MicrobatchRun(FixedRouting(route), name, inputs[part], labels[part]).run()
+                ).loss_sum.item()
             assert total == pytest.approx(expected.item(), rel=1e-5)
             assert route[1].timings[0].bytes_sent == 2 * architecture.sequence_length * architecture.hidden_size * 4
             await blocks[-1].aclose()

@@ -36,8 +36,10 @@ from neuroshard.training.microbatch import (
     StageGoneError,
     UnknownMicrobatchError,
 )
-from neuroshard.training.pipeline import Hop, run_microbatch, sequence_losses
+from neuroshard.training.microbatch_run import MicrobatchRun, sequence_losses
+from neuroshard.training.pipeline import Hop
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.routing import FixedRouting
 from neuroshard.training.stage_endpoint import StageEndpoint
 from neuroshard.training.stage_frames import (
     Operation,
@@ -81,7 +83,7 @@ async def run_until_done(route: Sequence[Hop], name: MicrobatchKey, inputs: Tens
     """As a driver does: again and again, under the same key."""
     while True:
         try:
-            return (await run_microbatch(route, name, inputs, labels)).loss_sum.item()
+            return (await MicrobatchRun(FixedRouting(route), name, inputs, labels).run()).loss_sum.item()
         except (StageGoneError, StageBusyError):
             await anyio.lowlevel.checkpoint()
 
@@ -98,7 +100,7 @@ def test_the_law_holds_over_the_wire(compute: ComputeThread, precision: WirePrec
             total = 0.0
             for number, part in enumerate(PARTS):
                 total += await run_until_done(route, key(number), INPUTS[part], LABELS[part])
-                losses = await sequence_losses(route, INPUTS[part], LABELS[part])
+                losses = await sequence_losses(FixedRouting(route), INPUTS[part], LABELS[part])
                 assert losses.shape == INPUTS[part].shape[:1]
             exact = precision is WirePrecision.FP32
             assert total == pytest.approx(expected.item(), rel=1e-5 if exact else 1e-3)

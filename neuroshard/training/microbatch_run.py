@@ -1,0 +1,149 @@
+"""One microbatch on its way through all stages: it keeps what each stage took, so that a lost one can be replaced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import anyio
+from torch import Tensor
+
+from neuroshard.training.microbatch import MicrobatchKey, Retry, StageError, UnknownMicrobatchError
+from neuroshard.training.pipeline import Hop, MicrobatchResult
+from neuroshard.training.routing import Routing
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.25
+PATIENCE_SECONDS = 30.0  # with a stage that is there but busy, paused or behind; then another replica is tried
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A stage whose work was taken over by another replica in mid-microbatch."""
+
+    stage: int
+    before: Hop
+    after: Hop
+    reason: str
+    is_exact: bool  # both said that their weights are the same
+
+
+class MicrobatchRun:
+    """Forward through the stages and backward in reverse; gradients stay accumulated in the stages.
+
+    A stage that fails is asked again, or replaced by another replica, which does that stage's work of this microbatch
+    from what is kept here and nothing else's (DESIGN 4.2, point 5). Law: any split of the layers over the hops gives
+    the same loss and gradients as one hop that holds them all.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        key: MicrobatchKey,
+        input_ids: Tensor,
+        labels: Tensor,
+        *,
+        measured: Callable[[MicrobatchResult], None] = lambda _result: None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """`measured` is told the loss before the backward passes begin, after which stages may step."""
+        stages = routing.stage_count
+        self.key = key
+        self.replacements: list[Replacement] = []
+        self.seconds = [0.0] * stages  # of the requests to each stage that were answered
+        self.hops: list[Hop | None] = [None] * stages
+        self.asked: dict[tuple[int, int], tuple[int, Hop]] = {}  # all that were asked for anything, to be told the end
+        self._routing = routing
+        self._labels = labels
+        self._inputs: list[Tensor] = [input_ids]  # of each stage that was reached
+        self._opened: list[tuple[Hop, str] | None] = [None] * stages  # who did the forward pass, with which weights
+        self._measured = measured
+        self._patience_seconds = patience_seconds
+
+    async def run(self) -> MicrobatchResult:
+        """Until every stage has accumulated it. Raises StageError for a microbatch that can never succeed."""
+        last = self._routing.stage_count - 1
+        for stage in range(last):
+            self._inputs.append(await self._at(stage, partial(self._forward, stage)))
+        loss_sum, gradient = await self._at(last, self._loss)
+        result = MicrobatchResult(loss_sum, self._labels.numel())
+        self._measured(result)
+        for stage in reversed(range(last)):
+            if gradient is None:
+                raise ValueError("only the first stage of a run has no gradient to send back")
+            gradient = await self._at(stage, partial(self._backward, stage, gradient))
+        return result
+
+    async def _forward(self, stage: int, hop: Hop) -> Tensor:
+        output = await hop.forward(self.key, self._inputs[stage])
+        self._note_opened(stage, hop)
+        return output
+
+    async def _loss(self, hop: Hop) -> tuple[Tensor, Tensor | None]:
+        return await hop.loss(self.key, self._inputs[-1], self._labels)
+
+    async def _backward(self, stage: int, gradient: Tensor, hop: Hop) -> Tensor | None:
+        opened = self._opened[stage]
+        if opened is None or opened[0] is not hop:  # it does not know the forward pass
+            await self._forward(stage, hop)
+        try:
+            return await hop.backward(self.key, gradient)
+        except UnknownMicrobatchError:
+            self._opened[stage] = None
+            raise
+
+    def _note_opened(self, stage: int, hop: Hop) -> None:
+        before, self._opened[stage] = self._opened[stage], (hop, hop.state_root)
+        if before is not None and before[0] is not hop:
+            is_exact = bool(hop.state_root) and hop.state_root == before[1]
+            self.replacements.append(Replacement(stage, before[0], hop, "after its forward pass", is_exact))
+
+    async def _at(self, stage: int, work: Callable[[Hop], Awaitable[T]]) -> T:
+        """The answer of whoever does this stage in the end."""
+        waits_until = anyio.current_time() + self._patience_seconds
+        while True:
+            hop = self.hops[stage]
+            if hop is None:
+                hop = self.hops[stage] = await self._routing.hop(stage)
+                self.asked[stage, id(hop)] = (stage, hop)
+                waits_until = anyio.current_time() + self._patience_seconds
+            began = anyio.current_time()
+            try:
+                answer = await work(hop)
+            except StageError as error:
+                if error.retry is Retry.NEVER:
+                    raise
+                if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
+                    _LOG.info("Stage %d is asked elsewhere: %s", stage + 1, error)
+                    self._routing.failed(stage, hop, error)
+                    self.hops[stage] = None
+                else:
+                    await anyio.sleep(RETRY_SECONDS)
+            else:
+                self.seconds[stage] += anyio.current_time() - began
+                self._routing.finished(stage, hop, anyio.current_time() - began)
+                return answer
+
+
+async def sequence_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -> Tensor:
+    """Mean loss of each sequence, (b,) nats a token, without touching gradients. Raises StageError."""
+    *before, last = range(routing.stage_count)
+    activations = input_ids
+    for stage in before:
+        activations = await _inferred(routing, stage, activations, None)
+    return (await _inferred(routing, last, activations, labels)) / labels.shape[1]
+
+
+async def _inferred(routing: Routing, stage: int, inputs: Tensor, labels: Tensor | None) -> Tensor:
+    hop = await routing.hop(stage)
+    try:
+        return await hop.infer(inputs, labels)
+    except StageError as error:
+        if error.retry is Retry.ELSEWHERE:
+            routing.failed(stage, hop, error)
+        raise

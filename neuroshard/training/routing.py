@@ -1,0 +1,61 @@
+"""Who does the stages of a microbatch: what a driver asks, and the answer where stages never change hands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import anyio
+
+from neuroshard.training.microbatch import StageError
+from neuroshard.training.pipeline import Hop
+
+RETRY_SECONDS = 0.5
+
+
+class Routing(Protocol):
+    """Knows who holds the stages of a run, and chooses among them."""
+
+    @property
+    def stage_count(self) -> int:
+        """Of the run: a whole model, never a shorter one."""
+        ...
+
+    async def hop(self, stage: int) -> Hop:
+        """Whoever shall do a microbatch in this stage; waits while nobody can."""
+        ...
+
+    def finished(self, stage: int, hop: Hop, seconds: float) -> None:
+        """A request to it took so long."""
+        ...
+
+    def failed(self, stage: int, hop: Hop, error: StageError) -> None:
+        """It cannot be used now; the next `hop` of this stage names another one if there is one."""
+        ...
+
+
+class FixedRouting:
+    """One hop for each stage, for good. One that failed is named again after a while."""
+
+    def __init__(self, route: Sequence[Hop]) -> None:
+        self._route = tuple(route)
+        self._not_before = [0.0] * len(route)
+
+    @property
+    def stage_count(self) -> int:
+        """See Routing."""
+        return len(self._route)
+
+    async def hop(self, stage: int) -> Hop:
+        """See Routing."""
+        if self._not_before[stage]:
+            await anyio.sleep_until(self._not_before[stage])
+            self._not_before[stage] = 0.0
+        return self._route[stage]
+
+    def finished(self, stage: int, hop: Hop, seconds: float) -> None:
+        """See Routing."""
+
+    def failed(self, stage: int, hop: Hop, error: StageError) -> None:
+        """See Routing."""
+        self._not_before[stage] = anyio.current_time() + RETRY_SECONDS
