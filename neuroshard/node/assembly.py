@@ -130,6 +130,7 @@ class Assembly:
                 settings=self._settings,
                 identity=identity,
                 run=run,
+                index=0,
                 layers=layers,
                 device=device,
                 threads=threads,
@@ -323,10 +324,8 @@ class Assembly:
     ) -> Trainer:
         parts = TrainerParts(
             parameters=run.parameters,
-            service=live.service,
-            outer=live.outer,
-            driving=Driving(self._identity.node_id, feed, FixedRouting((LocalHop(live.service),))),
-            saver=live.saver,
+            stages=(live.parts,),
+            driving=Driving(self._identity.node_id, feed, FixedRouting((LocalHop(live.parts.service),))),
             generator=TextGenerator(compute, live.stage.executor.model, tokenizer),
         )
         return Trainer(parts, live.stage.record)

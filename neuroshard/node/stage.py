@@ -17,6 +17,7 @@ from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits,
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.parts import StageParts
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
@@ -30,9 +31,7 @@ class LiveStage:
     """A stage with what it needs to synchronise and to be saved."""
 
     stage: Stage
-    service: StageService
-    outer: OuterSync
-    saver: Saver
+    parts: StageParts
 
 
 def checkpoint_policy(settings: Settings) -> CheckpointPolicy:
@@ -53,11 +52,12 @@ async def bring_up_stage(
     settings: Settings,
     identity: NodeIdentity,
     run: OwnRun,
+    index: int,
     layers: LayerRange,
     device: Device,
     threads: int,
 ) -> LiveStage:
-    """Build the stage or restore its newest checkpoint. Raises StorageError, CheckpointError."""
+    """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError."""
     stage_identity = StageIdentity(
         identity.wallet_id, identity.node_id, run.run_id, run.parameters.architecture, layers, threads
     )
@@ -84,7 +84,7 @@ async def bring_up_stage(
         batch_size=run.parameters.batch_size,
     )
     model = stage.executor.model
-    rounds = StageRounds(run.run_id, 0, TensorSchema.of(model).sha256, run.parameters.outer)
+    rounds = StageRounds(run.run_id, index, TensorSchema.of(model).sha256, run.parameters.outer)
     outer = OuterSync(
         compute=compute,
         model=model,
@@ -101,4 +101,4 @@ async def bring_up_stage(
         outer=outer,
         staging=stage.staging,
     )
-    return LiveStage(stage, service, outer, saver)
+    return LiveStage(stage, StageParts(index, service, outer, saver))

@@ -39,6 +39,7 @@ class Trainer:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.parts = parts
+        self._held = parts.stages[0]
         self._wall_clock = wall_clock
         self._control = Control(monotonic)
         self._journal = Journal()
@@ -46,6 +47,7 @@ class Trainer:
         self._waiting = DataWait(self._pace)
         self._stage = StageTrainer(
             parts,
+            parts.stages[0],
             record or TrainingRecord(),
             control=self._control,
             journal=self._journal,
@@ -102,7 +104,7 @@ class Trainer:
 
     async def save_now(self) -> CommandResult:
         """Save a checkpoint of the last step and wait until it is on disk. Raises NotReadyError, StorageError."""
-        if self.parts.saver is None or self._stage.background is None:
+        if self._held.saver is None or self._stage.background is None:
             raise NotReadyError("Checkpoints cannot be saved now.", "Try again when training runs.")
         saved = self._saved
         self._control.save()
@@ -144,7 +146,7 @@ class Trainer:
 
     def snapshot(self) -> TrainerSnapshot:
         """The trainer now, as values that any thread may read; costs well under a millisecond."""
-        parts, record = self.parts, self.record
+        record, in_force = self.record, self.parts.in_force(self._held)
         state, reason = self._present_state()
         remaining = self._control.seconds_until_resume
         held_out = self._stage.examiner.held_out if self._stage.examiner else None
@@ -154,14 +156,14 @@ class Trainer:
             paused_until=None if remaining is None else self._wall_clock() + remaining,
             training=training_status(
                 record,
-                parts.in_force,
+                in_force,
                 speed=self._pace.speed,
-                precision=parts.executor.precision,
+                precision=self._held.executor.precision,
                 held_out_sequences=len(held_out.sequences) if held_out else 0,
                 unigram_entropy=held_out.unigram_entropy if held_out else None,
             ),
-            verification=verification_status(record, parts.in_force, state, reason),
-            diloco=parts.outer.status(),
+            verification=verification_status(record, in_force, state, reason),
+            diloco=self._held.outer.status(),
             data=self._data_status(),
             checkpoints=self._checkpoint_status(),
             history=record.history.snapshot(),
@@ -170,7 +172,7 @@ class Trainer:
     async def _work(self) -> None:
         """The loop with its companions, which end with it."""
         async with anyio.create_task_group() as companions:
-            companions.start_soon(self.parts.service.run)
+            companions.start_soon(self._held.service.run)
             if self.parts.driving is not None:
                 companions.start_soon(self._driver(self.parts.driving).run)
             await self._loop(self.parts.driving)
@@ -182,7 +184,7 @@ class Trainer:
             DriverOptions(self.parts.parameters.batch_size, driving.in_flight, driving.first_session),
             routing=driving.routing,
             feed=driving.feed,
-            room=self.parts.service.intake,
+            room=self._held.service.intake,
             journal=self._journal,
             waiting=self._waiting,
             next_step=lambda: self.steps + 1,
@@ -190,7 +192,7 @@ class Trainer:
 
     async def _loop(self, driving: Driving | None) -> None:
         """One thing at a time; while none is asked for, the intake is open and microbatches come."""
-        stage, control, service = self._stage, self._control, self.parts.service
+        stage, control, service = self._stage, self._control, self._held.service
         while True:
             if service.intake.is_full:
                 await stage.step()
@@ -222,8 +224,8 @@ class Trainer:
         """Let microbatches in until they are enough for a step, or a request comes; what is done stays."""
         if self._state is NodeState.STARTING:
             self._set_state(NodeState.TRAINING)
-        self.parts.service.intake.open()
-        await self._control.unless_requested(self.parts.service.filled)
+        self._held.service.intake.open()
+        await self._control.unless_requested(self._held.service.filled)
 
     async def _pin_held_out(self, driving: Driving) -> None:
         held_out = await self._waiting.timed(lambda: self._control.unless_requested(driving.feed.held_out))
@@ -241,7 +243,7 @@ class Trainer:
 
     async def _pause(self) -> None:
         """Hold until asked to go on; save when asked meanwhile."""
-        service, control = self.parts.service, self._control
+        service, control = self._held.service, self._control
         _LOG.info("%s", control.pause_reason)
         await service.suspend()
         self._set_state(NodeState.PAUSED)
@@ -264,10 +266,10 @@ class Trainer:
         """Drop the step in work and save what the steps before it reached."""
         self._set_state(NodeState.STOPPING)
         self._journal.clear()
-        await self.parts.service.leave()
+        await self._held.service.leave()
         await self._save()
-        if self.parts.saver is not None:
-            await self.parts.saver.close()
+        if self._held.saver is not None:
+            await self._held.saver.close()
 
     def _present_state(self) -> tuple[NodeState, str]:
         """State and reason in words."""
@@ -299,6 +301,6 @@ class Trainer:
         return self.parts.driving.feed.status()
 
     def _checkpoint_status(self) -> CheckpointStatus:
-        if self.parts.saver is None:
+        if self._held.saver is None:
             return CheckpointStatus(could_lose="everything: checkpoints are off")
-        return self.parts.saver.status(self.record.progress.steps, self._pace.speed.step_seconds)
+        return self._held.saver.status(self.record.progress.steps, self._pace.speed.step_seconds)

@@ -10,7 +10,6 @@ from neuroshard.config.run_parameters import RunParameters
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
 from neuroshard.status.snapshot import DataStatus
-from neuroshard.training.compute import ComputeThread
 from neuroshard.training.evaluation import PINNED_SEQUENCES
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.generation import TextGenerator
@@ -58,29 +57,30 @@ class Driving:
 
 
 @dataclass(frozen=True)
-class TrainerParts:
-    """What a trainer is made of."""
+class StageParts:
+    """One stage that a node holds. All stages of a node share one compute thread."""
 
-    parameters: RunParameters
+    index: int  # of the run's stages
     service: StageService
     outer: OuterSync
-    driving: Driving | None = None  # None: this node's layers get their work from others
     saver: Saver | None = None  # None: nothing is kept, for measurements
-    generator: TextGenerator | None = None
-    stage: int = 0
-    versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` hold all the time
-
-    @property
-    def in_force(self) -> RunParameters:
-        """The version of the run's parameters that holds at the present outer step."""
-        return self.parameters if self.versions is None else self.versions(self.outer.state.outer_step)
-
-    @property
-    def compute(self) -> ComputeThread:
-        """The thread that owns the stage's tensors."""
-        return self.service.compute
 
     @property
     def executor(self) -> StageExecutor:
         """The stage's arithmetic."""
         return self.service.executor
+
+
+@dataclass(frozen=True)
+class TrainerParts:
+    """What a trainer is made of."""
+
+    parameters: RunParameters
+    stages: tuple[StageParts, ...]  # in the order of their layers
+    driving: Driving | None = None  # None: this node's layers get their work from others
+    generator: TextGenerator | None = None
+    versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` hold all the time
+
+    def in_force(self, stage: StageParts) -> RunParameters:
+        """The version of the run's parameters that holds at a stage's present outer step."""
+        return self.parameters if self.versions is None else self.versions(stage.outer.state.outer_step)

@@ -20,7 +20,7 @@ from neuroshard.training.journal import Journal, OwnShare
 from neuroshard.training.microbatch import StageError
 from neuroshard.training.non_finite import STEPS_BEFORE_RESTORE, NonFinitePolicy
 from neuroshard.training.pace import Pace
-from neuroshard.training.parts import TrainerParts
+from neuroshard.training.parts import StageParts, TrainerParts
 from neuroshard.training.progress import NotedLoss
 from neuroshard.training.record import TrainingRecord
 
@@ -33,6 +33,7 @@ class StageTrainer:
     def __init__(
         self,
         parts: TrainerParts,
+        held: StageParts,
         record: TrainingRecord,
         *,
         control: Control,
@@ -44,6 +45,7 @@ class StageTrainer:
         self.examiner: Examiner | None = None  # of a node that drives, once it has the held-out sequences
         self.background: TaskGroup | None = None  # for what may go on beside the training
         self._parts = parts
+        self._held = held
         self._control = control
         self._journal = journal
         self._pace = pace
@@ -67,12 +69,12 @@ class StageTrainer:
 
     async def step(self) -> None:
         """The optimizer step on what was accumulated, and everything that may follow it."""
-        done = self._parts.service.take("The stage makes its step.")
+        done = self._held.service.take("The stage makes its step.")
         own = self._journal.stepped(done.keys)
-        parameters, executor = self._parts.in_force, self._parts.executor
+        parameters, executor = self._parts.in_force(self._held), self._held.executor
         learning_rate = learning_rate_at(self.steps, parameters.inner)
-        max_norm = stage_clip_norm(self._parts.stage, parameters.stage_count, parameters.inner.max_grad_norm)
-        result = await self._parts.compute.run(lambda: executor.step(learning_rate, max_norm, done.tokens))
+        max_norm = stage_clip_norm(self._held.index, parameters.stage_count, parameters.inner.max_grad_norm)
+        result = await self._held.service.compute.run(lambda: executor.step(learning_rate, max_norm, done.tokens))
         loss = result.loss if result.loss is not None else own.mean_loss()
         self._advance(done, own, result, loss, learning_rate)
         if not result.finite:
@@ -80,12 +82,12 @@ class StageTrainer:
             return
         outer_step_done = await self._synchronise_if_due()
         await self._note_losses(loss)
-        if self._parts.saver is not None:
-            await self._parts.saver.offer(self.record, outer_step_done)
+        if self._held.saver is not None:
+            await self._held.saver.offer(self.record, outer_step_done)
 
     async def recover(self) -> None:
         """What follows when the stage gives no numbers any more and so never comes to a step: as after bad steps."""
-        await self._parts.service.discard("The stage goes back to its last checkpoint.")
+        await self._held.service.discard("The stage goes back to its last checkpoint.")
         progress = self.record.progress
         policy = NonFinitePolicy(progress.non_finite.skipped + 1, STEPS_BEFORE_RESTORE, self.steps + 1)
         self.record.progress = replace(progress, non_finite=policy)
@@ -117,7 +119,7 @@ class StageTrainer:
 
     async def save(self) -> WriteReport | None:
         """Save a checkpoint of the last step and wait until it is on disk; None when nothing is kept."""
-        return None if self._parts.saver is None else await self._parts.saver.save(self.record)
+        return None if self._held.saver is None else await self._held.saver.save(self.record)
 
     def _advance(
         self, done: Accumulated, own: OwnShare, result: StepResult, loss: float | None, learning_rate: float
@@ -133,7 +135,7 @@ class StageTrainer:
         progress = record.progress
         if loss is not None:
             record.history.add(LossPoint(progress.steps, self._wall_clock(), loss, learning_rate, progress.tokens))
-        self._parts.outer.after_step(done.sequences)
+        self._held.outer.after_step(done.sequences)
 
     async def _note_losses(self, loss: float | None) -> None:
         """Evaluate when due, then tell the feed how well training goes, so that it can leave a memorised shard."""
@@ -147,7 +149,7 @@ class StageTrainer:
 
     async def _synchronise_if_due(self) -> bool:
         """Run the outer round when it is due; whether it completed."""
-        outer, monotonic = self._parts.outer, self._pace.monotonic
+        outer, monotonic = self._held.outer, self._pace.monotonic
         if not outer.is_due(self._parts.parameters.sequences_per_step, monotonic() - self._last_round):
             return False
         completed = await outer.run_round(self._wall_clock())
@@ -173,11 +175,11 @@ class StageTrainer:
 
     async def _restore_last_good(self) -> str:
         """Back to the newest checkpoint, but not to its data: whatever spoilt the steps is behind us."""
-        restored = None if self._parts.saver is None else await self._parts.saver.restore()
+        restored = None if self._held.saver is None else await self._held.saver.restore()
         if restored is None:
             return "There is no checkpoint to go back to; the weights are those before these steps."
         record, state, progress = restored
         record.progress = replace(record.progress, position=self.record.progress.position, noted=())
         self.record = record
-        self._parts.outer.restore(state, progress)
+        self._held.outer.restore(state, progress)
         return f"The checkpoint of step {record.progress.steps} was restored."

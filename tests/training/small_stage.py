@@ -24,7 +24,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.parts import Driving, Feed, TrainerParts
+from neuroshard.training.parts import Driving, Feed, StageParts, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity
@@ -125,8 +125,8 @@ def make_parts(
     parameters: RunParameters = PARAMETERS,
     identity: StageIdentity = IDENTITY,
     number: int = 0,
-) -> TrainerParts:
-    """The parts of a stage that others drive, in a sync group of one."""
+) -> StageParts:
+    """The parts of a stage, in a sync group of one."""
     rounds = StageRounds(identity.run_id, number, TensorSchema.of(stage.executor.model).sha256, parameters.outer)
     outer = OuterSync(
         compute=compute,
@@ -150,7 +150,7 @@ def make_parts(
         sequences_per_step=parameters.sequences_per_step,
         batch_size=parameters.batch_size,
     )
-    return TrainerParts(parameters, service, outer, saver=saver, stage=number)
+    return StageParts(number, service, outer, saver)
 
 
 def make_trainer(
@@ -161,9 +161,10 @@ def make_trainer(
     monotonic: Callable[[], float] | None = None,
 ) -> Trainer:
     """A trainer that is a group of one and holds the whole model."""
-    parts = make_parts(compute, stage, parameters)
+    held = make_parts(compute, stage, parameters)
     feed = feed or MemoryFeed(stage.record.progress.position)
-    parts = replace(parts, driving=Driving(IDENTITY.node_id, feed, FixedRouting([LocalHop(parts.service)])))
+    driving = Driving(IDENTITY.node_id, feed, FixedRouting([LocalHop(held.service)]))
+    parts = TrainerParts(parameters, (held,), driving)
     return Trainer(parts, stage.record) if monotonic is None else Trainer(parts, stage.record, monotonic=monotonic)
 
 
@@ -176,7 +177,8 @@ def train(compute: ComputeThread, folder: Path, last_step: int, parameters: RunP
 
 def state_digest(trainer: Trainer) -> str:
     """SHA-256 over every tensor of a stage."""
-    executor, outer = trainer.parts.executor, trainer.parts.outer.state
+    (held,) = trainer.parts.stages
+    executor, outer = held.executor, held.outer.state
     digest = sha256(str(outer.outer_step).encode())
     for name, tensor in stage_tensors(executor.model, executor.optimizer, outer).items():
         digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())

@@ -30,7 +30,7 @@ from neuroshard.training.driver import MICROBATCHES_OF_SESSION
 from neuroshard.training.journal import Journal
 from neuroshard.training.loop import Trainer
 from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, RefusedTensorError, StageGoneError
-from neuroshard.training.parts import Driving
+from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import Hop, LocalHop, MicrobatchResult
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
 from neuroshard.training.routing import FixedRouting
@@ -48,7 +48,6 @@ def trainers_of(
     compute: ComputeThread, folder: Path, in_flight: int, wrap: Callable[[int, LocalHop], Hop] = lambda _, hop: hop
 ) -> list[Trainer]:
     """Three trainers with a layer each; the first one drives."""
-    parts = list[Driving]()
     every = []
     for number, (start, stop) in enumerate(pairwise(CUTS)):
         identity = replace(IDENTITY, layers=LayerRange(start, stop), node_id=NodeId(f"node {number}"))
@@ -56,10 +55,9 @@ def trainers_of(
         every.append((make_parts(compute, stage, SPLIT, identity, number), stage))
     route = [wrap(number, LocalHop(part.service)) for number, (part, _) in enumerate(every)]
     feed = MemoryFeed(every[0][1].record.progress.position)
-    parts.append(Driving(NodeId("node 0"), feed, FixedRouting(route), in_flight))
-    first = replace(every[0][0], driving=parts[0])
+    driving = Driving(NodeId("node 0"), feed, FixedRouting(route), in_flight)
     return [
-        Trainer(part, stage.record) for part, (_, stage) in zip((first, every[1][0], every[2][0]), every, strict=True)
+        Trainer(TrainerParts(SPLIT, (part,), None if part.index else driving), stage.record) for part, stage in every
     ]
 
 
@@ -74,7 +72,7 @@ def weights(trainers: Sequence[Trainer]) -> dict[str, Tensor]:
     return {
         name: parameter.detach()
         for trainer in trainers
-        for name, parameter in trainer.parts.executor.model.named_parameters()
+        for name, parameter in trainer.parts.stages[0].executor.model.named_parameters()
     }
 
 
@@ -91,7 +89,7 @@ def test_three_nodes_train_what_one_node_trains(compute: ComputeThread, tmp_path
         progress = trainer.record.progress
         assert (progress.steps, progress.sequences) == (10, 80)
         assert progress.tokens == 80 * ARCHITECTURE.sequence_length
-        assert trainer.parts.outer.state.outer_step == 2
+        assert trainer.parts.stages[0].outer.state.outer_step == 2
         assert trainer.snapshot().state is NodeState.NOT_TRAINING
     first, middle, last = (trainer.record for trainer in trainers)
     assert first.progress.position == lone.record.progress.position
@@ -102,7 +100,7 @@ def test_three_nodes_train_what_one_node_trains(compute: ComputeThread, tmp_path
     assert middle.history.snapshot() == ()
     assert len(first.history.snapshot()) == 10
     assert first.evaluations.evaluations[0].mean == pytest.approx(lone.record.evaluations.evaluations[0].mean, rel=1e-4)
-    assert all(trainer.parts.service.session_count == 0 for trainer in trainers)
+    assert all(trainer.parts.stages[0].service.session_count == 0 for trainer in trainers)
 
 
 def test_a_pipeline_that_was_stopped_goes_on_where_it_was(compute: ComputeThread, tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ def test_a_stage_with_spoilt_weights_goes_back_to_its_checkpoint_and_pauses(
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run_all, trainers, 5)
-            name, parameter = next(iter(trainer.parts.executor.model.named_parameters()))
+            name, parameter = next(iter(trainer.parts.stages[0].executor.model.named_parameters()))
             await compute.run(lambda: parameter.data.fill_(float("nan")))
             await trainer.wait_for_state(NodeState.PAUSED)
             assert "step 3 was restored" in trainer.snapshot().reason

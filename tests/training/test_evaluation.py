@@ -82,7 +82,7 @@ def test_other_pinned_sequences_start_a_new_record(compute: ComputeThread, tmp_p
 def test_an_evaluation_leaves_no_gradients(compute: ComputeThread, tmp_path: Path) -> None:
     trainer = make_trainer(compute, make_stage(compute, tmp_path))
     trio.run(trainer.run, 0)
-    model = trainer.parts.executor.model
+    model = trainer.parts.stages[0].executor.model
     assert all(parameter.grad is None for parameter in model.parameters())
     rows = trio.run(MemoryFeed().held_out).sequences
     with torch.no_grad():

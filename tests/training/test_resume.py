@@ -21,7 +21,7 @@ def test_stopped_and_resumed_equals_never_stopped(
     resumed = train(compute, tmp_path / "parts", 21, parameters)
 
     assert resumed.record.progress.steps == 21
-    assert resumed.parts.outer.state.outer_step == 5
+    assert resumed.parts.stages[0].outer.state.outer_step == 5
     assert state_digest(resumed) == state_digest(whole)
     expected, found = whole.record.progress, resumed.record.progress
     assert found == expected

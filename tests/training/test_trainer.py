@@ -64,9 +64,9 @@ def test_with_learning_rate_zero_nothing_changes_and_nothing_is_verified(
     trainer = make_trainer(
         compute, make_stage(compute, tmp_path, parameters), None, parameters, monotonic=lambda: float(next(clock))
     )
-    before = [parameter.detach().clone() for parameter in trainer.parts.executor.model.parameters()]
+    before = [parameter.detach().clone() for parameter in trainer.parts.stages[0].executor.model.parameters()]
     trio.run(trainer.run, 40)
-    after = trainer.parts.executor.model.parameters()
+    after = trainer.parts.stages[0].executor.model.parameters()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert len(trainer.snapshot().training.held_out) > 2
     assert not trainer.snapshot().verification.training_verified
@@ -158,7 +158,7 @@ def test_three_non_finite_steps_restore_the_last_checkpoint_and_pause(compute: C
     train(compute, tmp_path, 5)
     trainer = make_trainer(compute, make_stage(compute, tmp_path))
     good = state_digest(trainer)
-    norm = trainer.parts.executor.model.norm
+    norm = trainer.parts.stages[0].executor.model.norm
     assert norm is not None
 
     async def scenario() -> None:
@@ -176,12 +176,12 @@ def test_three_non_finite_steps_restore_the_last_checkpoint_and_pause(compute: C
         await steps_reach(trainer, 8)
 
     run_with(trainer, scenario)
-    assert all(torch.isfinite(parameter).all() for parameter in trainer.parts.executor.model.parameters())
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.parts.stages[0].executor.model.parameters())
 
 
 def test_one_non_finite_step_is_skipped_and_counted(compute: ComputeThread, tmp_path: Path) -> None:
     trainer = make_trainer(compute, make_stage(compute, tmp_path))
-    executor = trainer.parts.executor
+    executor = trainer.parts.stages[0].executor
     step = executor.step
 
     def spoil_once(learning_rate: float, max_norm: float, token_count: int):
@@ -279,7 +279,7 @@ def test_a_baseline_that_is_not_a_number_pauses_instead_of_being_measured_for_ev
     compute: ComputeThread, tmp_path: Path
 ) -> None:
     trainer = make_trainer(compute, make_stage(compute, tmp_path))
-    norm = trainer.parts.executor.model.norm
+    norm = trainer.parts.stages[0].executor.model.norm
     assert norm is not None
     compute.submit(lambda: norm.weight.data.fill_(float("nan"))).result()
 

@@ -22,6 +22,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, group_exchange
 from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.parts import TrainerParts
 from neuroshard.types import NodeId
 
 INNER_STEPS = 3
@@ -72,9 +73,9 @@ def train_first_only(compute: ComputeThread, folder: Path, last_step: int) -> Tr
 
 
 def test_without_versions_the_parameters_hold_all_the_time(compute: ComputeThread, tmp_path: Path) -> None:
-    parts = make_parts(compute, make_stage(compute, tmp_path, FIRST), FIRST)
-    assert parts.in_force is FIRST
-    assert parts.outer.parameters is FIRST.outer
+    stage = make_parts(compute, make_stage(compute, tmp_path, FIRST), FIRST)
+    assert TrainerParts(FIRST, (stage,)).in_force(stage) is FIRST
+    assert stage.outer.parameters is FIRST.outer
 
 
 def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> None:
