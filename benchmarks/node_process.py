@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +18,7 @@ from typing import Any, cast
 import httpx
 
 START_SECONDS = 120.0
+PORTS = (15_000, 30_000)
 TOKEN = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 
 
@@ -98,12 +101,15 @@ class NodeProcess:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    import socket
+    """A port that was free a moment ago.
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    None of those that systems give to outgoing connections: another program's could take it before it is used.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def start_node(
