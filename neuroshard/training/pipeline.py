@@ -12,12 +12,19 @@ from neuroshard.training.microbatch import MicrobatchKey
 from neuroshard.training.stage_service import StageService
 from neuroshard.types import NodeId
 
+_HERE = NodeId("this node")
+
 
 class Hop(Protocol):
     """One stage, here or on a peer. The first stage takes token ids, the last one also labels.
 
     Every method raises StageError, whose class says what may be tried next; repeating a call does no harm.
     """
+
+    @property
+    def node_id(self) -> NodeId:
+        """Who does the work."""
+        ...
 
     @property
     def state_root(self) -> str:
@@ -48,9 +55,10 @@ class Hop(Protocol):
 class LocalHop:
     """A stage on this node."""
 
-    def __init__(self, service: StageService, root: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, service: StageService, node_id: NodeId = _HERE, root: Callable[[], str] = lambda: "") -> None:
         """`root` names the stage's present weights."""
         self.service = service
+        self.node_id = node_id
         self._root = root
 
     @property

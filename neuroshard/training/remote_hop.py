@@ -92,7 +92,7 @@ class RemoteHop:
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
     ) -> None:
         """`report` is told what the peer did well or wrong."""
-        self.peer = peer
+        self.node_id = peer
         self.stage = stage
         self.wanted_root = ""
         self.state_root = ""
@@ -178,7 +178,7 @@ class RemoteHop:
         except RefusedTensorError as error:
             raise self._unusable(error.message) from error
         self.state_root = answer.root
-        self._report(self.peer, ScoreReason.GOOD_ANSWER)
+        self._report(self.node_id, ScoreReason.GOOD_ANSWER)
         self.timings.append(
             HopTiming(
                 request.operation,
@@ -197,7 +197,7 @@ class RemoteHop:
         """The reply, whatever it says."""
         try:
             reply = await self._transport.request(
-                self.peer,
+                self.node_id,
                 frame,
                 reply=answer_limits(self._shapes),
                 timeout_seconds=self._options.timeout_seconds,
@@ -208,14 +208,14 @@ class RemoteHop:
         except (WireError, RefusedTensorError) as error:
             raise self._unusable(error.message) from error
         if isinstance(refusal, RefusedTensorError):
-            raise StageGoneError(f"Peer {self.peer} refused: {refusal.message}")
+            raise StageGoneError(f"Peer {self.node_id} refused: {refusal.message}")
         if refusal is not None:
             raise refusal
         return reply
 
     def _unusable(self, reason: str) -> StageGoneError:
-        self._report(self.peer, ScoreReason.UNEXPECTED_TENSOR)
-        return StageGoneError(f"The answer of peer {self.peer} cannot be used. {reason}")
+        self._report(self.node_id, ScoreReason.UNEXPECTED_TENSOR)
+        return StageGoneError(f"The answer of peer {self.node_id} cannot be used. {reason}")
 
 
 def _check_tensor(tensor: Tensor | None, shape: Shape | None) -> None:

@@ -21,6 +21,11 @@ class Routing(Protocol):
         """Of the run: a whole model, never a shorter one."""
         ...
 
+    @property
+    def obstacle(self) -> str | None:
+        """Why microbatches wait for a stage at present; None while they do not."""
+        ...
+
     async def hop(self, stage: int) -> Hop:
         """Whoever shall do a microbatch in this stage; waits while nobody can."""
         ...
@@ -45,6 +50,11 @@ class FixedRouting:
     def stage_count(self) -> int:
         """See Routing."""
         return len(self._route)
+
+    @property
+    def obstacle(self) -> str | None:
+        """See Routing."""
+        return None
 
     async def hop(self, stage: int) -> Hop:
         """See Routing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import assert_never
 
@@ -17,6 +17,7 @@ from neuroshard.training.microbatch import (
     RefusedTensorError,
     SpoiltMicrobatchError,
     StageError,
+    StageGoneError,
 )
 from neuroshard.training.stage_frames import (
     Operation,
@@ -24,13 +25,14 @@ from neuroshard.training.stage_frames import (
     StageAnswer,
     StageRequest,
     answer_frame,
+    is_for_layers,
     read_request,
     refusal_frame,
     request_limits,
 )
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.types import NodeId
+from neuroshard.types import LayerRange, NodeId
 from neuroshard.wire import Frame
 
 MAX_CONCURRENT = 16
@@ -56,6 +58,11 @@ class StageEndpoint:
         self._root = root
         self._may_drive = may_drive
         self._report = report
+
+    @property
+    def layers(self) -> LayerRange:
+        """Of this stage."""
+        return self._stage.layers
 
     def serve(self, transport: Transport) -> None:
         """Answer from now on. Raises ValueError when this transport has a stage already."""
@@ -117,6 +124,37 @@ class StageEndpoint:
                 return None, None, None, None
             case _:
                 assert_never(request.operation)
+
+
+class StageEndpoints:
+    """The stages that a node holds at present, behind one door: a request finds its stage by the layers it names."""
+
+    def __init__(self, shapes: Iterable[StageShapes]) -> None:
+        """`shapes` of every stage of the run: any of them may come to be held here."""
+        self._shapes = tuple(shapes)
+        self._held: dict[LayerRange, StageEndpoint] = {}
+
+    def add(self, endpoint: StageEndpoint) -> None:
+        """Let requests to this stage in."""
+        self._held[endpoint.layers] = endpoint
+
+    def clear(self) -> None:
+        """Send all requests elsewhere."""
+        self._held.clear()
+
+    def serve(self, transport: Transport) -> None:
+        """Answer from now on. Raises ValueError when this transport has stages already."""
+        for operation in Operation:
+            every = [request_limits(operation, shapes) for shapes in self._shapes]
+            limits = max(every, key=lambda one: one.max_body_bytes)
+            transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
+
+    async def answer(self, sender: NodeId, frame: Frame) -> Frame:
+        """See StageEndpoint.answer."""
+        endpoint = next((one for one in self._held.values() if is_for_layers(frame, one.layers)), None)
+        if endpoint is None:
+            return refusal_frame(StageGoneError("This node does not hold these layers now."))
+        return await endpoint.answer(sender, frame)
 
 
 def _finite(loss_sum: Tensor) -> float:

@@ -132,7 +132,7 @@ def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
     """
     header = frame.header
     _check_fields(header, _REQUEST_FIELDS)
-    if not _is_addressed(header, stage):
+    if not _is_addressed(frame, stage):
         raise StageGoneError("This node does not hold these layers of this run with these parameters.")
     precision = _precision(header["precision"])
     parts = _parts(frame)
@@ -221,11 +221,15 @@ def read_refusal(frame: Frame) -> StageError | None:
     return kind(reason)
 
 
-def _is_addressed(header: Mapping[str, WireValue], stage: StageAddress) -> bool:
-    layers = header["layers"]
-    if not isinstance(layers, Sequence) or list(layers) != [stage.layers.start, stage.layers.stop]:
-        return False
-    return (header["run"], header["version"]) == (stage.run_id, stage.version)
+def is_for_layers(frame: Frame, layers: LayerRange) -> bool:
+    """Whether a request names exactly these layers."""
+    named = frame.header.get("layers")
+    return isinstance(named, Sequence) and list(named) == [layers.start, layers.stop]
+
+
+def _is_addressed(frame: Frame, stage: StageAddress) -> bool:
+    header = frame.header
+    return is_for_layers(frame, stage.layers) and (header["run"], header["version"]) == (stage.run_id, stage.version)
 
 
 def _check_fields(header: Mapping[str, WireValue], fields: set[str]) -> None:

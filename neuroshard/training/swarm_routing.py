@@ -1,0 +1,115 @@
+"""Routing among the nodes of a swarm: who can do a stage now, who is left alone for a while, and what is missing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import anyio
+
+from neuroshard.training.microbatch import StageError
+from neuroshard.training.pipeline import Hop
+from neuroshard.types import NodeId
+
+LOOK_SECONDS = 0.1
+BAN_SECONDS = 30.0  # of a replica that failed, while there are others
+RETRY_SECONDS = 1.0  # while there are none
+MOST_HOPS = 256  # that are kept ready
+
+
+class Choice(Protocol):
+    """How one of several replicas is chosen."""
+
+    def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
+        """One of them; there is at least one."""
+        ...
+
+    def took(self, stage: int, replica: NodeId, seconds: float) -> None:
+        """A request was answered after so long."""
+        ...
+
+    def lost(self, stage: int, replica: NodeId) -> None:
+        """It failed."""
+        ...
+
+
+class SwarmRouting:
+    """See Routing. A replica that failed is not asked again for 30 seconds, unless it is the only one."""
+
+    def __init__(
+        self,
+        stage_count: int,
+        workers: Callable[[int], Sequence[NodeId]],
+        connect: Callable[[int, NodeId], Hop],
+        choice: Choice,
+        missing: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`workers` tells who can do a stage now, `connect` makes hops, `missing` says what the swarm lacks."""
+        self._stage_count = stage_count
+        self._workers = workers
+        self._connect = connect
+        self._choice = choice
+        self._missing = missing
+        self._hops: OrderedDict[tuple[int, NodeId], Hop] = OrderedDict()
+        self._failed_at: dict[tuple[int, NodeId], float] = {}
+        self._waiting = 0
+        self.failures = 0
+
+    @property
+    def stage_count(self) -> int:
+        """See Routing."""
+        return self._stage_count
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why microbatches wait for a stage at present; None while they do not."""
+        if not self._waiting:
+            return None
+        return self._missing() or "All nodes that hold a stage fail; they are tried again."
+
+    async def hop(self, stage: int) -> Hop:
+        """See Routing."""
+        replica = self._pick(stage)
+        if replica is None:
+            replica = await self._awaited(stage)
+        return self._hop(stage, replica)
+
+    def finished(self, stage: int, hop: Hop, seconds: float) -> None:
+        """See Routing."""
+        self._choice.took(stage, hop.node_id, seconds)
+
+    def failed(self, stage: int, hop: Hop, error: StageError) -> None:
+        """See Routing."""
+        self.failures += 1
+        self._choice.lost(stage, hop.node_id)
+        self._failed_at[stage, hop.node_id] = anyio.current_time()
+        self._hops.pop((stage, hop.node_id), None)
+
+    def _pick(self, stage: int) -> NodeId | None:
+        now = anyio.current_time()
+        self._failed_at = {key: time for key, time in self._failed_at.items() if now - time < BAN_SECONDS}
+        workers = self._workers(stage)
+        free = [node for node in workers if (stage, node) not in self._failed_at]
+        if not free:
+            free = [node for node in workers if now - self._failed_at[stage, node] >= RETRY_SECONDS]
+        return self._choice.pick(stage, free) if free else None
+
+    async def _awaited(self, stage: int) -> NodeId:
+        self._waiting += 1
+        try:
+            while True:
+                await anyio.sleep(LOOK_SECONDS)
+                replica = self._pick(stage)
+                if replica is not None:
+                    return replica
+        finally:
+            self._waiting -= 1
+
+    def _hop(self, stage: int, replica: NodeId) -> Hop:
+        key = stage, replica
+        hop = self._hops.pop(key, None) or self._connect(stage, replica)
+        self._hops[key] = hop
+        if len(self._hops) > MOST_HOPS:
+            self._hops.popitem(last=False)
+        return hop
