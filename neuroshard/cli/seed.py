@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.options import DataDir, MaxUpload, P2pHost, Peers, given
+from neuroshard.cli.options import DataDir, MaxUpload, NoLanDiscovery, NoPortMapping, P2pHost, Peers, settings_given
 
 
 def seed(
@@ -16,6 +16,8 @@ def seed(
     peer: Peers = None,
     data_dir: DataDir = None,
     max_upload: MaxUpload = None,
+    no_lan_discovery: NoLanDiscovery = False,
+    no_port_mapping: NoPortMapping = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log details.")] = False,
 ) -> None:
@@ -25,12 +27,16 @@ def seed(
     """
     from neuroshard.node.seed import run_seed, seed_settings
 
-    flags = given(
-        p2p_port=p2p_port,
-        p2p_host=p2p_host,
-        peer=peer or None,
-        max_upload=max_upload,
-        log_json=log_json or None,
-        verbose=verbose or None,
+    flags = settings_given(
+        {
+            "p2p_port": p2p_port,
+            "p2p_host": p2p_host,
+            "peer": peer,
+            "max_upload": max_upload,
+            "no_lan_discovery": no_lan_discovery,
+            "no_port_mapping": no_port_mapping,
+            "log_json": log_json,
+            "verbose": verbose,
+        }
     )
     raise typer.Exit(run_seed(seed_settings(flags, data_dir, os.environ)))

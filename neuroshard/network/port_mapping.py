@@ -1,197 +1,187 @@
-"""A node behind a home router asks it for a port, so that others can dial it. How the router is spoken to is elsewhere.
+"""A node behind a home router asks it for ports, so that others can dial it. How the router is spoken to is elsewhere.
 
-The port is leased, asked for again long before the lease ends, and given back when the network ends.
+Each port is leased, asked for again at half its time, and given back when the network ends.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from ipaddress import AddressValueError, IPv4Address
-from random import Random, SystemRandom
-from typing import Protocol, TypeAlias, TypeVar
+from ipaddress import IPv4Address
 
 import anyio
-from anyio import to_thread
 
-from neuroshard.errors import NeuroShardError
-from neuroshard.network.nearby_places import direct_endpoints
+from neuroshard.network.nat_pmp_router import find_nat_pmp_router
+from neuroshard.network.outside_ports import OutsidePorts, is_behind_router, is_inner_ipv4, is_public_ipv4
+from neuroshard.network.routers import LEASE_SECONDS, Lease, Router, RouterFinder, RouterRefusedError
 from neuroshard.network.transport import Network
-from neuroshard.types import NodeId
+from neuroshard.network.upnp_router import find_upnp_router
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS = 3600
-RENEW_SECONDS = 1200.0
-LOOK_SECONDS = 30.0  # between looks whether this computer is still where the router passes the port on to
-RETRY_SECONDS = 900.0
-CALL_SECONDS = 15.0  # for the router to answer
-CLOSE_SECONDS = 5.0  # a search takes 4 s where no router answers
-OTHER_PORTS = 3  # that are tried when the node's own number is taken at the router
-PORT_RANGE = (20_000, 60_000)
+LOOK_SECONDS = 30.0  # between looks whether this computer is still where the router passes the ports on to
+CHECK_SECONDS = 120.0  # between questions whether the router still has its address and the leases
+AGAIN_SECONDS = 60.0  # after a router that was of use refused
+RETRY_SECONDS = 900.0  # after none was
+CLOSE_SECONDS = 5.0
+ROUTER_FINDERS: tuple[RouterFinder, ...] = (find_nat_pmp_router, find_upnp_router)
 
 
-class RouterRefusedError(NeuroShardError):
-    """The router does not do what it was asked for."""
+class SecondRouterError(RouterRefusedError):
+    """The router's own address outside is one of an inner network: a port of it would lead nobody here."""
 
 
-class NoRouterError(RouterRefusedError):
-    """No router that can be asked."""
+@dataclass(frozen=True)
+class _Held:
+    """A lease, and when it was last asked for: by the loop's clock, and by the calendar, which goes on in sleep."""
 
+    lease: Lease
+    at: float
+    calendar_at: float
 
-class Router(Protocol):
-    """A router; its calls block for as long as it takes to answer, and raise RouterRefusedError."""
-
-    local_host: str  # this computer's address as the router sees it
-
-    def external_host(self) -> str:
-        """The router's own address outside."""
-        ...
-
-    def is_taken(self, port: int) -> bool:
-        """Whether the port is passed on to another computer."""
-        ...
-
-    def open(self, external_port: int, internal_port: int, lease_seconds: int) -> None:
-        """Pass a port on to this computer."""
-        ...
-
-    def close(self, external_port: int) -> None:
-        """Take a port back."""
-        ...
-
-
-_Answer = TypeVar("_Answer")
-RouterFinder: TypeAlias = Callable[[], Router]
-"""Finds the router of this network; blocks for seconds and raises NoRouterError."""
-
-
-def is_behind_router(addresses: Iterable[str]) -> bool:
-    """Whether a node may be behind a router: it has IPv4 addresses of local networks only."""
-    hosts = [host for host, _ in direct_endpoints(addresses) if ":" not in host]
-    local = [host for host in hosts if IPv4Address(host).is_private and not IPv4Address(host).is_loopback]
-    return bool(local) and not any(map(is_public_ipv4, hosts))
-
-
-def is_public_ipv4(host: str) -> bool:
-    """Whether everybody in the internet can dial an address."""
-    try:
-        address = IPv4Address(host)
-    except AddressValueError:
-        return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    def is_due(self, now: float, calendar: float) -> bool:
+        return max(now - self.at, calendar - self.calendar_at) >= self.lease.seconds / 2
 
 
 @dataclass
 class PortMapping:
-    """Attached to a node's networking."""
+    """Attached to a node's networking. What the router opens is told to `ports`, which says where the node listens."""
 
-    node_id: NodeId
-    find_router: RouterFinder
-    random: Random = field(default_factory=SystemRandom)
-    _address: str | None = None
+    ports: OutsidePorts
+    finders: Sequence[RouterFinder] = ROUTER_FINDERS
+    calendar: Callable[[], float] = time.time
+    _trouble: str = ""
     _has_complained: bool = False
+    _held: dict[int, _Held] = field(default_factory=dict[int, _Held])  # by inner port
 
-    def external_address(self) -> str | None:
-        """The multiaddr that the router passes on to this node; None while there is none."""
-        return self._address
+    def trouble(self) -> str:
+        """One sentence for the owner about what keeps others from dialling this node; empty when nothing is known."""
+        return self._trouble
 
-    async def live(self, network: Network) -> None:
-        """Hold a port as long as this network lives, where a router can be asked; what fails is tried again later."""
-        while True:
-            addresses = network.transport.addresses()
-            if is_behind_router(addresses):
-                try:
-                    await self._hold(network)
-                except RouterRefusedError as error:
-                    self._complain(error)
-            with anyio.move_on_after(RETRY_SECONDS):
-                while network.transport.addresses() == addresses:
-                    await anyio.sleep(LOOK_SECONDS)
-
-    async def _hold(self, network: Network) -> None:
-        """Hold a port until this node is dialled elsewhere. Raises RouterRefusedError when the router gives none."""
-        router = await _asked(self.find_router)
-        inner = self._inner_port(network, router)
-        if inner is None:
-            raise RouterRefusedError(f"The router passes ports on to {router.local_host}, where this node is not.")
-        outer = await self._free_port(router, inner)
+    async def live(self, _: Network) -> None:
+        """Hold ports as long as a network lives, where a router can be asked; what fails is tried again later."""
         try:
-            while self._inner_port(network, router) == inner:
-                await self._renew(router, outer, inner)
-                with anyio.move_on_after(RENEW_SECONDS):
-                    while self._inner_port(network, router) == inner:
+            while True:
+                hosts = self.ports.hosts()
+                was_of_use = is_behind_router(hosts) and await self._hold_any()
+                with anyio.move_on_after(AGAIN_SECONDS if was_of_use else RETRY_SECONDS):
+                    while self.ports.hosts() == hosts:
                         await anyio.sleep(LOOK_SECONDS)
         finally:
-            self._address = None
-            with anyio.CancelScope(shield=True):
-                await self._give_back(router, outer)
+            self._trouble = ""
 
-    @staticmethod
-    def _inner_port(network: Network, router: Router) -> int | None:
-        endpoints = direct_endpoints(network.transport.addresses())
-        return next((port for host, port in endpoints if host == router.local_host), None)
+    async def _hold_any(self) -> bool:
+        """Hold ports of the first router that gives any, until it does no more; False when none gives any."""
+        refusals: list[str] = []
+        trouble = ""
+        for find in self.finders:
+            try:
+                await self._hold(await find())
+            except SecondRouterError as error:
+                trouble, refusals = str(error), [str(error)]
+                break
+            except RouterRefusedError as error:
+                refusals.append(str(error))
+            else:
+                return True
+        self._trouble = trouble
+        self._complain(refusals)
+        return False
 
-    async def _free_port(self, router: Router, inner: int) -> int:
-        """A port of the router that nobody else has; the node's own number where possible."""
-        await self._checked_outside(router)
-        for port in (inner, *(self.random.randint(*PORT_RANGE) for _ in range(OTHER_PORTS))):
-            if not await _asked(partial(router.is_taken, port)):
-                return port
-        raise RouterRefusedError("The router's ports are taken by other computers.")
-
-    async def _renew(self, router: Router, outer: int, inner: int) -> None:
-        await _asked(partial(router.open, outer, inner, LEASE_SECONDS))
-        address = f"/ip4/{await self._checked_outside(router)}/tcp/{outer}/p2p/{self.node_id}"
-        if address != self._address:
-            self._address, self._has_complained = address, False
-            log.info("The router passes %s on to this node.", address)
-
-    @staticmethod
-    async def _checked_outside(router: Router) -> str:
-        host = await _asked(router.external_host)
-        if not is_public_ipv4(host):
-            raise RouterRefusedError(f"The router is itself behind another one: its address is {host[:40]!r}.")
-        return str(IPv4Address(host))
-
-    @staticmethod
-    async def _give_back(router: Router, port: int) -> None:
+    async def _hold(self, router: Router) -> None:
+        """Hold ports until the router refuses or this node listens elsewhere. Raises RouterRefusedError without any."""
+        if not self._is_here(router):
+            raise RouterRefusedError(f"The router passes ports on to {router.local_host}, where this node is not.")
         try:
-            await _asked(partial(router.close, port), CLOSE_SECONDS)
-        except RouterRefusedError as error:
-            log.debug("The router keeps port %d until its lease ends: %s", port, error)
+            while self._is_here(router) and await self._is_refreshed(router):
+                with anyio.move_on_after(CHECK_SECONDS):
+                    while self._is_here(router) and not any(map(self._is_due, self._held.values())):
+                        await anyio.sleep(LOOK_SECONDS)
+        finally:
+            await self._let_go(router)
 
-    def _complain(self, error: RouterRefusedError) -> None:
+    async def _is_refreshed(self, router: Router) -> bool:
+        """Whether the router still does what it did. Raises RouterRefusedError when it never did anything."""
+        try:
+            await self._refresh(router)
+        except RouterRefusedError as error:
+            if not self._held:
+                raise
+            log.info("The router passes nothing on to this node any more: %s", error)
+            return False
+        return True
+
+    async def _refresh(self, router: Router) -> None:
+        """Ask for what is missing or due, and tell what there is. Raises RouterRefusedError without the first port."""
+        host = await _host_outside(router)
+        first, *others = self.ports.ports()
+        await self._keep(router, first)
+        for inner in others:
+            try:
+                await self._keep(router, inner)
+            except RouterRefusedError as error:
+                log.debug("No port of the router leads to port %d: %s", inner, error)
+                self._held.pop(inner, None)
+        self._tell(host)
+
+    async def _keep(self, router: Router, inner: int) -> None:
+        held = self._held.get(inner)
+        if held is not None and not self._is_due(held) and await router.keeps(held.lease):
+            return
+        at, calendar_at = anyio.current_time(), self.calendar()
+        wished = Lease(inner, inner, LEASE_SECONDS) if held is None else held.lease
+        try:
+            lease = await router.open(inner, wished.outer, LEASE_SECONDS)
+        except BaseException:
+            if held is None:  # it may have been opened all the same
+                await _give_back(router, (wished,))
+            raise
+        self._held[inner] = _Held(lease, at, calendar_at)
+
+    def _tell(self, host: str) -> None:
+        outside = {inner: (host, held.lease.outer) for inner, held in self._held.items()}
+        before = [self.ports.of(inner) for inner in outside]
+        self.ports.tell(outside)
+        if before != list(outside.values()):
+            self._has_complained, self._trouble = False, ""
+            ports = ", ".join(str(port) for _, port in outside.values())
+            log.info("The router, at %s outside, passes on to this node: port %s.", host, ports)
+
+    async def _let_go(self, router: Router) -> None:
+        held, self._held = self._held, {}
+        self.ports.tell({})
+        await _give_back(router, [each.lease for each in held.values()])
+
+    def _is_here(self, router: Router) -> bool:
+        return router.local_host in self.ports.hosts()
+
+    def _is_due(self, held: _Held) -> bool:
+        return held.is_due(anyio.current_time(), self.calendar())
+
+    def _complain(self, refusals: Iterable[str]) -> None:
         level = logging.DEBUG if self._has_complained else logging.INFO
         self._has_complained = True
-        log.log(level, "No port of the router leads to this node: %s", error)
+        log.log(level, "No port of a router leads to this node: %s", " ".join(refusals))
 
 
-async def _asked(call: Callable[[], _Answer], seconds: float = CALL_SECONDS) -> _Answer:
-    """What a router answers in time. Whoever cancels waits CLOSE_SECONDS at most; then the thread is left alone."""
-
-    def tried() -> _Answer | RouterRefusedError:
-        try:
-            return call()
-        except RouterRefusedError as error:
-            return error
-
-    answer: _Answer | RouterRefusedError = RouterRefusedError(f"The router does not answer within {seconds:g} s.")
-    async with anyio.create_task_group() as tasks:
-        with anyio.CancelScope(shield=True) as patience:
-            tasks.start_soon(_limit, patience, seconds)
-            answer = await to_thread.run_sync(tried, abandon_on_cancel=True)
-        tasks.cancel_scope.cancel()
-    if isinstance(answer, RouterRefusedError):
-        raise answer
-    return answer
+async def _give_back(router: Router, leases: Iterable[Lease]) -> None:
+    """Also while this node ends. What the router does not hear of ends with its lease."""
+    with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+        for lease in leases:
+            with suppress(RouterRefusedError):
+                await router.close(lease)
 
 
-async def _limit(patience: anyio.CancelScope, seconds: float) -> None:
-    try:
-        await anyio.sleep(seconds)
-        patience.cancel()
-    finally:
-        patience.deadline = min(patience.deadline, anyio.current_time() + CLOSE_SECONDS)
+async def _host_outside(router: Router) -> str:
+    """The router's public address. Raises RouterRefusedError, SecondRouterError."""
+    host = await router.external_host()
+    if is_public_ipv4(host):
+        return str(IPv4Address(host))
+    if is_inner_ipv4(host):
+        raise SecondRouterError(
+            f"The router is itself behind another one (its address is {host}): nobody outside can dial this node."
+        )
+    raise RouterRefusedError(f"The router has no public address: it says {host[:40]!r}.")

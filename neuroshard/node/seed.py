@@ -23,10 +23,12 @@ from neuroshard.config.loading import LoadedSettings, load_settings, resolve_dat
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import TokenSecret, Wallet
 from neuroshard.network import Network, RequestRefusedError
+from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.node.identity import node_identity
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.society import PEERS_FILE, libp2p_opener
+from neuroshard.node.surroundings import use_surroundings
 from neuroshard.node.tasks import accompanied
 from neuroshard.swarm.hello import HELLO
 from neuroshard.telemetry.logs import configure_logging
@@ -76,13 +78,15 @@ async def _main(loaded: LoadedSettings) -> None:
     wallet = Wallet.from_secret(TokenSecret("hex", secrets.token_bytes(32)))  # nothing it says lasts longer
     identity = node_identity(wallet, settings.data_dir)
     log.info("NeuroShard %s: a seed, node %s", __version__, identity.node_id)
+    outside = OutsidePorts()
     networking = Networking(
         identity.node_id,
-        libp2p_opener(settings, identity, serves_others=True),
+        libp2p_opener(settings, identity, outside, serves_others=True),
         peers_file=settings.data_dir / PEERS_FILE,
         given=settings.peer,
     )
     networking.attach(_refuse_what_needs_a_run)
+    use_surroundings(settings, identity.node_id, networking, outside)
 
     async def serve() -> None:
         await networking.run(must_open=True)

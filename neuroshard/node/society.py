@@ -11,21 +11,22 @@ from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
 from neuroshard.network import Connection, Network, Reputation
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
-from neuroshard.network.nearby import Nearby
+from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.port_mapping import PortMapping
-from neuroshard.network.upnp_router import find_upnp_router
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.networking import Networking, NetworkOpener
 from neuroshard.node.run_choice import RunFinder
 from neuroshard.node.run_exchange import RunExchange, RunShelf
 from neuroshard.node.self_description import own_announcement, own_report
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.surroundings import use_surroundings
 from neuroshard.node.traffic import Traffic, TrafficMeter
 from neuroshard.status.snapshot import NetworkStatus, NodeStatus, PeerStatus, SwarmStatus
 from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.participant import OwnWords, Participant
 from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.swarm.training_report import TrainingReport
-from neuroshard.types import LayerRange, RunId
+from neuroshard.types import RunId
 
 PEERS_FILE = "network/peers.json"
 BITS_PER_BYTE = 8
@@ -64,7 +65,8 @@ class Society:
         now: Callable[[], float] = time.time,
     ) -> Society:
         """With libp2p, unless another way is given or the owner wants no network."""
-        opener = open_network or libp2p_opener(settings, identity)
+        outside = OutsidePorts()
+        opener = open_network or libp2p_opener(settings, identity, outside)
         networking = Networking(
             identity.node_id,
             opener if settings.network else None,
@@ -81,12 +83,12 @@ class Society:
         exchange = RunExchange(RunShelf(find, stored.keep), now=now)
         society = cls(identity, settings, networking, exchange, RunFinder(settings, exchange, networking), now)
         networking.attach(exchange.live)
-        if open_network is None and not ip_address(settings.p2p_host).is_loopback:
-            society._use_surroundings()
+        if open_network is None:
+            society.port_mapping = use_surroundings(settings, identity.node_id, networking, outside)
         return society
 
-    def serve(self, offer: RunOffer, layers: LayerRange, status: Callable[[], NodeStatus], *, is_shared: bool) -> None:
-        """From now on this node serves a run; `is_shared`: newcomers without a run of their own are told of it."""
+    def serve(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> StageSwarm:
+        """From now on this node is one of a run; `is_shared`: newcomers without a run of their own are told of it."""
         self.served = offer
         self.exchange.shared = offer if is_shared else None
 
@@ -95,9 +97,7 @@ class Society:
 
         def announcement() -> Announcement:
             version = offer.parameters.version
-            return own_announcement(
-                status(), offer.run_id, parameters_version=version, layers=layers, addresses=self.addresses()
-            )
+            return own_announcement(status(), offer.run_id, parameters_version=version, addresses=self.addresses())
 
         self.participant = Participant(
             self.identity,
@@ -107,7 +107,10 @@ class Society:
             self.networking.book.add,
             now=self.now,
         )
+        swarm = StageSwarm(self.identity, offer, self.participant.membership, self.networking)
         self.networking.attach(self.participant.live)
+        self.networking.attach(swarm.live)
+        return swarm
 
     def look(self, genesis: str) -> Sight:
         """What there is to tell about the network now. `genesis` is where the data come from, for the join line."""
@@ -123,17 +126,7 @@ class Society:
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs at which others may reach this node now, the one that leads furthest first."""
         network = self.networking.current
-        outside = None if self.port_mapping is None else self.port_mapping.external_address()
-        own = () if network is None else network.transport.addresses()
-        return own if outside is None else (outside, *own)
-
-    def _use_surroundings(self) -> None:
-        """Let nodes on the local network find this one, and ask the router for a port, as the owner wants."""
-        if self.settings.lan_discovery:
-            self.networking.attach(Nearby(self.identity.node_id, self.networking.book.add).live)
-        if self.settings.port_mapping:
-            self.port_mapping = PortMapping(self.identity.node_id, find_upnp_router)
-            self.networking.attach(self.port_mapping.live)
+        return () if network is None else network.transport.addresses()
 
     @property
     def clock_warning(self) -> str | None:
@@ -144,11 +137,12 @@ class Society:
         self, network: Network | None, connections: Sequence[Connection], traffic: Traffic, genesis: str
     ) -> NetworkStatus:
         state, explanation = self.networking.state()
+        trouble = "" if self.port_mapping is None else self.port_mapping.trouble()
         addresses = self.addresses()
         upload = self.settings.max_upload
         return NetworkStatus(
             state=state,
-            explanation=explanation,
+            explanation=f"{explanation} {trouble}".strip(),
             addresses=addresses,
             connections=len(connections),
             bytes_sent=traffic.sent,
@@ -169,8 +163,13 @@ def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> s
     return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"
 
 
-def libp2p_opener(settings: Settings, identity: NodeIdentity, *, serves_others: bool = False) -> NetworkOpener:
-    """Opens libp2p networks with the owner's limits. `serves_others`: as a relay of nodes that cannot be dialled."""
+def libp2p_opener(
+    settings: Settings, identity: NodeIdentity, outside: OutsidePorts | None = None, *, serves_others: bool = False
+) -> NetworkOpener:
+    """Opens libp2p networks with the owner's limits. `serves_others`: as a relay of nodes that cannot be dialled.
+
+    `outside`: where the networks say at which ports they listen, and read how these are reached from outside.
+    """
     upload = settings.max_upload
     options = NetworkOptions(
         host=settings.p2p_host,
@@ -181,5 +180,6 @@ def libp2p_opener(settings: Settings, identity: NodeIdentity, *, serves_others: 
         serve_relay=serves_others,
         upload_bytes_per_second=None if upload is None else upload * 1e6 / BITS_PER_BYTE,
     )
-    parts = NetworkParts(reputation=Reputation())  # what peers did is not forgiven by a restart of the network
+    # what peers did is not forgiven by a restart of the network
+    parts = NetworkParts(reputation=Reputation(), outside=outside)
     return lambda: libp2p_network(identity, options, parts=parts)

@@ -1,6 +1,7 @@
 """Programs that tests start inside a network namespace: `nearby_program.py WHAT NUMBER [ADDRESS]`.
 
-Each prints JSON lines and ends with its standard input; its last line tells what it left behind.
+Each prints JSON lines and ends with its standard input; its last line tells what it left behind. `node` takes settings
+as further arguments: NAME=VALUE.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from neuroshard.identity import NodeKey
 from neuroshard.network.nearby import Nearby
 from neuroshard.network.nearby_places import GROUP, PORT, lan_interfaces, open_socket, places_of
 from neuroshard.network.nearby_records import announcement, question
+from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.port_mapping import PortMapping
-from neuroshard.network.upnp_router import find_upnp_router
 
 
 def say(**said: object) -> None:
@@ -70,8 +71,10 @@ async def node(number: int, host: str) -> None:
     """A whole node's network; `host` as --p2p-host."""
     from neuroshard.node.society import Society
 
+    chosen = dict(argument.split("=") for argument in sys.argv[4:])
     with tempfile.TemporaryDirectory() as folder:
-        society = Society.of(Settings(data_dir=Path(folder), p2p_host=host), identity(number))
+        settings = Settings.model_validate({"data_dir": Path(folder), "p2p_host": host, **chosen})
+        society = Society.of(settings, identity(number))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(society.networking.run)
             network = await society.networking.up()
@@ -79,8 +82,11 @@ async def node(number: int, host: str) -> None:
             say(addresses=inside)
             while not network.transport.connections():
                 await anyio.sleep(0.05)
-                if society.addresses()[0] not in inside:
-                    say(outside=society.addresses()[0])
+                if network.transport.addresses() != inside:
+                    say(outside=network.transport.addresses()[0])
+                    await anyio.sleep_forever()
+                if "router" in (explanation := society.look("").network.explanation):
+                    say(explanation=explanation, addresses=network.transport.addresses())
                     await anyio.sleep_forever()
             say(met=[connection.peer for connection in network.transport.connections()])
 
@@ -88,13 +94,13 @@ async def node(number: int, host: str) -> None:
 async def mapping(number: int, host: str) -> None:
     """Only the asking of the router."""
     node_id = identity(number).node_id
-    mapped = PortMapping(node_id, find_upnp_router)
-    network = network_at(node_id, f"/ip4/{host}/tcp/{4000 + number}/p2p/{node_id}")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(mapped.live, network)
-        while mapped.external_address() is None:
-            await anyio.sleep(0.05)
-        say(address=mapped.external_address())
+    ports, inner = OutsidePorts(), (4000 + number, 5000 + number)
+    with ports.listening(lambda: (host,), inner):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(PortMapping(ports).live, network_at(node_id))
+            while any(ports.of(port) is None for port in inner):
+                await anyio.sleep(0.05)
+            say(outside=[ports.of(port) for port in inner])
 
 
 async def until_input_ends(work: Callable[[], Awaitable[None]]) -> None:

@@ -1,7 +1,7 @@
-"""A home router that speaks UPnP, for tests inside a network namespace: `router_program.py OWN-ADDRESS OUTSIDE LEASES`.
+"""A home router for tests inside a network namespace: `router_program.py OWN-ADDRESS OUTSIDE SPEAKS`.
 
-It prints every action it is asked for as a JSON line and ends with its standard input. LEASES: "leases", or "permanent"
-for a router that knows no others.
+It prints every action it is asked for as a JSON line and ends with its standard input. SPEAKS: "leases" for UPnP,
+"permanent" for UPnP of a router that knows no leases, "nat-pmp", or "both".
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from nat_pmp_gateway import NatPmpBox
 
 WAN = "urn:schemas-upnp-org:service:WANIPConnection:1"
 KINDS = "urn:schemas-upnp-org:device:"
@@ -110,11 +112,29 @@ def answer_searches(own: str, port: int) -> None:
                 sock.sendto("\r\n".join((*lines, location, "", "")).encode(), asker)
 
 
+def answer_nat_pmp(sock: socket.socket, outside: str) -> None:
+    """NAT-PMP: answer whoever asks."""
+    box = NatPmpBox(outside)
+    while True:
+        packet, asker = sock.recvfrom(2048)
+        answer = box.answer(packet)
+        if answer is not None:
+            what, *values = box.questions[-1]
+            sys.stdout.write(json.dumps({"action": f"nat-pmp {what}", "values": values}) + "\n")
+            sys.stdout.flush()
+            sock.sendto(answer, asker)
+
+
 def main() -> None:
-    own, outside, leases = sys.argv[1:]
-    server = ThreadingHTTPServer((own, 0), handler_of(Box(outside, leases == "leases")))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    threading.Thread(target=answer_searches, args=(own, server.server_port), daemon=True).start()
+    own, outside, speaks = sys.argv[1:]
+    if speaks in {"nat-pmp", "both"}:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind((own, 5351))
+        threading.Thread(target=answer_nat_pmp, args=(sock, outside), daemon=True).start()
+    if speaks != "nat-pmp":
+        server = ThreadingHTTPServer((own, 0), handler_of(Box(outside, speaks != "permanent")))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=answer_searches, args=(own, server.server_port), daemon=True).start()
     sys.stdout.write(json.dumps({"action": "started"}) + "\n")
     sys.stdout.flush()
     sys.stdin.read()

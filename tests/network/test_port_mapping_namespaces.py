@@ -1,4 +1,4 @@
-"""A node asks a router over real UPnP, on a network without a way out."""
+"""A node asks a router over real UPnP and NAT-PMP, on a network without a way out."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGTERM
+from typing import Any
 
 import pytest
 from made_identity import identity
 from namespaces import FAR, NEAR, Computer, Program, local_network
 
-from neuroshard.network.port_mapping import CLOSE_SECONDS
+from neuroshard.network.upnp_router import CLOSE_SECONDS
 
 NODE = Path(__file__).with_name("nearby_program.py")
+SEED = Path(__file__).with_name("seed_program.py")
 ROUTER = Path(__file__).with_name("router_program.py")
 OUTSIDE = "1.2.3.4"  # only ever text here
 
 
 @contextmanager
-def behind_router(outside: str, leases: str) -> Iterator[tuple[Computer, Program]]:
+def behind_router(outside: str, speaks: str) -> Iterator[tuple[Computer, Program]]:
     """A computer whose way out is a router that leads nowhere."""
-    with local_network() as (near, far), far.start(ROUTER, FAR, outside, leases) as router:
+    with local_network() as (near, far), far.start(ROUTER, FAR, outside, speaks) as router:
         near.run("ip", "route", "add", "default", "via", FAR)
         assert action(router)["action"] == "started"
         yield near, router
 
 
-def action(router: Program, name: str = "") -> dict[str, str]:
+def action(router: Program, name: str = "") -> dict[str, Any]:
     """The next action of this name that the router is asked for."""
     while True:
-        asked: dict[str, str] = json.loads(router.line())
+        asked: dict[str, Any] = json.loads(router.line())
         if name in {"", asked["action"]}:
             return asked
 
@@ -40,25 +43,85 @@ def action(router: Program, name: str = "") -> dict[str, str]:
 def test_a_port_of_the_router_is_had_and_given_back(leases: str, seconds: str) -> None:
     with behind_router(OUTSIDE, leases) as (near, router), near.start(NODE, "mapping", 1, NEAR) as node:
         assert json.loads(node.line()) == {"started": True}
-        assert json.loads(node.line()) == {"address": f"/ip4/{OUTSIDE}/tcp/4001/p2p/{identity(1).node_id}"}
-        added = action(router, "AddPortMapping")
-        while added["NewLeaseDuration"] != seconds:
+        assert json.loads(node.line()) == {"outside": [[OUTSIDE, 4001], [OUTSIDE, 5001]]}
+        for port in ("4001", "5001"):
             added = action(router, "AddPortMapping")
-        assert (added["NewInternalClient"], added["NewInternalPort"]) == (NEAR, "4001")
-        assert (added["NewExternalPort"], added["NewProtocol"]) == ("4001", "TCP")
+            while added["NewLeaseDuration"] != seconds:
+                added = action(router, "AddPortMapping")
+            assert (added["NewInternalClient"], added["NewInternalPort"]) == (NEAR, port)
+            assert (added["NewExternalPort"], added["NewProtocol"]) == (port, "TCP")
         assert json.loads(node.end()[-1]) == {"threads": [], "sockets": 0}
-        assert action(router, "DeletePortMapping")["NewExternalPort"] == "4001"
+        assert [action(router, "DeletePortMapping")["NewExternalPort"] for _ in range(2)] == ["4001", "5001"]
+
+
+def test_a_router_that_speaks_nat_pmp_is_asked_nothing_else() -> None:
+    with behind_router(OUTSIDE, "both") as (near, router), near.start(NODE, "mapping", 1, NEAR) as node:
+        assert json.loads(node.line()) == {"started": True}
+        assert json.loads(node.line()) == {"outside": [[OUTSIDE, 4001], [OUTSIDE, 5001]]}
+        assert json.loads(node.end()[-1]) == {"threads": [], "sockets": 0}
+        asked = [json.loads(line) for line in router.end()]
+        assert {each["action"].split()[0] for each in asked} == {"nat-pmp"}
+        ports = [each["values"][0] for each in asked if each["action"] == "nat-pmp open"]
+        assert ports == [each["values"][0] for each in asked if each["action"] == "nat-pmp close"] == [4001, 5001]
 
 
 def test_a_whole_node_tells_the_address_outside() -> None:
     with behind_router(OUTSIDE, "leases") as (near, router), near.start(NODE, "node", 1, "0.0.0.0") as node:
         port = action(router, "AddPortMapping")["NewExternalPort"]
-        told = json.loads(node.line())
-        while "outside" not in told:
-            told = json.loads(node.line())
-        assert told["outside"] == f"/ip4/{OUTSIDE}/tcp/{port}/p2p/{identity(1).node_id}"
+        assert told(node, "outside")["outside"] == f"/ip4/{OUTSIDE}/tcp/{port}/p2p/{identity(1).node_id}"
         node.end()
         assert action(router, "DeletePortMapping")["NewExternalPort"] == port
+
+
+@pytest.mark.parametrize("speaks", ["leases", "nat-pmp"])
+def test_a_whole_node_behind_two_routers_says_so_in_its_status(speaks: str) -> None:
+    with behind_router("100.64.3.4", speaks) as (near, _), near.start(NODE, "node", 1, "0.0.0.0") as node:
+        said = told(node, "explanation")
+        assert "behind another one (its address is 100.64.3.4)" in str(said["explanation"])
+        assert [str(address).split("/")[2] for address in said["addresses"]] == [NEAR]
+        node.end()
+
+
+@pytest.mark.parametrize(("host", "setting"), [("127.0.0.1", "log_json=false"), ("0.0.0.0", "port_mapping=false")])
+def test_a_node_that_shall_not_asks_nobody(host: str, setting: str) -> None:
+    quiet = "lan_discovery=false"
+    with behind_router(OUTSIDE, "both") as (near, router), near.start(NODE, "node", 1, host, setting, quiet) as node:
+        told(node, "addresses")
+        time.sleep(1)  # NAT-PMP is asked within milliseconds, UPnP at the same moment where that answers
+        node.end()
+        assert router.end() == []
+
+
+def test_a_seed_tells_its_address_outside_and_gives_it_back(tmp_path: Path) -> None:
+    with behind_router(OUTSIDE, "nat-pmp") as (near, router):
+        arguments = ("seed", "--p2p-port", 4001, "--data-dir", tmp_path)
+        with near.start(SEED, *arguments) as seed:
+            while f"/ip4/{OUTSIDE}/tcp/4001/" not in seed.line():
+                pass
+            seed.process.send_signal(SIGTERM)
+            assert seed.process.wait(20) == 0
+        assert [action(router, "nat-pmp close")["values"][0] for _ in range(1)] == [4001]
+
+
+def test_a_seed_is_found_on_the_local_network_and_may_ask_no_router(tmp_path: Path) -> None:
+    with behind_router(OUTSIDE, "nat-pmp") as (near, router):
+        arguments = ("seed", "--p2p-port", 4001, "--no-port-mapping", "--data-dir", tmp_path)
+        with near.start(SEED, *arguments) as seed:
+            place = seed.line()
+            with near.start(NODE, "nearby", 2, NEAR) as other:
+                assert told(other, "found")["found"] == place
+                other.end()
+            seed.process.send_signal(SIGTERM)
+            assert seed.process.wait(20) == 0
+        assert router.end() == []
+
+
+def told(program: Program, what: str) -> dict[str, Any]:
+    """The next line of a program that says this."""
+    while True:
+        said: dict[str, Any] = json.loads(program.line())
+        if what in said:
+            return said
 
 
 def test_a_router_behind_another_one_is_asked_for_nothing() -> None:

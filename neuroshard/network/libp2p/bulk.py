@@ -8,6 +8,7 @@ from typing import Protocol
 import anyio
 
 from neuroshard.errors import NeuroShardError
+from neuroshard.network.outside_ports import OutsidePorts, is_public_ipv4
 from neuroshard.network.pool import Endpoint
 from neuroshard.network.transport import PeerUnreachableError, RequestTimeoutError
 from neuroshard.types import NodeId
@@ -53,16 +54,23 @@ def is_bulk(frame: Frame, reply: FrameLimits) -> bool:
 class BulkRoute:
     """Knows which peers have a pool, and falls back where it cannot be used."""
 
-    def __init__(self, pool: BulkExchange, ip_of: Callable[[NodeId], str | None], ask: AskSmall) -> None:
+    def __init__(
+        self,
+        pool: BulkExchange,
+        ip_of: Callable[[NodeId], str | None],
+        ask: AskSmall,
+        outside: OutsidePorts | None = None,
+    ) -> None:
         self._pool = pool
+        self._outside = outside or OutsidePorts()
         self._ip_of = ip_of
         self._ask = ask
         self._known: dict[NodeId, tuple[float, Endpoint | None]] = {}  # until when, where
 
-    async def answer_endpoint(self, _: NodeId, question: Frame) -> Frame:
-        """Tell a peer at which port this node's pool listens; the peer knows the address."""
+    async def answer_endpoint(self, asker: NodeId, question: Frame) -> Frame:
+        """Tell a peer at which port it reaches this node's pool; the peer knows the address."""
         await anyio.lowlevel.checkpoint()
-        return Frame(ENDPOINT_KIND, {"port": self._pool.endpoint()[1]})
+        return Frame(ENDPOINT_KIND, {"port": self._own_port(self._ip_of(asker))})
 
     async def request(self, peer: NodeId, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame | None:
         """The peer's answer; None when it has no pool that this node can reach. Raises as Transport.request."""
@@ -76,6 +84,12 @@ class BulkRoute:
         except PeerUnreachableError:
             self._remember(peer, None)
             return None
+
+    def _own_port(self, asker_ip: str | None) -> int:
+        """Where an asker finds the pool: one in the internet, where a router translates, at the router's port."""
+        inside = self._pool.endpoint()[1]
+        outside = self._outside.of(inside)
+        return outside[1] if outside is not None and is_public_ipv4(asker_ip or "") else inside
 
     async def _endpoint(self, peer: NodeId) -> Endpoint | None:
         until, endpoint = self._known.get(peer, (0.0, None))

@@ -64,9 +64,13 @@ class Listening(IListener):
         """Not used: the sockets are bound already."""
         raise NotImplementedError
 
+    def hosts(self) -> tuple[str, ...]:
+        """IP addresses under which others may reach these sockets now."""
+        return reachable_hosts(self._host)
+
     def get_addrs(self) -> tuple[Multiaddr, ...]:
         """Addresses under which others may reach these sockets."""
-        return tuple(_multiaddr(host, self.port) for host in reachable_hosts(self._host))
+        return tuple(_multiaddr(host, self.port) for host in self.hosts())
 
     async def close(self) -> None:
         """End `serve` with all its connections, and close the sockets."""

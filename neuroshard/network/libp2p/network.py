@@ -36,6 +36,7 @@ from neuroshard.network.libp2p.relay_server import RelayServer
 from neuroshard.network.libp2p.requests import FRAME_PROTOCOL, RequestExchange
 from neuroshard.network.libp2p.transport import Libp2pTransport
 from neuroshard.network.libp2p.upgrading import NoiseUpgrader
+from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.network.pool import PoolOptions, bulk_pool
 from neuroshard.network.reputation import Reputation
@@ -60,7 +61,7 @@ async def running_network(
     try:
         async with anyio.create_task_group() as tasks:
             node = _Node(identity, options, now, parts, tasks=tasks, listening=listening)
-            async with background_trio_service(node.swarm), node.pooled():
+            async with background_trio_service(node.swarm), node.pooled(), node.mappable():
                 tasks.start_soon(listening.serve, node.connections.accept)
                 for work in node.background():
                     tasks.start_soon(work)
@@ -98,6 +99,9 @@ class _Node:
         self._identity = identity
         self._options = options
         self._tasks = tasks
+        self._listening = listening
+        self._outside = parts.outside or OutsidePorts()
+        self._pool_ports: tuple[int, ...] = ()
         self._reputation = parts.reputation or Reputation()
         self._pacer = parts.pacer or UploadPacer(options.upload_bytes_per_second)
         admission = ConnectionAdmission(options.limits)
@@ -137,7 +141,7 @@ class _Node:
             return None
         observed = ObservedAddresses()
         self.host.observe_with(observed)
-        puncher = Puncher(self.connections, observed, lambda: [str(a) for a in self.host.get_transport_addrs()])
+        puncher = Puncher(self.connections, observed, self._own_places)
         self.host.set_stream_handler(TProtocol(PUNCH_PROTOCOL), puncher.handle_stream)
         client = RelayClient(self.swarm, self.connections, contacts, puncher.upgrade)
         self.host.set_stream_handler(TProtocol(STOP_PROTOCOL), client.handle_stream)
@@ -172,10 +176,20 @@ class _Node:
             pacer=self._pacer,
             reputation=self._reputation,
         ) as pool:
-            route = BulkRoute(pool, self.connections.direct_ip, self.transport.ask_small)
+            self._pool_ports = (pool.endpoint()[1],)
+            route = BulkRoute(pool, self.connections.direct_ip, self.transport.ask_small, self._outside)
             self._server.serve(ENDPOINT_KIND, route.answer_endpoint, FrameLimits(), 16)
             self.connections.bulk_traffic = lambda peer: pool.traffic().get(peer)
             self.transport.bulk = route
+            yield
+
+    @asynccontextmanager
+    async def mappable(self) -> AsyncGenerator[None]:
+        """Within the block, whoever asks a router for ports knows which ones to ask for."""
+        if self._options.is_local:
+            yield
+            return
+        with self._outside.listening(self._listening.hosts, (self._listening.port, *self._pool_ports)):
             yield
 
     def background(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
@@ -216,5 +230,15 @@ class _Node:
         return not self._reputation.is_banned(NodeId(str(peer)))
 
     def _addresses(self) -> tuple[str, ...]:
-        direct = tuple(str(address) for address in self.host.get_addrs())
-        return direct + (self._relay_client.addresses() if self._relay_client else ())
+        mapped = (f"{place}/p2p/{self._identity.node_id}" for place in self._places_outside())
+        direct = (str(address) for address in self.host.get_addrs())
+        relayed = self._relay_client.addresses() if self._relay_client else ()
+        return tuple(dict.fromkeys((*mapped, *direct, *relayed)))  # others may have seen what is mapped
+
+    def _own_places(self) -> list[str]:
+        """As `_addresses`, direct ones only and without this node's id."""
+        return [*self._places_outside(), *(str(address) for address in self.host.get_transport_addrs())]
+
+    def _places_outside(self) -> tuple[str, ...]:
+        outside = self._outside.of(self._listening.port)
+        return () if outside is None else (f"/ip4/{outside[0]}/tcp/{outside[1]}",)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from neuroshard.network.budget import ByteBudget
 from neuroshard.network.libp2p.addresses import is_loopback_host
 from neuroshard.network.libp2p.admission import ConnectionLimits
+from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.network.reputation import Reputation
 
@@ -38,3 +39,4 @@ class NetworkParts:
     reputation: Reputation | None = None
     budget: ByteBudget | None = None
     pacer: UploadPacer | None = None
+    outside: OutsidePorts | None = None

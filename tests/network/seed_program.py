@@ -1,0 +1,5 @@
+"""`neuroshard`, for tests that start it inside a network namespace."""
+
+from neuroshard.cli.main import main
+
+main()
