@@ -54,6 +54,11 @@ def build(
         f"{verb}: {report.tokens:,} tokens in {report.shards} shards from {report.documents:,} documents "
         f"({report.text_bytes / 1e6:.1f} MB), vocabulary {report.vocabulary:,}, signed by wallet {wallet.wallet_id}."
     )
+    if built.has_default_run and not built.is_reused:
+        typer.echo(
+            "The default run that was published here stays. Where the data changed, nodes cannot join it with them:"
+        )
+        typer.echo(f"then publish another one: neuroshard run publish RUN --genesis {out}")
     typer.echo(f"Train on it: neuroshard --genesis {out}")
 
 

@@ -29,7 +29,7 @@ from neuroshard.genesis.documents import (
     shuffled,
     without_repeats,
 )
-from neuroshard.genesis.folder_swap import refuse_foreign_files, replace_folder, unfinished_folder
+from neuroshard.genesis.folder_swap import has_default_run, refuse_foreign_files, replace_folder, unfinished_folder
 from neuroshard.genesis.packing import (
     MAX_SHARD_TOKENS,
     MIN_SHARD_TOKENS,
@@ -70,6 +70,7 @@ class BuiltGenesis:
     folder: Path
     report: BuildReport
     is_reused: bool
+    has_default_run: bool  # `neuroshard run publish` named one, before this build as well
 
 
 def build_genesis(
@@ -87,12 +88,12 @@ def build_genesis(
 
     The work happens in a folder beside it that takes its place at the end, so an interrupted build is never seen.
     Raises DataError when there is too little text, StorageError or DiskFullError when the folder cannot be written,
-    or when something in it was not built here.
+    or when something in it was not built here. The default run that was published there stays.
     """
     fingerprint = _fingerprint(source, options, signer)
     existing = read_report(folder)
     if existing is not None and existing.fingerprint == fingerprint and _is_sound(folder):
-        return BuiltGenesis(folder, existing, is_reused=True)
+        return BuiltGenesis(folder, existing, is_reused=True, has_default_run=has_default_run(folder))
     try:
         refuse_foreign_files(folder, has_report=existing is not None)
     except OSError as error:
@@ -109,7 +110,7 @@ def build_genesis(
         raise storage_error(folder, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)  # a full disk is not left fuller
-    return BuiltGenesis(folder, report, is_reused=False)
+    return BuiltGenesis(folder, report, is_reused=False, has_default_run=has_default_run(folder))
 
 
 @dataclass(frozen=True)

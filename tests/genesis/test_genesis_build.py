@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from neuroshard.config.atomic_write import TEMPORARY_PREFIX
 from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
 from neuroshard.data.genesis.torch_file import inspect_shard
@@ -27,6 +28,8 @@ from neuroshard.genesis import (
     verify_folder,
 )
 from neuroshard.genesis.documents import Fraction
+from neuroshard.genesis.report import UNFINISHED_SUFFIX
+from neuroshard.node.default_run import RUN_FILE
 
 NOW = "2025-01-01T00:00:00Z"
 SMALL = BuildOptions(vocabulary=400, min_shard_tokens=64)
@@ -195,6 +198,53 @@ def test_files_of_the_user_are_never_removed_with_an_older_build(tmp_path: Path,
         build_genesis(some_text(31), tmp_path / "g", Key(), now=NOW, options=SMALL)
     assert mine.read_text() == "mine"
     assert verify_folder(tmp_path / "g").is_sound
+
+
+def test_the_default_run_of_the_data_outlives_a_rebuild(tmp_path: Path) -> None:
+    folder = tmp_path / "g"
+    first = build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    assert not first.has_default_run
+    (folder / RUN_FILE).write_bytes(b"as `run publish` left it")
+    (folder / f"{TEMPORARY_PREFIX}{RUN_FILE}-0123").write_bytes(b"of a publication that was killed")
+    rebuilt = build_genesis(some_text(31), folder, Key(), now=NOW, options=SMALL)
+    assert (rebuilt.is_reused, rebuilt.has_default_run) == (False, True)
+    assert (folder / RUN_FILE).read_bytes() == b"as `run publish` left it"
+    assert (folder / RUN_FILE).stat().st_mode & 0o444 == 0o444
+    assert verify_folder(folder).is_sound
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
+    assert build_genesis(some_text(31), folder, Key(), now=NOW, options=SMALL).has_default_run
+
+
+def test_no_reader_sees_the_data_without_their_default_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the two renames of the swap, the next build finds it where it was put aside."""
+    folder = tmp_path / "g"
+    build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    (folder / RUN_FILE).write_bytes(b"published")
+    rename = Path.rename
+    moved: list[tuple[str, bool]] = []
+
+    def killed(path: Path, target: Path) -> Path:
+        moved.append((path.name, (path / RUN_FILE).is_file()))
+        if path.name.endswith(UNFINISHED_SUFFIX):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build_genesis(some_text(31), folder, Key(), now=NOW, options=SMALL)
+    assert moved == [("g", True), (f"g{UNFINISHED_SUFFIX}", True)]
+    assert not folder.exists()
+    build_genesis(some_text(31), folder, Key(), now=NOW, options=SMALL)
+    assert (folder / RUN_FILE).read_bytes() == b"published"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
+
+
+def test_what_is_only_called_like_a_default_run_is_the_users(tmp_path: Path) -> None:
+    build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL)
+    (tmp_path / "g" / RUN_FILE).mkdir()
+    with pytest.raises(StorageError, match=r"run\.json was not built here"):
+        build_genesis(some_text(31), tmp_path / "g", Key(), now=NOW, options=SMALL)
 
 
 def test_shards_of_another_maker_are_never_replaced(tmp_path: Path) -> None:
