@@ -1,12 +1,28 @@
-"""Why a connection of the pool ends. These errors stay inside the pool; they end one connection, never the node."""
+"""Why a connection of the pool ends, and why a request does.
+
+What is no PeerUnreachableError stays inside the pool; it ends one connection, never the node.
+"""
 
 from __future__ import annotations
 
 from neuroshard.network.scores import ScoreReason
+from neuroshard.network.transport import PeerUnreachableError
+
+
+class NotDeliveredError(PeerUnreachableError):
+    """The peer cannot be reached and never got the whole request: it may be asked again, or in another way."""
 
 
 class ConnectionLostError(Exception):
     """The connection broke or was closed; what it carried goes over another one."""
+
+
+class DialRefusedError(ConnectionLostError):
+    """The computer is there and answers at once that nobody listens at this port."""
+
+
+class PeerFullError(ConnectionLostError):
+    """The peer accepts no more connections now."""
 
 
 class MisconductError(ConnectionLostError):

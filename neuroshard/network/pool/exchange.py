@@ -1,4 +1,11 @@
-"""Requests and replies with one peer, over however many connections there are at the moment."""
+"""Requests and replies with one peer, over however many connections there are at the moment.
+
+A request is handled at most once, whatever breaks. Its number names it while it travels, while it is handled and until
+its answer has arrived, so offered again it is the same one; and nothing that may have arrived whole is sent to a peer
+that has forgotten it. What it holds here is bounded: as many requests as `max_transfers_per_peer` for one peer, within
+the byte budget; answers wait at most `answer_seconds` for a peer that takes nothing of them, and everything waits at
+most `resume_seconds` for a peer without any connection.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +17,14 @@ import anyio
 
 from neuroshard.network.budget import Reservation
 from neuroshard.network.pool.connection import Connection
+from neuroshard.network.pool.errors import NotDeliveredError
 from neuroshard.network.pool.outgoing import OutgoingPacket, OutgoingTransfer
 from neuroshard.network.pool.packets import PacketHeader, PacketKind, packet
 from neuroshard.network.pool.receiving import OfferReading, Receiver, ReceivingHooks
 from neuroshard.network.pool.resources import Resources
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, accepted, refusal
-from neuroshard.network.transport import PeerRefusedError, RequestRefusedError
+from neuroshard.network.transport import PeerRefusedError, PeerUnreachableError, RequestRefusedError
 from neuroshard.types import NodeId
 from neuroshard.wire import EncodedFrame, Frame, FrameLimits, WireError, encode
 
@@ -28,6 +36,7 @@ _LOG = logging.getLogger(__name__)
 class _Pending:
     """A request of ours."""
 
+    transfer: OutgoingTransfer
     limits: FrameLimits
     settled: anyio.Event = field(default_factory=anyio.Event)
     answer: Frame | None = None
@@ -74,7 +83,13 @@ class PeerExchange:
         self._answering: dict[int, _Answering] = {}
         self.wanted_by_peer = 0
         receiving = ReceivingHooks(
-            self._limits_of, self._has_room, self._received, self._failed, hooks.report, hooks.cut
+            self._limits_of,
+            self._has_room,
+            self._answering.__contains__,
+            self._received,
+            self._failed,
+            hooks.report,
+            hooks.cut,
         )
         self.receiver = Receiver(peer, shared, receiving)
 
@@ -91,10 +106,11 @@ class PeerExchange:
     async def request(self, frame: EncodedFrame, limits: FrameLimits) -> Frame:
         """Send a request and wait for the answer.
 
-        Raises PeerRefusedError, WireError for an answer that breaks the limits, or whatever `fail` was called with.
+        Raises PeerRefusedError, WireError for an answer that breaks the limits, PeerUnreachableError (NotDeliveredError
+        when the peer cannot have handled it), or whatever `fail` was called with.
         """
         transfer = OutgoingTransfer(self._shared.next_transfer(), frame)
-        pending = self._pending[transfer.number] = _Pending(limits)
+        pending = self._pending[transfer.number] = _Pending(transfer, limits)
         self._outgoing[transfer.number] = transfer
         try:
             self._hooks.wake()
@@ -111,12 +127,37 @@ class PeerExchange:
         return accepted(self._peer, pending.answer)
 
     def fail(self, error: Exception) -> None:
-        """The peer is gone for good: end everything. Requests of ours raise `error`."""
+        """End everything. Requests of ours raise `error`."""
         for pending in self._pending.values():
             pending.settle(None, error)
+        self._outgoing.clear()
+        self._forget()
+
+    def give_up(self, reason: str) -> None:
+        """The peer is gone for good: end everything."""
+        for pending in self._pending.values():
+            pending.settle(None, _unreachable(reason, pending))
+        self._outgoing.clear()
+        self._forget()
+
+    def begin_anew(self) -> None:
+        """The peer has forgotten everything; what never was there as a whole is sent to it once more."""
+        reason = f"Peer {self._peer} has begun anew."
+        for number, pending in self._pending.items():
+            if pending.transfer.may_have_arrived:
+                pending.settle(None, _unreachable(reason, pending))
+                self._outgoing.pop(number, None)
+            else:
+                pending.transfer.restart()
+        self._forget()
+        self.receiver.forget_numbers()
+
+    def _forget(self) -> None:
+        """What the peer has sent, and the answers to it."""
         for answering in self._answering.values():
             answering.scope.cancel()
-        self._outgoing.clear()
+            if answering.reply is not None:
+                self._outgoing.pop(answering.reply.number, None)
         self.receiver.drop_all()
 
     def lose(self, connection: Connection) -> None:
@@ -126,16 +167,22 @@ class PeerExchange:
             transfer.lose(connection.number)
         self._hooks.wake()
 
-    def drop_stalled_answers(self, now: float) -> None:
-        """Give up answers of which the peer took nothing for long: they hold memory here."""
-        for answering in self._answering.values():
-            if answering.reply is None:
+    def drop_stalled(self, now: float) -> None:
+        """Give up what holds memory here and does not move; the peer is told, if it can be."""
+        for number in self.receiver.drop_lost(now):
+            self._hooks.send(packet(PacketKind.REFUSE, number, b"It was not offered again."))
+        self._drop_stalled_answers(now)
+
+    def _drop_stalled_answers(self, now: float) -> None:
+        for number, answering in self._answering.items():
+            if answering.reply is None or answering.scope.cancel_called:
                 continue
             bytes_unsent = answering.reply.bytes_unsent
             if bytes_unsent != answering.bytes_unsent:
                 answering.bytes_unsent, answering.moved_at = bytes_unsent, now
             elif now - answering.moved_at >= self._shared.options.answer_seconds:
                 answering.scope.cancel()
+                self._hooks.send(packet(PacketKind.REFUSE, number, b"Its answer was not taken."))
 
     def unanswered_over(self) -> set[int]:
         """Connections over which an offer went that the peer has not answered."""
@@ -176,6 +223,8 @@ class PeerExchange:
             self._cancelled(header.transfer)
         elif (transfer := self._outgoing.get(header.transfer)) is not None:
             self._answered(transfer, header, payload)
+        elif header.kind is PacketKind.REFUSE:  # of an answer that does not come any more
+            self._refused(header.transfer, payload)
         self._hooks.wake()
 
     def _answered(self, transfer: OutgoingTransfer, header: PacketHeader, payload: bytes) -> None:
@@ -191,8 +240,11 @@ class PeerExchange:
                 if transfer.answers:
                     self._reply_ended(transfer)
                 elif header.kind is PacketKind.REFUSE:
-                    reason = payload.decode(errors="replace")
-                    self._settle(transfer.number, PeerRefusedError(f"Peer {self._peer} refused: {reason}"))
+                    self._refused(transfer.number, payload)
+
+    def _refused(self, number: int, payload: bytes) -> None:
+        reason = payload.decode(errors="replace")
+        self._settle(number, PeerRefusedError(f"Peer {self._peer} refused: {reason}"))
 
     def _settle(self, number: int, error: Exception) -> None:
         pending = self._pending.get(number)
@@ -254,6 +306,12 @@ class PeerExchange:
         answering = self._answering.get(number)
         if answering is not None:
             answering.scope.cancel()
+
+
+def _unreachable(reason: str, pending: _Pending) -> PeerUnreachableError:
+    if pending.transfer.may_have_arrived:
+        return PeerUnreachableError(f"{reason} The request may have been handled.")
+    return NotDeliveredError(reason)
 
 
 async def encoded(frame: Frame) -> EncodedFrame:

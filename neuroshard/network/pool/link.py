@@ -5,38 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from itertools import count
+from secrets import randbits
 from typing import TypeAlias
 
 import anyio
 
 from neuroshard.network.pool.connection import Connection
-from neuroshard.network.pool.errors import ConnectionLostError, MisconductError
+from neuroshard.network.pool.errors import ConnectionLostError, MisconductError, NotDeliveredError
 from neuroshard.network.pool.exchange import ExchangeHooks, PeerExchange
+from neuroshard.network.pool.greeting import Sessions
 from neuroshard.network.pool.observing import Observer
 from neuroshard.network.pool.options import Endpoint
 from neuroshard.network.pool.packets import BLOCK_BYTES, CHUNK_BLOCKS, PacketKind, packet
+from neuroshard.network.pool.redialling import Redialling
 from neuroshard.network.pool.resources import Resources
 from neuroshard.network.pool.secure_stream import SecureStream
 from neuroshard.network.pool.sizing import IDLE_SECONDS, PoolSize, next_size, wanted_connections
 from neuroshard.network.pool.traffic import PeerTraffic
 from neuroshard.network.scores import ScoreReason
-from neuroshard.network.transport import PeerUnreachableError
 from neuroshard.types import NodeId
 from neuroshard.wire import CHUNK_BYTES, EncodedFrame, Frame, FrameLimits
 
 SILENCE_SECONDS = 10.0  # after an offer, when nothing else is on its way
-FIRST_PAUSE_SECONDS = 0.2  # before dialling again
-LONGEST_PAUSE_SECONDS = 5.0
-FULL_PAUSE_SECONDS = 30.0  # when the peer has no room for another connection
+_SESSION_BITS = 64
 _LOG = logging.getLogger(__name__)
 
 
-class PeerFullError(ConnectionLostError):
-    """The peer accepts no more connections now."""
-
-
-Connect: TypeAlias = Callable[[NodeId, Endpoint], Awaitable[SecureStream]]
-"""Dials a peer until both sides have proved who they are. Raises ConnectionLostError."""
+Connect: TypeAlias = Callable[[NodeId, Endpoint, int], Awaitable[tuple[SecureStream, Sessions]]]
+"""Dials a peer and greets it: who, where, this side's session. Raises ConnectionLostError."""
 
 
 class PeerLink:
@@ -52,9 +48,9 @@ class PeerLink:
         self._dialled: set[int] = set()
         self._numbers = count()
         self._dialling = 0
-        self._failures = 0
-        self._dial_after = 0.0
-        self._gone_at: float | None = None  # when the last connection ended
+        self._redialling = Redialling(shared.options.resume_seconds)
+        self.session = randbits(_SESSION_BITS)  # see greeting.py
+        self._session_of_peer: int | None = None
         self._size = PoolSize()
         self._observer = Observer()
         self._told_want = 0
@@ -97,13 +93,20 @@ class PeerLink:
         self._endpoint = endpoint or self._endpoint
         self.busy_at = anyio.current_time()
         if self._endpoint is None and not self._connections:
-            raise PeerUnreachableError(f"Peer {self.peer} cannot be dialled for tensors.")
+            raise NotDeliveredError(f"Peer {self.peer} cannot be dialled for tensors.")
         if not self._connections and not self._dialling:
             self._dial(1)
         return await self._exchange.request(frame, limits)
 
-    async def carry(self, stream: SecureStream, *, is_dialled: bool) -> None:
+    async def carry(self, stream: SecureStream, sessions: Sessions, *, is_dialled: bool) -> None:
         """Use a connection until it ends."""
+        if sessions.here != self.session:  # this side has forgotten the peer since it told that
+            stream.close()
+            return
+        if sessions.there != self._session_of_peer:
+            self._session_of_peer = sessions.there
+            self._close_all("the peer has begun anew")
+            self._exchange.begin_anew()
         shared = self._shared
         connection = Connection(next(self._numbers), stream, self._exchange, shared.pacer, shared.options)
         self._connections[connection.number] = connection
@@ -122,7 +125,7 @@ class PeerLink:
             self._dialled.discard(connection.number)
             sent, received = self._bytes_before
             self._bytes_before = (sent + connection.bytes_sent, received + connection.bytes_received)
-            self._gone_at = anyio.current_time()
+            self._redialling.left(anyio.current_time())
             self._exchange.lose(connection)
 
     def close(self, error: Exception) -> None:
@@ -138,20 +141,20 @@ class PeerLink:
         wanted = self._wanted(now)
         self._let_rest()
         if self._endpoint is not None:
-            if now >= self._dial_after:
+            if now >= self._redialling.dial_after:
                 self._dial(wanted - self.connection_count - self._dialling)
         elif self._connections and wanted != self._told_want:
             self._told_want = wanted
             self._send(packet(PacketKind.WANT, 0, extra=wanted))
         self._close_superfluous(wanted, now)
         self._close_silent(now)
-        self._exchange.drop_stalled_answers(now)
+        self._exchange.drop_stalled(now)
         if self._exchange.receiver.is_overdue(now) and self._connections:
             self._report(ScoreReason.TOO_SLOW)
             self._exchange.receiver.drop_all()
             self._close_all("the peer sends too slowly")
         if self.is_busy and self._is_gone_for_good(now):
-            self._exchange.fail(PeerUnreachableError(f"The connections to peer {self.peer} broke."))
+            self._give_up(f"The connections to peer {self.peer} broke.")
 
     def _wanted(self, now: float) -> int:
         options = self._shared.options
@@ -182,32 +185,29 @@ class PeerLink:
         endpoint = self._endpoint
         assert endpoint is not None
         try:
-            stream = await self._connect(self.peer, endpoint)
+            stream, sessions = await self._connect(self.peer, endpoint, self.session)
         except ConnectionLostError as error:
             self._dialling -= 1
             self._dialling_failed(error, endpoint)
             return
         self._dialling -= 1
-        self._failures = 0
-        await self.carry(stream, is_dialled=True)
+        self._redialling.reached()
+        await self.carry(stream, sessions, is_dialled=True)
 
     def _dialling_failed(self, error: ConnectionLostError, endpoint: Endpoint) -> None:
         _LOG.debug("Peer %s cannot be dialled at %s: %s", self.peer, endpoint, error)
         now = anyio.current_time()
-        self._failures += 1
-        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 10), LONGEST_PAUSE_SECONDS)
-        self._dial_after = now + (FULL_PAUSE_SECONDS if isinstance(error, PeerFullError) else pause)
-        if not self._connections and not self._dialling and not self._was_here_lately(now):
-            message = f"Peer {self.peer} cannot be reached for tensors at {endpoint[0]} port {endpoint[1]}: {error}."
-            self._exchange.fail(PeerUnreachableError(message))
-
-    def _was_here_lately(self, now: float) -> bool:
-        return self._gone_at is not None and now - self._gone_at < self._shared.options.resume_seconds
+        self._redialling.failed(error, now)
+        if self._is_gone_for_good(now):
+            where = f"{endpoint[0]} port {endpoint[1]}"
+            self._give_up(f"Peer {self.peer} cannot be reached for tensors at {where}: {error}.")
 
     def _is_gone_for_good(self, now: float) -> bool:
-        if self._connections or self._dialling:
-            return False
-        return not self._was_here_lately(now)
+        return not self._connections and not self._dialling and not self._redialling.is_hopeful(now)
+
+    def _give_up(self, reason: str) -> None:
+        self.session = randbits(_SESSION_BITS)  # so the peer, if it comes back, does not wait for what is forgotten
+        self._exchange.give_up(reason)
 
     def _close_superfluous(self, wanted: int, now: float) -> None:
         surplus = self.connection_count - wanted

@@ -45,6 +45,7 @@ class OutgoingTransfer:
         self._is_answered = False
         self._may_send = False
         self._eager_blocks = EAGER_BLOCKS
+        self._was_sent_whole = False
 
     @property
     def needs_offer(self) -> bool:
@@ -57,6 +58,11 @@ class OutgoingTransfer:
         return None if self._is_answered else self._offered_over
 
     @property
+    def may_have_arrived(self) -> bool:
+        """Whether the peer may have the whole frame: all of it left at least once."""
+        return self._was_sent_whole
+
+    @property
     def bytes_unsent(self) -> int:
         """About so many bytes are not on their way yet."""
         return sum(mask.bit_count() for mask in self._unsent) * BLOCK_BYTES
@@ -65,6 +71,7 @@ class OutgoingTransfer:
         """The offer, to be sent over this connection."""
         self._serial = next_serial(self._serial)
         self._offered_over, self._is_answered = connection, False
+        self._was_sent_whole |= not self._unsent
         data = packet(PacketKind.OFFER, self.number, self._frame.head, extra=self.answers, serial=self._serial)
         return OutgoingPacket((data,), len(data))
 
@@ -74,9 +81,7 @@ class OutgoingTransfer:
             if connection != self._offered_over or self._serial != 0:
                 return None
             most_blocks = min(most_blocks, self._eager_blocks)
-        while self._first_unsent < len(self._unsent) and not self._unsent[self._first_unsent]:
-            self._first_unsent += 1
-        if most_blocks <= 0 or self._first_unsent == len(self._unsent):
+        if most_blocks <= 0 or self._has_sent_all():
             return None
         return self._take_from(self._first_unsent, connection, most_blocks)
 
@@ -92,6 +97,14 @@ class OutgoingTransfer:
             masks = self._sent_over.pop(number, None)
             if masks is not None:
                 self._uncertain = masks if self._uncertain is None else _union(self._uncertain, masks)
+
+    def restart(self) -> None:
+        """The peer has forgotten the transfer."""
+        self._unsent = [full_mask(sum(map(len, chunk))) for chunk in self._frame.chunks]
+        self._first_unsent = 0
+        self._sent_over.clear()
+        self._uncertain = self._offered_over = None
+        self._may_send = False
 
     def wait(self) -> None:
         """The peer knows of it but has no memory yet."""
@@ -126,6 +139,7 @@ class OutgoingTransfer:
         taken = ((1 << count) - 1) << first
         self._unsent[chunk] &= ~taken
         self._sent_over.setdefault(connection, [0] * len(self._unsent))[chunk] |= taken
+        self._was_sent_whole |= self._has_sent_all()
         if not self._may_send:
             self._eager_blocks -= count
         views = _cut(self._frame.chunks[chunk], first * BLOCK_BYTES, (first + count) * BLOCK_BYTES)
@@ -133,6 +147,11 @@ class OutgoingTransfer:
         start = chunk * CHUNK_BYTES + first * BLOCK_BYTES
         header = PacketHeader(PacketKind.PIECE, self.number, length, start).encode()
         return OutgoingPacket((header, *views), len(header) + length)
+
+    def _has_sent_all(self) -> bool:
+        while self._first_unsent < len(self._unsent) and not self._unsent[self._first_unsent]:
+            self._first_unsent += 1
+        return self._first_unsent == len(self._unsent)
 
     def _require(self, again: list[int], may_be: list[int]) -> None:
         if any(needed & ~sent for needed, sent in zip(again, may_be, strict=True)):

@@ -11,7 +11,7 @@ of a transfer is its sender's; every answer about it names that number.
     ACCEPT   go on; payload: mask of blocks that came before there was memory, and are needed again
     HELD     answers an offer with a serial, naming it; payload: mask of blocks that are here
     DONE     the whole body is here and verified
-    REFUSE   the receiver does not want the frame; payload: the reason in words
+    REFUSE   the receiver does not want the frame, or does not answer it any more; payload: the reason in words
     CANCEL   the sender gives up the transfer, and the answer to it
     WANT     extra: how many connections this side would like to have
 

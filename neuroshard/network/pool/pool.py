@@ -16,17 +16,17 @@ from neuroshard.network.budget import ByteBudget
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.network.pool import tcp
 from neuroshard.network.pool.certificate import ListenerTls, certificate_digest, dialler_context
-from neuroshard.network.pool.errors import ConnectionLostError, GreetingError
+from neuroshard.network.pool.errors import ConnectionLostError, GreetingError, NotDeliveredError, PeerFullError
 from neuroshard.network.pool.exchange import encoded
-from neuroshard.network.pool.greeting import Verdict, greet_as_dialler, greet_as_listener
-from neuroshard.network.pool.link import PeerFullError, PeerLink
+from neuroshard.network.pool.greeting import Reception, Sessions, Verdict, greet_as_dialler, greet_as_listener
+from neuroshard.network.pool.link import PeerLink
 from neuroshard.network.pool.options import Endpoint, PoolOptions
 from neuroshard.network.pool.resources import Resources
 from neuroshard.network.pool.secure_stream import SecureStream
 from neuroshard.network.pool.traffic import PeerTraffic
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
-from neuroshard.network.transport import PeerUnreachableError, RequestTimeoutError, TransportClosedError
+from neuroshard.network.transport import RequestTimeoutError, TransportClosedError
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits
 
@@ -118,15 +118,20 @@ class BulkPool:
         """Ask a peer and wait for its answer, which must keep the limits of `reply` (None: a header, no tensors).
 
         `endpoint` is where its pool listens; None when only the peer can dial. The tensors must not change meanwhile.
-        Raises PeerUnreachableError (RequestTimeoutError when time ran out), PeerRefusedError, WireError for an answer
-        that breaks the limits, or TransportClosedError.
+        The peer handles it at most once, whatever breaks, even if its process is started again meanwhile: while
+        connections break and come back, both the request and its answer go on where they stopped. Hope for a peer ends
+        1 to 3 s after its last connection when its port, once open, is closed now, so its process is gone; about
+        `resume_seconds` after it when nothing answers. While a connection does not end, only time limits the waiting.
+
+        Raises PeerUnreachableError (NotDeliveredError when the peer cannot have handled the request, RequestTimeoutError
+        when time ran out), PeerRefusedError, WireError for an answer that breaks the limits, or TransportClosedError.
         """
         with anyio.move_on_after(timeout_seconds):
             data = await encoded(frame)
             if self._is_closed:
                 raise TransportClosedError("This node's pool of connections is closed.")
             if peer == self._identity.node_id or self._shared.reputation.is_banned(peer):
-                raise PeerUnreachableError(f"Peer {peer} is this node itself, or banned.")
+                raise NotDeliveredError(f"Peer {peer} is this node itself, or banned.")
             return await self._link(peer).request(endpoint, data, reply or FrameLimits())
         raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
 
@@ -156,25 +161,26 @@ class BulkPool:
             is_busy = any(link.is_busy for link in self._links.values())
             await anyio.sleep(BUSY_TICK_SECONDS if is_busy else IDLE_TICK_SECONDS)
 
-    async def _connect(self, peer: NodeId, endpoint: Endpoint) -> SecureStream:
+    async def _connect(self, peer: NodeId, endpoint: Endpoint, session: int) -> tuple[SecureStream, Sessions]:
         """A connection to a peer that proved who it is. Raises ConnectionLostError."""
         with anyio.move_on_after(self._shared.options.handshake_seconds):
             raw = await tcp.dial(endpoint, self._shared.options.congestion_control)
             stream = _secured(raw, self._dialler_tls, is_listener=False)
             try:
-                await self._prove(stream, peer)
+                there = await self._prove(stream, peer, session)
             except BaseException:
                 stream.close()
                 raise
-            return stream
+            return stream, Sessions(session, there)
         raise ConnectionLostError("no answer in time")
 
-    async def _prove(self, stream: SecureStream, peer: NodeId) -> None:
+    async def _prove(self, stream: SecureStream, peer: NodeId, session: int) -> int:
         await stream.handshake()
         digest = certificate_digest(stream.socket.getpeercert(binary_form=True) or b"")
-        verdict = await greet_as_dialler(stream, self._identity.key, peer, digest)
-        if verdict is not Verdict.WELCOME:
-            raise PeerFullError(f"the peer turned this node away: {verdict.name.lower()}")
+        reception = await greet_as_dialler(stream, self._identity.key, peer, digest, session)
+        if reception.verdict is not Verdict.WELCOME:
+            raise PeerFullError(f"the peer turned this node away: {reception.verdict.name.lower()}")
+        return reception.session
 
     async def _listen(self) -> None:
         with self._listener:
@@ -203,7 +209,7 @@ class BulkPool:
 
     async def _welcome(self, raw: socket, address: str) -> None:
         try:
-            peer, stream = await self._greeted(raw)
+            peer, sessions, stream = await self._greeted(raw)
         except (ConnectionLostError, OSError):
             self._turned_away += 1
             return
@@ -211,27 +217,29 @@ class BulkPool:
             _decrease(self._shaking_hands, address)
         self._by_address[address] += 1
         try:
-            await self._link(peer).carry(stream, is_dialled=False)
+            await self._link(peer).carry(stream, sessions, is_dialled=False)
         finally:
             _decrease(self._by_address, address)
             _decrease(self._inbound, peer)
 
-    async def _greeted(self, raw: socket) -> tuple[NodeId, SecureStream]:
+    async def _greeted(self, raw: socket) -> tuple[NodeId, Sessions, SecureStream]:
         """Who dialled. Raises ConnectionLostError or OSError; then the socket is closed and nothing is counted."""
         admitted: list[NodeId] = []
 
-        def judge(peer: NodeId) -> Verdict:
+        def judge(peer: NodeId) -> Reception:
             verdict = self._judge(peer)
-            if verdict is Verdict.WELCOME:
-                self._inbound[peer] += 1
-                admitted.append(peer)
-            return verdict
+            if verdict is not Verdict.WELCOME:
+                return Reception(verdict)
+            self._inbound[peer] += 1
+            admitted.append(peer)
+            return Reception(verdict, self._link(peer).session)
 
         stream = _secured(raw, self._tls.context, is_listener=True)
         try:
             with anyio.fail_after(self._shared.options.handshake_seconds):
                 await stream.handshake()
-                peer = await greet_as_listener(stream, self._identity.key, self._tls.certificate_digest, judge)
+                digest = self._tls.certificate_digest
+                peer, sessions = await greet_as_listener(stream, self._identity.key, digest, judge)
         except BaseException as error:
             stream.close()
             for peer in admitted:
@@ -239,7 +247,7 @@ class BulkPool:
             if isinstance(error, TimeoutError):
                 raise GreetingError("no greeting in time") from None
             raise
-        return peer, stream
+        return peer, sessions, stream
 
     def _judge(self, peer: NodeId) -> Verdict:
         options = self._shared.options

@@ -44,6 +44,7 @@ class ReceivingHooks:
 
     limits_of: Callable[[int, str], FrameLimits]  # answers, kind; raises RequestRefusedError
     has_room: Callable[[], bool]  # for one more request
+    is_answering: Callable[[int], bool]  # the request of this number
     complete: Callable[[int, int, Frame, Reservation | None], None]  # number, answers
     failed: Callable[[int, WireError], None]  # the reply to this transfer of ours is unusable
     report: Callable[[ScoreReason], None]
@@ -57,6 +58,7 @@ class _Entry:
     serial: int  # of that offer
     deadline: float = inf  # for the whole body, once there is memory for it
     wait: anyio.CancelScope | None = None  # for memory
+    lost_at: float | None = None  # when that connection ended, or a block came after that
 
     def respond(self) -> None:
         """Answer the offer."""
@@ -80,11 +82,13 @@ class Receiver:
         self._entries: dict[int, _Entry] = {}
         self._filling: dict[int, _Entry] = {}  # connection: what it is receiving a piece of
         self._complete: OrderedDict[int, None] = OrderedDict()
+        self._forgotten = 0  # the highest number that was complete and is not remembered as such
         self._heard_at = 0.0  # when the last block came that was new, or the first transfer got its memory
 
     def is_overdue(self, now: float) -> bool:
         """Whether the peer holds memory here and sends too slowly, or not at all."""
-        deadlines = [entry.deadline for entry in self._entries.values() if entry.transfer.has_memory]
+        here = [entry for entry in self._entries.values() if entry.lost_at is None]
+        deadlines = [entry.deadline for entry in here if entry.transfer.has_memory]
         stalled_at = self._heard_at + self._shared.options.seconds_for(CHUNK_BYTES)
         return bool(deadlines) and now > min(stalled_at, *deadlines)
 
@@ -105,14 +109,14 @@ class Receiver:
     def offered(self, connection: Connection, header: PacketHeader, head: FrameHead) -> None:
         """The head of a frame came and keeps its limits. Raises MisconductError."""
         entry = self._entries.get(header.transfer)
-        if header.transfer in self._complete:
+        if header.transfer in self._complete or self._hooks.is_answering(header.transfer):
             connection.answer(packet(PacketKind.DONE, header.transfer))
         elif entry is None:
             self._start(connection, header, head)
         elif entry.transfer.head.digest != head.digest or entry.transfer.answers != header.extra:
             raise MisconductError(ScoreReason.MALFORMED_FRAME, "two transfers with one number")
         elif is_newer(header.serial, entry.serial):
-            entry.connection, entry.serial = connection, header.serial
+            entry.connection, entry.serial, entry.lost_at = connection, header.serial, None
             entry.respond()
 
     def place(self, connection: Connection, header: PacketHeader) -> memoryview | None:
@@ -133,6 +137,7 @@ class Receiver:
             return
         if is_new:
             self._heard_at = anyio.current_time()
+            entry.lost_at = None if entry.lost_at is None else self._heard_at
         if is_new and entry.transfer.is_complete:
             self._finish(entry)
 
@@ -167,8 +172,27 @@ class Receiver:
         for number in tuple(self._entries):
             self.drop(number)
 
+    def drop_lost(self, now: float) -> tuple[int, ...]:
+        """Forget transfers that their sender has not offered again since it lost its connection; their numbers.
+
+        It has given them up, and could not say so.
+        """
+        before = now - self._shared.options.resume_seconds
+        lost = tuple(n for n, entry in self._entries.items() if entry.lost_at is not None and entry.lost_at <= before)
+        for number in lost:
+            self.drop(number)
+        return lost
+
+    def forget_numbers(self) -> None:
+        """The peer counts anew."""
+        self._complete.clear()
+        self._forgotten = 0
+
     def lose(self, connection: Connection) -> None:
         """A connection ended."""
+        for offered in self._entries.values():
+            if offered.connection is connection:
+                offered.lost_at = anyio.current_time()
         entry = self._filling.pop(connection.number, None)
         if entry is not None:
             entry.transfer.abandon(connection.number)
@@ -177,6 +201,9 @@ class Receiver:
         number = header.transfer
         if not header.extra and not self._hooks.has_room():
             self.refuse(connection, number, "This node is busy; try again later.")
+            return
+        if not header.extra and number <= self._forgotten:  # numbers rise: perhaps it was handled long ago
+            self.refuse(connection, number, "This request is older than what this node remembers.")
             return
         transfer = IncomingTransfer(number, head, header.extra, self._hooks.cut)
         entry = _Entry(transfer, connection, header.serial)
@@ -221,7 +248,7 @@ class Receiver:
         del self._entries[transfer.number]
         self._complete[transfer.number] = None
         if len(self._complete) > MAX_REMEMBERED:
-            self._complete.popitem(last=False)
+            self._forgotten = max(self._forgotten, self._complete.popitem(last=False)[0])
         entry.connection.answer(packet(PacketKind.DONE, transfer.number))
         self._hooks.complete(transfer.number, transfer.answers, *transfer.frame())
 

@@ -13,7 +13,7 @@ from struct import Struct
 import trio
 
 from neuroshard.errors import NetworkRefusedError
-from neuroshard.network.pool.errors import ConnectionLostError
+from neuroshard.network.pool.errors import ConnectionLostError, DialRefusedError
 from neuroshard.network.pool.options import Endpoint
 
 _BACKLOG = 128
@@ -126,7 +126,7 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
 
 
 async def dial(endpoint: Endpoint, algorithm: str | None) -> socket.socket:
-    """A new connection. Raises ConnectionLostError."""
+    """A new connection. Raises ConnectionLostError, DialRefusedError when nobody listens there."""
     try:
         connection = socket.socket(_family(endpoint[0]), socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
@@ -138,7 +138,7 @@ async def dial(endpoint: Endpoint, algorithm: str | None) -> socket.socket:
         pass
     except (OSError, OverflowError) as error:
         connection.close()
-        raise ConnectionLostError(str(error)) from None
+        raise _not_dialled(error) from None
     try:
         await trio.lowlevel.wait_writable(connection.fileno())
     except BaseException:
@@ -147,8 +147,13 @@ async def dial(endpoint: Endpoint, algorithm: str | None) -> socket.socket:
     problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if problem:
         connection.close()
-        raise ConnectionLostError(os.strerror(problem))
+        raise _not_dialled(OSError(problem, os.strerror(problem)))
     return connection
+
+
+def _not_dialled(error: Exception) -> ConnectionLostError:
+    kind = DialRefusedError if isinstance(error, ConnectionRefusedError) else ConnectionLostError
+    return kind(str(error))
 
 
 def is_local(address: str) -> bool:

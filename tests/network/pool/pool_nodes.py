@@ -222,11 +222,11 @@ def digest_of(stream: SecureStream) -> bytes:
 
 
 @asynccontextmanager
-async def stranger(peer: Node, number: int = 9) -> AsyncGenerator[Stranger]:
+async def stranger(peer: Node, number: int = 9, session: int = 0) -> AsyncGenerator[Stranger]:
     """A welcome connection of an identity that misbehaves."""
     async with AsyncExitStack() as stack:
         stream = await secured(peer.pool.endpoint())
         stack.callback(stream.close)
-        verdict = await greet_as_dialler(stream, identity_of(number).key, peer.id, digest_of(stream))
-        assert verdict is Verdict.WELCOME
+        reception = await greet_as_dialler(stream, identity_of(number).key, peer.id, digest_of(stream), session)
+        assert reception.verdict is Verdict.WELCOME
         yield Stranger(stream)

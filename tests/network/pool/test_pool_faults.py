@@ -177,6 +177,28 @@ def test_a_silent_line_ends_in_a_timeout() -> None:
     run(scenario)
 
 
+def test_a_line_that_is_silent_for_a_while_is_waited_for() -> None:
+    """Longer than a closed port is: silence does not tell that the peer is gone."""
+
+    async def scenario() -> None:
+        async with nodes_with_a_line(1) as (a, b, line), anyio.create_task_group() as tasks:
+
+            async def silence() -> None:
+                await until(lambda: line.bytes_there > 12 * MIB)
+                line.is_silent = True
+                line.cut()
+                await anyio.sleep(3.0)
+                line.is_silent = False
+
+            tasks.start_soon(silence)
+            answer = await a.ask(b, frame_of(DATA), via=line.endpoint)
+            assert answer.tensors[0].data == DATA
+            assert len(b.heard) == 1
+            assert line.bytes_there < len(DATA) + LOST_ON_THE_WAY
+
+    run(scenario)
+
+
 def test_giving_up_tells_the_peer_and_frees_its_memory() -> None:
     async def scenario() -> None:
         async with nodes_with_a_line(2) as (a, b, line):

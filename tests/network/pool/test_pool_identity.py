@@ -76,8 +76,8 @@ def test_a_replayed_greeting_is_turned_away() -> None:
     async def scenario() -> None:
         async with node(2) as b:
             first = Recording(await secured(b.pool.endpoint()))
-            verdict = await greet_as_dialler(first, identity_of(1).key, b.id, digest_of(first))
-            assert verdict is Verdict.WELCOME
+            reception = await greet_as_dialler(first, identity_of(1).key, b.id, digest_of(first))
+            assert reception.verdict is Verdict.WELCOME
             second = await secured(b.pool.endpoint())
             for message in first.sent:
                 await second.send_all(message)
@@ -144,7 +144,7 @@ def test_a_node_that_was_dialled_cannot_pretend_to_be_the_dialler_elsewhere() ->
                 nonce = (await far.receive_bytes(96))[:32]
                 claim = {"certificate": digest.hex(), "nonce": opening[5:].hex(), "listener": middle.node_id}
                 await near.send_all(nonce + middle.key.sign(purpose_message("pool-listener", claim)))
-                await far.send_all(await near.receive_bytes(96))
+                await far.send_all(await near.receive_bytes(104))
                 with pytest.raises(ConnectionLostError):
                     await far.receive_bytes(1)
                 near.close()
@@ -189,7 +189,7 @@ def test_who_does_not_speak_tls_is_turned_away(data: bytes) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("data", [b"NSPL\x02" + bytes(32), bytes(37), b"short"])
+@pytest.mark.parametrize("data", [b"NSPL\x01" + bytes(32), bytes(37), b"short"])
 def test_who_speaks_another_protocol_inside_tls_is_turned_away(data: bytes) -> None:
     async def scenario() -> None:
         async with node(2, replace(LOOPBACK, handshake_seconds=0.5)) as b:

@@ -145,7 +145,7 @@ def test_a_peer_gets_so_many_connections_and_no_more() -> None:
         async with node(2, replace(LOOPBACK, max_connections_per_peer=3)) as b:
             streams = [await secured(b.pool.endpoint()) for _ in range(6)]
             key = identity_of(9).key
-            verdicts = [await greet_as_dialler(stream, key, b.id, digest_of(stream)) for stream in streams]
+            verdicts = [(await greet_as_dialler(stream, key, b.id, digest_of(stream))).verdict for stream in streams]
             assert verdicts == [Verdict.WELCOME] * 3 + [Verdict.FULL] * 3
             for stream in streams:
                 stream.close()
@@ -162,7 +162,8 @@ def test_all_peers_together_get_so_many_connections_and_no_more() -> None:
             verdicts: list[Verdict] = []
             for number in range(10, 30):
                 stream = await secured(b.pool.endpoint())
-                verdicts.append(await greet_as_dialler(stream, identity_of(number).key, b.id, digest_of(stream)))
+                reception = await greet_as_dialler(stream, identity_of(number).key, b.id, digest_of(stream))
+                verdicts.append(reception.verdict)
                 if verdicts[-1] is not Verdict.WELCOME:
                     stream.close()
                 else:

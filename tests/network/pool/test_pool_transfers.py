@@ -263,6 +263,41 @@ def test_a_block_sent_again_cuts_the_connection_that_still_carries_it() -> None:
     assert receiver.place(3, first_block) is None
 
 
+@pytest.mark.parametrize("sees_the_old_connection_break", [False, True])
+def test_a_receiver_that_has_forgotten_everything_gets_all_of_it_once_more(sees_the_old_connection_break: bool) -> None:
+    frame = frame_of(3 * CHUNK_BYTES)
+    before, after = Pair(frame), Pair(frame)
+    before.open()
+    before.send(0, 1)
+    before.arrive(0)
+    before.give_memory()
+    before.hear(0)
+    before.send(0, 16)
+    after.sender, after.next_connection = before.sender, 1
+    after.sender.restart()
+    if sees_the_old_connection_break:
+        after.sender.lose(0)
+    assert not after.sender.may_have_arrived
+    after.finish()
+    assert after.bytes_sent == 3 * CHUNK_BYTES
+    assert after.sender.may_have_arrived
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES + 1])
+def test_a_frame_may_have_arrived_when_its_last_byte_has_left(size: int) -> None:
+    pair = Pair(Frame("kind", {}) if not size else frame_of(size))
+    pair.open()
+    assert not pair.sender.may_have_arrived
+    sent = 0
+    while pair.send(0, 1):
+        assert pair.sender.may_have_arrived is (pair.bytes_sent == size)
+        sent += 1
+    assert sent > 0
+    assert pair.sender.may_have_arrived
+    pair.break_connection(0)
+    assert pair.sender.may_have_arrived
+
+
 def test_a_damaged_chunk_is_noticed_when_it_is_complete() -> None:
     frame = frame_of(CHUNK_BYTES + 10)
     receiver = IncomingTransfer(1, head_of(encode(frame)), 0, lambda _: None)
