@@ -1,4 +1,7 @@
-"""A home router that opens ports when asked by NAT-PMP (RFC 6886)."""
+"""A home router that opens ports when asked by NAT-PMP (RFC 6886).
+
+What a gateway tells everybody by multicast when it changes is not listened to: whoever holds a lease asks now and then.
+"""
 
 from __future__ import annotations
 

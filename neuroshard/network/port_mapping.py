@@ -148,7 +148,7 @@ class PortMapping:
         if before != list(outside.values()):
             self._has_complained, self._trouble = False, ""
             ports = ", ".join(str(port) for _, port in outside.values())
-            log.info("The router, at %s outside, passes on to this node: port %s.", host, ports)
+            log.info("The router passes its ports %s at %s on to this node.", ports, host)
 
     async def _let_go(self, router: Router) -> None:
         held, self._held = self._held, {}

@@ -19,6 +19,9 @@ from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError, UsageError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork, Network
+from neuroshard.network.outside_ports import OutsidePorts
+from neuroshard.network.port_mapping import PortMapping, SecondRouterError
+from neuroshard.network.routers import Router
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.society import Society
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
@@ -80,7 +83,7 @@ class World:
 
 
 def serving(society: Society, number: int, *, is_shared: bool = True) -> Society:
-    society.serve(OFFER, LAYERS, lambda: status(number), is_shared=is_shared)
+    society.serve(OFFER, lambda: status(number), is_shared=is_shared)
     return society
 
 
@@ -183,6 +186,27 @@ def test_waiting_for_a_run_is_told(tmp_path: Path) -> None:
     virtual(main)
 
 
+def test_a_router_behind_another_one_is_told_in_the_status(tmp_path: Path) -> None:
+    async def find() -> Router:
+        await anyio.lowlevel.checkpoint()
+        raise SecondRouterError("The router is itself behind another one.")
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            society = World(tmp_path, network).society(0)
+            ports = OutsidePorts()
+            society.port_mapping = PortMapping(ports, (find,))
+            society.networking.attach(society.port_mapping.live)
+            async with anyio.create_task_group() as tasks:
+                with ports.listening(lambda: ("192.168.1.5",), (4001,)):
+                    tasks.start_soon(society.networking.run)
+                    await until(3, lambda: "behind another one" in society.look(GENESIS).network.explanation)
+                    tasks.cancel_scope.cancel()
+            assert "behind another one" not in society.look(GENESIS).network.explanation
+
+    virtual(main)
+
+
 def test_only_a_shared_run_is_told_to_those_who_ask_for_any(tmp_path: Path) -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:
@@ -253,7 +277,7 @@ def test_a_newer_version_of_the_run_arrives_by_itself(tmp_path: Path) -> None:
             world = World(tmp_path, network)
             old = serving(world.society(0), 0)
             ahead = world.society(1)
-            ahead.serve(changed, LAYERS, lambda: status(1), is_shared=True)
+            ahead.serve(changed, lambda: status(1), is_shared=True)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(old.networking.run)
                 tasks.start_soon(ahead.networking.run)

@@ -39,4 +39,4 @@ class NetworkParts:
     reputation: Reputation | None = None
     budget: ByteBudget | None = None
     pacer: UploadPacer | None = None
-    outside: OutsidePorts | None = None
+    outside: OutsidePorts | None = None  # where the network says what a router may pass on, and reads what it does

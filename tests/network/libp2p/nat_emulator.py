@@ -1,7 +1,8 @@
 """Two home networks behind routers that translate addresses, and an internet between them: namespaces and TUN devices.
 
 The routers keep one outside port for each inside port (endpoint-independent mapping) and let in only whom the inside
-has called before (address- and port-dependent filtering), as most do. Needs root and /dev/net/tun.
+has called before (address- and port-dependent filtering), as most do; and whoever calls a port that the inside asked
+for by NAT-PMP. Needs root and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class Router:
 
     inside: int
     outside: int
+    gateway: int = 0  # its own address inside
+    speaks_nat_pmp: bool = False
     lets_everybody_in: bool = False
+    forwards: dict[int, int] = field(default_factory=dict)  # inside port by outside port
+    forwarded: dict[tuple[int, _Flow], int] = field(default_factory=dict)  # outside port by inside port and caller
     called: set[tuple[int, _Flow]] = field(default_factory=set)  # inside port, outside flow
     dropped: int = 0
 
@@ -58,17 +63,36 @@ class Router:
         source, target = flows(packet)
         if source[0] != self.inside:
             return False
-        self.called.add((source[1], target))
+        outer = self.forwarded.get((source[1], target))
+        if outer is None:
+            self.called.add((source[1], target))
+        else:
+            rewrite(packet, 20, outer, 2)
         rewrite(packet, 12, self.outside)
         return True
 
     def inwards(self, packet: bytearray) -> bool:
         source, target = flows(packet)
-        if not self.lets_everybody_in and (target[1], source) not in self.called:
+        inner = self.forwards.get(target[1])
+        if inner is not None:
+            self.forwarded[inner, source] = target[1]
+            rewrite(packet, 22, inner, 2)
+        elif not self.lets_everybody_in and (target[1], source) not in self.called:
             self.dropped += 1
             return False
         rewrite(packet, 16, self.inside)
         return True
+
+    def answer(self, question: bytes) -> bytes:
+        """NAT-PMP: every port that is asked for is had, 1,000 above its own number."""
+        if question[1] == 0:
+            return struct.pack("!BBHII", 0, 128, 0, 60, self.outside)
+        inner, _, seconds = struct.unpack("!4xHHI", question)
+        if seconds:
+            self.forwards[inner + 1000] = inner
+        else:
+            del self.forwards[inner + 1000]
+        return struct.pack("!BBHIHHI", 0, 130, 0, 60, inner, inner + 1000 if seconds else 0, seconds)
 
 
 def flows(packet: bytearray) -> tuple[_Flow, _Flow]:
@@ -77,14 +101,14 @@ def flows(packet: bytearray) -> tuple[_Flow, _Flow]:
     return (source, ports[0]), (target, ports[1])
 
 
-def rewrite(packet: bytearray, position: int, address: int) -> None:
-    """Change an address; both checksums follow (RFC 1624)."""
-    old = packet[position : position + 4]
-    new = address.to_bytes(4, "big")
-    packet[position : position + 4] = new
-    for checksum in (10, 36):  # of IP and of TCP
+def rewrite(packet: bytearray, position: int, value: int, size: int = 4) -> None:
+    """Change an address, or a port of two bytes; the checksums follow (RFC 1624)."""
+    old = packet[position : position + size]
+    new = value.to_bytes(size, "big")
+    packet[position : position + size] = new
+    for checksum in (10, 36) if size == 4 else (36,):  # of IP and of TCP
         total = ~int.from_bytes(packet[checksum : checksum + 2], "big") & 0xFFFF
-        for start in (0, 2):
+        for start in range(0, size, 2):
             total += (~int.from_bytes(old[start : start + 2], "big") & 0xFFFF) + int.from_bytes(
                 new[start : start + 2], "big"
             )
@@ -98,6 +122,7 @@ class Internet:
     """The namespaces "relay", "left" and "right" of one test."""
 
     prefix: str
+    relay: str  # its address
     routers: dict[str, Router]
 
     def name(self, place: str) -> str:
@@ -116,21 +141,23 @@ class Internet:
 
 
 @contextmanager
-def internet(prefix: str = "nsnat") -> Iterator[Internet]:
-    """A relay at RELAY_IP and two home networks, 10.0.1.2 and 10.0.2.2."""
-    places = {"relay": f"{RELAY_IP}/24", "left": "10.0.1.2/24", "right": "10.0.2.2/24"}
+def internet(prefix: str = "nsnat", network: str = "203.0.113") -> Iterator[Internet]:
+    """A relay at `network`.1 (RELAY_IP) and two homes, 10.0.1.2 and 10.0.2.2, behind `network`.10 and .20."""
+    relay = f"{network}.1"
+    places = {"relay": f"{relay}/24", "left": "10.0.1.2/24", "right": "10.0.2.2/24"}
     routers = {
-        "left": Router(int(IPv4Address("10.0.1.2")), int(IPv4Address("203.0.113.10"))),
-        "right": Router(int(IPv4Address("10.0.2.2")), int(IPv4Address("203.0.113.20"))),
+        home: Router(*(int(IPv4Address(text)) for text in (f"10.0.{n}.2", f"{network}.{n}0", f"10.0.{n}.1")))
+        for n, home in enumerate(("left", "right"), 1)
     }
     devices: dict[str, int] = {}
     stop, stopped = os.pipe()
-    made = Internet(prefix, routers)
+    made = Internet(prefix, relay, routers)
     try:
         for place, address in places.items():
             _ip("netns", "add", made.name(place))
-            devices[place] = _device(made.name(place), address, is_default=place != "relay")
-        thread = threading.Thread(target=_carry, args=(devices, routers, stop), name="routers")
+            gateway = routers[place].gateway if place in routers else None
+            devices[place] = _device(made.name(place), address, gateway)
+        thread = threading.Thread(target=_carry, args=(devices, made, stop), name="routers")
         thread.start()
         try:
             yield made
@@ -144,7 +171,7 @@ def internet(prefix: str = "nsnat") -> Iterator[Internet]:
             subprocess.run(["ip", "netns", "del", made.name(place)], capture_output=True, check=False)
 
 
-def _device(namespace: str, address: str, *, is_default: bool) -> int:
+def _device(namespace: str, address: str, gateway: int | None) -> int:
     """A TUN device in a namespace; what the namespace sends can be read from it."""
     descriptors: list[int] = []
 
@@ -159,34 +186,47 @@ def _device(namespace: str, address: str, *, is_default: bool) -> int:
     thread.join()
     for command in (["link", "set", "lo", "up"], ["addr", "add", address, "dev", "wan"], ["link", "set", "wan", "up"]):
         _ip("-n", namespace, *command)
-    if is_default:
-        _ip("-n", namespace, "route", "add", "default", "dev", "wan")
+    if gateway is not None:
+        _ip("-n", namespace, "route", "add", "default", "via", str(IPv4Address(gateway)), "dev", "wan")
     return descriptors[0]
 
 
-def _carry(devices: dict[str, int], routers: dict[str, Router], stop: int) -> None:
-    by_outside = {router.outside: place for place, router in routers.items()}
+def _carry(devices: dict[str, int], made: Internet, stop: int) -> None:
     while True:
         ready, _, _ = select.select([*devices.values(), stop], [], [])
         if stop in ready:
             return
         for place, descriptor in devices.items():
             if descriptor in ready:
-                _forward(place, bytearray(os.read(descriptor, 65_536)), devices, routers, by_outside)
+                _forward(place, bytearray(os.read(descriptor, 65_536)), devices, made)
 
 
-def _forward(
-    place: str, packet: bytearray, devices: dict[str, int], routers: dict[str, Router], by_outside: dict[int, str]
-) -> None:
-    if packet[0] != 0x45 or packet[9] != 6:  # plain IPv4 and TCP only
+def _forward(place: str, packet: bytearray, devices: dict[str, int], made: Internet) -> None:
+    if packet[0] != 0x45 or packet[9] not in {6, 17}:  # plain IPv4, TCP and UDP only
         return
-    if place in routers and not routers[place].outwards(packet):
+    router = made.routers.get(place)
+    if packet[9] == 17:
+        if router is not None and router.speaks_nat_pmp and flows(packet)[1] == (router.gateway, 5351):
+            os.write(devices[place], _reply(packet, router.answer(bytes(packet[28:]))))
+        return
+    if router is not None and not router.outwards(packet):
         return
     target = flows(packet)[1][0]
-    if target == int(IPv4Address(RELAY_IP)):
+    if target == int(IPv4Address(made.relay)):
         os.write(devices["relay"], packet)
-    elif (home := by_outside.get(target)) is not None and routers[home].inwards(packet):
-        os.write(devices[home], packet)
+        return
+    for home, other in made.routers.items():
+        if target == other.outside and other.inwards(packet):
+            os.write(devices[home], packet)
+
+
+def _reply(packet: bytearray, answer: bytes) -> bytes:
+    """A datagram back to who sent one."""
+    (source, source_port), (target, target_port) = flows(packet)
+    head = bytearray(struct.pack("!BBHHHBBHII", 0x45, 0, 28 + len(answer), 0, 0, 64, 17, 0, target, source))
+    total = sum(struct.unpack("!10H", head))
+    head[10:12] = (~((total & 0xFFFF) + (total >> 16)) & 0xFFFF).to_bytes(2, "big")
+    return bytes(head) + struct.pack("!HHHH", target_port, source_port, 8 + len(answer), 0) + answer
 
 
 def _ip(*words: str) -> None:
