@@ -78,7 +78,7 @@ NoLanDiscovery = Annotated[
     ),
 ]
 NoPortMapping = Annotated[
-    bool, typer.Option("--no-port-mapping", help="Do not ask the router to open a port.", rich_help_panel=_MEETING)
+    bool, typer.Option("--no-port-mapping", help="Do not ask the router to open ports.", rich_help_panel=_MEETING)
 ]
 NoRelay = Annotated[
     bool, typer.Option("--no-relay", help="Do not be reached through relays.", rich_help_panel=_MEETING)
