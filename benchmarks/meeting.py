@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from benchmarks.record import Report, Row
-from benchmarks.society_process import LAYERS, NAMESPACE, OFFER, society, status
+from benchmarks.society_process import NAMESPACE, OFFER, society, status
 from neuroshard.node.self_description import own_announcement
 from neuroshard.swarm.claim_kinds import signed_announcement
 
@@ -123,7 +123,7 @@ async def _arrive(others: CrowdProcess, number: int) -> Arrival:
             announced = await _until(others, f"found {node_id}", 1) - started
             seen = await _until(others, f"knows {node_id}", CROWD) - started
             words = own_announcement(
-                status(), OFFER.run_id, parameters_version=1, layers=LAYERS, addresses=network.transport.addresses()
+                status(), OFFER.run_id, parameters_version=1, addresses=network.transport.addresses()
             )
             begun = time.perf_counter()
             await network.directory.announce(NAMESPACE, signed_announcement(newcomer.identity, words, time.time()))

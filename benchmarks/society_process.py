@@ -70,7 +70,7 @@ def society(folder: Path, number: int, peers: Sequence[str]) -> Society:
     """Node number 1 to 255."""
     settings = Settings(data_dir=folder / str(number), p2p_host="127.0.0.1", peer=tuple(peers))
     made = Society.of(settings, identity_of(number))
-    made.serve(OFFER, LAYERS, status, is_shared=True)
+    made.serve(OFFER, status, is_shared=True)
     return made
 
 

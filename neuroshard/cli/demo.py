@@ -11,6 +11,7 @@ import typer
 from neuroshard.cli.options import DataDir, DeviceOption, Host, MemoryLimit, Port, Threads, given
 
 MOST_NODES = 16
+DEMO_LAYERS = 4
 LOOPBACK = "127.0.0.1"
 
 
@@ -23,6 +24,10 @@ def demo(
     ] = None,
     nodes: Annotated[
         int, typer.Option(min=1, max=MOST_NODES, metavar="N", help="Start N nodes on this computer that form a swarm.")
+    ] = 1,
+    stages: Annotated[
+        int,
+        typer.Option(min=1, max=DEMO_LAYERS, metavar="S", help="Cut the model into S parts on different nodes."),
     ] = 1,
     port: Port = None,
     host: Host = None,
@@ -39,7 +44,7 @@ def demo(
     from neuroshard.node.demo import DemoOptions, demo_folder, demo_token
     from neuroshard.node.launch import run_node
 
-    options = DemoOptions(steps=steps, text_folder=text, nodes=nodes)
+    options = DemoOptions(steps=steps, text_folder=text, nodes=nodes, stages=stages)
     if nodes > 1 and cpu_threads is None:
         from neuroshard.node.cores import default_threads
 
@@ -54,6 +59,7 @@ def demo(
         cpu_threads=cpu_threads,
         p2p_host=LOOPBACK,
         network=nodes > 1,
+        max_stages=options.stages_a_node,
         browser=False if headless else None,
         log_json=log_json or None,
         verbose=verbose or None,

@@ -57,6 +57,15 @@ P2pHost = Annotated[
         rich_help_panel=_MEETING,
     ),
 ]
+MaxStages = Annotated[
+    int | None,
+    typer.Option(
+        "--max-stages",
+        metavar="N",
+        help="Hold at most N stages of the run's model. (default: as many as fit the memory)",
+        rich_help_panel=_MEETING,
+    ),
+]
 MaxUpload = Annotated[
     float | None,
     typer.Option(

@@ -119,6 +119,9 @@ class Settings(BaseModel):
     inner_steps: Annotated[
         Whole | None, Field(ge=1, le=1_000_000), Note("1 to 1000000; only for a run of one's own; unset: 500")
     ] = None
+    max_stages: Annotated[
+        Whole | None, Field(ge=1, le=4096), Note("1 to 4096 stages of a run; unset: as many as fit the memory")
+    ] = None
     run: Annotated[
         Annotated[str, AfterValidator(_run_id)] | None, Note("the 64 hex digits of a run's id; unset: the default run")
     ] = None

@@ -18,6 +18,8 @@ from neuroshard.node.demo import DemoOptions
 from neuroshard.node.identity import node_identity
 from neuroshard.node.local_swarm import Invitation, LocalSwarm
 from neuroshard.node.observation import Observer
+from neuroshard.node.own_run import OwnRun
+from neuroshard.node.placing import Placing
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.society import Society
 from neuroshard.node.stopping import StopRequest
@@ -26,7 +28,6 @@ from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import NodeState
 from neuroshard.telemetry.counters import Counters
-from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Application:
             identity=society.identity,
             publisher=self._publisher,
             finder=society.finder,
+            enter=partial(self._enter, society),
             demo=self._demo,
         )
         try:
@@ -113,9 +115,6 @@ class Application:
 
         Also when the final checkpoint was not saved: whoever stopped the node must not believe that all is safe.
         """
-        is_swarm = self._demo is not None and self._demo.nodes > 1
-        layers = LayerRange(0, node.run.parameters.architecture.layer_count)
-        society.serve(node.run.offer, layers, self._board.current, is_shared=is_swarm or node.run.is_joined)
         observer = Observer(node, society, self._publisher, self._counters)
         trainer = node.trainer
         self._stop.react(trainer.stop)
@@ -132,15 +131,22 @@ class Application:
                 "The log says why. Older checkpoints are still there: `neuroshard checkpoint list`.",
             )
 
+    def _enter(self, society: Society, run: OwnRun) -> Placing:
+        """Become one of the run's nodes; which layers this one takes is chosen next."""
+        is_swarm = self._demo is not None and self._demo.nodes > 1
+        swarm = society.serve(run.offer, self._board.current, is_shared=is_swarm or run.is_joined)
+        return Placing(swarm, society.networking)
+
     async def _further_nodes(self, node: RunningNode, society: Society) -> None:
         """The other nodes of `demo --nodes N`, which join the first one's run."""
         if self._demo is None or self._demo.nodes < 2:
             return
         network = await society.networking.up()
         invitation = Invitation(
-            run_id=node.run.run_id,
+            run_id=node.ground.run.run_id,
             peer=network.transport.addresses()[0],
-            genesis=node.fetcher.source.description,
+            genesis=node.ground.fetcher.source.description,
+            max_stages=self._demo.stages_a_node,
         )
-        swarm = LocalSwarm(self._configuration.settings.data_dir, self._demo.nodes, node.threads)
+        swarm = LocalSwarm(self._configuration.settings.data_dir, self._demo.nodes, node.ground.threads)
         await swarm.run(invitation)

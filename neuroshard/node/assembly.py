@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
@@ -25,23 +27,26 @@ from neuroshard.node.cores import default_threads
 from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
 from neuroshard.node.demo import DemoData, DemoOptions
 from neuroshard.node.own_run import OwnRun, OwnRuns
+from neuroshard.node.placing import Placing, megabytes_for, windows_of
 from neuroshard.node.probe import Device, choose_device, matmul_flops_per_second
-from neuroshard.node.proposal import Room, check_fit, propose, propose_demo, run_parameters
+from neuroshard.node.proposal import Room, propose, propose_demo, run_parameters
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
 from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.run_choice import FoundRun, RunFinder, RunOrigin, explanation
-from neuroshard.node.stage import LiveStage, bring_up_stage, checkpoint_policy, storage_limits
+from neuroshard.node.stage import LiveStage, bring_up_stage, checkpoint_policy, kept_stages, storage_limits
+from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.tasks import accompanied
 from neuroshard.status.snapshot import DataStatus, MemoryStatus, ModelStatus, NodeState, RunStatus
 from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.generation import TextGenerator
 from neuroshard.training.loop import Trainer
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.routing import FixedRouting
-from neuroshard.types import LayerRange
+from neuroshard.training.swarm_routing import InTurn, SwarmRouting
 
 log = logging.getLogger(__name__)
 
@@ -53,20 +58,35 @@ MODEL = "Building the model"
 CHECKPOINT = "Looking for a checkpoint"
 FIRST_STEP = "Making the first step"
 WAITING_LOOK_SECONDS = 0.5
+MOST_IN_FLIGHT = 8  # microbatches of one driver
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What stays when this node goes on to other stages."""
+
+    run: OwnRun
+    data: OpenedData
+    fetcher: Fetcher
+    compute: ComputeThread
+    device: Device
+    threads: int
+    room: Room
+    memory: MemoryStatus
+    swarm: StageSwarm
+    windows: tuple[StageRange, ...]  # of stages that this computer holds
 
 
 @dataclass(frozen=True)
 class RunningNode:
     """The parts that live while the node trains."""
 
-    run: OwnRun
+    ground: Ground
+    stages: StageRange
     trainer: Trainer
     feed: DataFeed
-    live: LiveStage
-    fetcher: Fetcher
+    lives: tuple[LiveStage, ...]
     cache: ShardCache
-    device: Device
-    threads: int
     memory: MemoryStatus
     sampler: ResourceSampler
     rotations: RotationLog
@@ -75,8 +95,9 @@ class RunningNode:
     def apply_settings(self, settings: Settings) -> None:
         """Let changed settings hold that can hold at once."""
         self.cache.limit_bytes = settings.max_storage * 1_000_000
-        self.live.stage.keeper.store.limits = storage_limits(settings)
-        self.live.stage.keeper.change_policy(checkpoint_policy(settings))
+        for live in self.lives:
+            live.stage.keeper.store.limits = storage_limits(settings)
+            live.stage.keeper.change_policy(checkpoint_policy(settings))
 
 
 class Assembly:
@@ -90,6 +111,7 @@ class Assembly:
         identity: NodeIdentity,
         publisher: Publisher,
         finder: RunFinder,
+        enter: Callable[[OwnRun], Placing],
         demo: DemoOptions | None,
     ) -> None:
         self._settings = configuration.settings
@@ -97,6 +119,7 @@ class Assembly:
         self._identity = identity
         self._publisher = publisher
         self._finder = finder
+        self._enter = enter
         self._demo = demo
         self._closing = AsyncExitStack()
         first = (HARDWARE,) if demo is None else (HARDWARE, DEMO_DATA)
@@ -104,8 +127,10 @@ class Assembly:
         self._startup = StartupProgress(publisher, (*first, *named, DATA, MODEL, CHECKPOINT, FIRST_STEP))
 
     async def build(self) -> RunningNode:
-        """All parts, ready to train. Raises NeuroShardError when something cannot be used."""
-        identity = self._identity
+        """All parts, ready to train. Raises NeuroShardError when something cannot be used.
+
+        `enter` is called once the run is known: it makes this node a part of the run's swarm.
+        """
         with self._startup.stage(HARDWARE):
             device = choose_device(self._settings.device)
             threads = self._settings.cpu_threads or default_threads()
@@ -122,39 +147,53 @@ class Assembly:
             data, found = await self._open_data(fetcher, runs, room, named)
         with self._startup.stage(MODEL):
             run = self._choose_run(data, room, runs, "demo" if self._demo else fetcher.source.description)
-            memory = self._announce(run, found, room, memory)
+            windows = windows_of(run.parameters, room, self._settings.max_stages)
+            self._announce(run, found)
+            placing = self._enter(run)
+            if run.parameters.stage_count > 1:
+                self._startup.tell(MODEL, "Asking the others which layers they hold.")
+            stages = await placing.choose(windows, kept_stages(self._settings.data_dir, self._identity, run))
+        ground = Ground(run, data, fetcher, compute, device, threads, room, memory, placing.swarm, windows)
+        return await self.train_stages(ground, stages)
+
+    async def train_stages(self, ground: Ground, stages: StageRange) -> RunningNode:
+        """The parts that hold and train these stages. Raises StorageError, CheckpointError."""
+        run, swarm = ground.run, ground.swarm
         with self._startup.stage(CHECKPOINT):
-            layers = LayerRange(0, run.parameters.architecture.layer_count)
-            live = await bring_up_stage(
-                compute=compute,
-                settings=self._settings,
-                identity=identity,
-                run=run,
-                index=0,
-                layers=layers,
-                device=device,
-                threads=threads,
-            )
-        self._publisher.warn(*live.stage.warnings)
-        feed, cache = self._feed(data, run, identity, live)
-        trainer = self._trainer(run, compute, live, feed, Tokenizer(data.table))
+            lives = [
+                await bring_up_stage(
+                    compute=ground.compute,
+                    settings=self._settings,
+                    identity=self._identity,
+                    run=run,
+                    index=index,
+                    layers=swarm.plan[index],
+                    device=ground.device,
+                    threads=ground.threads,
+                )
+                for index in stages
+            ]
+        for live in lives:
+            self._publisher.warn(*live.stage.warnings)
+            swarm.hold(live.parts.index, live.parts.service, live.parts.outer.exact_root)
+        feed, cache = self._feed(ground.data, run, lives[0])
+        trainer = self._trainer(ground, lives, feed)
+        memory = self._tell_layers(ground, stages)
         if not self._settings.training:
             trainer.pause(reason="Started without training: resume to train.")
             self._startup.complete()
         else:
             self._startup.tell(FIRST_STEP, "")
         return RunningNode(
-            run=run,
+            ground=ground,
+            stages=stages,
             trainer=trainer,
             feed=feed,
-            live=live,
-            fetcher=fetcher,
+            lives=tuple(lives),
             cache=cache,
-            device=device,
-            threads=threads,
             memory=memory,
-            sampler=ResourceSampler(device, self._settings.data_dir, threads),
-            rotations=RotationLog(self._settings.data_dir, run.run_id, identity),
+            sampler=ResourceSampler(ground.device, self._settings.data_dir, ground.threads),
+            rotations=RotationLog(self._settings.data_dir, run.run_id, self._identity),
             startup=self._startup,
         )
 
@@ -255,10 +294,10 @@ class Assembly:
             return run
         if run is None:
             vocabulary = data.table.next_merge_id
-            proposal = propose_demo(vocabulary) if self._demo else propose(room, vocabulary)
+            proposal = propose_demo(vocabulary, self._demo.stages) if self._demo else propose(room, vocabulary)
             pins = data.genesis.pins(data.table.next_merge_id)
             parameters = run_parameters(proposal, pins, name="own", inner_steps=wanted)
-            check_fit(parameters, room)
+            windows_of(parameters, room, None)
             run = runs.create(parameters)
             log.info("A new run of your own begins: %s.", run.run_id[:16])
         elif wanted is not None and wanted != run.parameters.outer.inner_steps:
@@ -269,28 +308,28 @@ class Assembly:
         runs.remember_source(source, run)
         return run
 
-    def _announce(self, run: OwnRun, found: FoundRun | None, room: Room, memory: MemoryStatus) -> MemoryStatus:
-        """Check that the run fits and publish what it is."""
+    def _announce(self, run: OwnRun, found: FoundRun | None) -> None:
+        """Publish what the run is; which layers this node holds comes later."""
         architecture = run.parameters.architecture
-        layers = LayerRange(0, architecture.layer_count)
-        need = check_fit(run.parameters, room)
-        memory = MemoryStatus(
-            tier_mb=memory.tier_mb,
-            limit_mb=memory.limit_mb,
-            limit_source=memory.limit_source,
-            need_mb=need,
-            resident_mb=resident_megabytes(),
-            peak_mb=peak_megabytes(),
-        )
         self._publisher.change(
-            memory=memory,
-            model=ModelStatus(architecture, parameter_count(architecture), layers, layers.roles(len(layers))),
+            model=ModelStatus(architecture, parameter_count(architecture), None, ()),
             run=RunStatus(
                 run_id=run.run_id,
                 is_own=run.offer.owner == self._identity.wallet_id,
                 is_demo=self._demo is not None,
                 explanation=explanation(*self._origin(found)),
             ),
+        )
+
+    def _tell_layers(self, ground: Ground, stages: StageRange) -> MemoryStatus:
+        """Publish which layers this node holds, and what they need."""
+        parameters, swarm = ground.run.parameters, ground.swarm
+        need = megabytes_for(parameters, stages, ground.room)
+        memory = replace(ground.memory, need_mb=need, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
+        architecture, layers = parameters.architecture, stages.layers(swarm.plan)
+        roles = layers.roles(architecture.layer_count)
+        self._publisher.change(
+            memory=memory, model=ModelStatus(architecture, parameter_count(architecture), layers, roles)
         )
         return memory
 
@@ -299,9 +338,7 @@ class Assembly:
             return found.origin, found.offer
         return (RunOrigin.DEMO if self._demo else RunOrigin.OWN), None
 
-    def _feed(
-        self, data: OpenedData, run: OwnRun, identity: NodeIdentity, live: LiveStage
-    ) -> tuple[DataFeed, ShardCache]:
+    def _feed(self, data: OpenedData, run: OwnRun, live: LiveStage) -> tuple[DataFeed, ShardCache]:
         cache = ShardCache(
             self._settings.data_dir / "data_cache",
             limit_bytes=self._settings.max_storage * 1_000_000,
@@ -311,7 +348,7 @@ class Assembly:
             data.genesis,
             cache,
             run_id=run.run_id,
-            node_id=identity.node_id,
+            node_id=self._identity.node_id,
             sequence_length=run.parameters.architecture.sequence_length,
             start=live.stage.record.progress.position,
             start_node=live.stage.record.node_id,
@@ -319,13 +356,24 @@ class Assembly:
         )
         return feed, cache
 
-    def _trainer(
-        self, run: OwnRun, compute: ComputeThread, live: LiveStage, feed: DataFeed, tokenizer: Tokenizer
-    ) -> Trainer:
+    def _trainer(self, ground: Ground, lives: list[LiveStage], feed: DataFeed) -> Trainer:
+        run, swarm = ground.run, ground.swarm
+        is_whole = len(lives) == len(swarm.plan) == 1
         parts = TrainerParts(
             parameters=run.parameters,
-            stages=(live.parts,),
-            driving=Driving(self._identity.node_id, feed, FixedRouting((LocalHop(live.parts.service),))),
-            generator=TextGenerator(compute, live.stage.executor.model, tokenizer),
+            stages=tuple(live.parts for live in lives),
+            driving=self._driving(run, swarm, lives, feed) if lives[0].parts.index == 0 else None,
+            generator=TextGenerator(ground.compute, lives[0].stage.executor.model, Tokenizer(ground.data.table))
+            if is_whole
+            else None,
         )
-        return Trainer(parts, live.stage.record)
+        return Trainer(parts, lives[0].stage.record)
+
+    def _driving(self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed) -> Driving:
+        """A lone node's routing is fixed; among several nodes it looks for whoever holds a stage."""
+        node_id, stage_count = self._identity.node_id, len(swarm.plan)
+        if stage_count == 1:
+            return Driving(node_id, feed, FixedRouting((LocalHop(lives[0].parts.service, node_id),)))
+        routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, InTurn(), swarm.missing)
+        in_flight = max(1, min(MOST_IN_FLIGHT, run.parameters.sequences_per_step // run.parameters.batch_size))
+        return Driving(node_id, feed, routing, in_flight, first_session=int(time.time()))

@@ -25,11 +25,19 @@ class DemoOptions:
     steps: int | None = None  # end after this many further steps
     text_folder: Path | None = None  # the user's own text instead of the embedded one
     nodes: int = 1  # processes that train one run together on this computer
+    stages: int = 1  # parts that the model is cut into
+
+    @property
+    def stages_a_node(self) -> int | None:
+        """How many stages each node holds at most; None: a lone node holds all."""
+        return None if self.nodes == 1 else max(1, -(-self.stages // self.nodes))
 
 
 def demo_folder(data_dir: Path, options: DemoOptions) -> Path:
     """Data folder of the demo; each folder of own text gets one of its own, so that runs do not mix."""
     base = data_dir / DEMO_FOLDER
+    if options.stages > 1:
+        base /= f"stages-{options.stages}"
     if options.text_folder is None:
         return base
     return base / f"text-{sha256(str(options.text_folder.resolve()).encode()).hexdigest()[:12]}"

@@ -32,6 +32,7 @@ class Invitation:
     run_id: RunId
     peer: str  # multiaddr of the first node
     genesis: str  # address of its data server
+    max_stages: int | None = None  # that a node holds
 
 
 class LocalSwarm:
@@ -65,6 +66,8 @@ def node_command(folder: Path, invitation: Invitation, threads: int) -> list[str
         "--port": "0",
         "--cpu-threads": str(threads),
     }
+    if invitation.max_stages is not None:
+        options = {**options, "--max-stages": str(invitation.max_stages)}
     flat = [part for option in options.items() for part in option]
     return [sys.executable, "-m", "neuroshard", *flat, "--headless", "--end-with-stdin"]
 

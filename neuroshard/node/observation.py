@@ -37,7 +37,7 @@ class Observer:
             counters.declare(name, help_text)
         self._publisher = publisher
         self._resources = ResourceStatus(
-            device=node.device.kind, device_name=node.device.name, cpu_threads_limit=node.threads
+            device=node.ground.device.kind, device_name=node.ground.device.name, cpu_threads_limit=node.ground.threads
         )
 
     async def run(self) -> None:
@@ -52,7 +52,7 @@ class Observer:
         """Publish what the parts say now."""
         seen = self._node.trainer.snapshot()
         memory = replace(self._node.memory, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
-        sight = self._society.look(self._node.fetcher.source.description)
+        sight = self._society.look(self._node.ground.fetcher.source.description)
         self._publisher.change(
             state=seen.state,
             state_reason=seen.reason,
@@ -69,7 +69,7 @@ class Observer:
             peers=sight.peers,
             swarm=sight.swarm,
         )
-        self._count("refused_files", self._node.fetcher.refused_files)
+        self._count("refused_files", self._node.ground.fetcher.refused_files)
         self._count("damaged_cache_files", self._node.cache.damaged_files)
         clock_warning = self._society.clock_warning
         if clock_warning is not None:

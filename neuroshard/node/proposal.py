@@ -26,6 +26,8 @@ TRAINING_EFFICIENCY = 0.5  # of the matrix-product speed that a training step re
 DEMO_DEPTH = 4
 DEMO_SEQUENCE_LENGTH = 256
 DEMO_BATCH = 4
+DEMO_STAGED_BATCH = 2
+DEMO_STAGED_MICROBATCHES = 8
 DEMO_LEARNING_RATE = 3e-3
 DEMO_WARMUP_STEPS = 50
 DEMO_DECAY_STEPS = 1_500
@@ -50,6 +52,8 @@ class Proposal:
     batch_size: int
     inner_steps: int
     inner: InnerOptimization
+    stage_count: int = 1
+    microbatches_per_step: int = 1
 
 
 def propose(room: Room, vocabulary_size: int) -> Proposal:
@@ -71,16 +75,19 @@ def propose(room: Room, vocabulary_size: int) -> Proposal:
     return Proposal(architecture, batch, INNER_STEPS, inner)
 
 
-def propose_demo(vocabulary_size: int) -> Proposal:
+def propose_demo(vocabulary_size: int, stage_count: int = 1) -> Proposal:
     """The demo's fixed model: small enough to learn words within two minutes on two cores.
 
+    In stages it takes smaller microbatches, several of them under way at the same time.
     Its learning rate falls within a visit of four minutes, which shows most; then it goes on at a tenth of it.
     """
     architecture = architecture_for(DEMO_DEPTH, vocabulary_size, DEMO_SEQUENCE_LENGTH)
     inner = InnerOptimization(
         learning_rate=DEMO_LEARNING_RATE, warmup_steps=DEMO_WARMUP_STEPS, decay_steps=DEMO_DECAY_STEPS
     )
-    return Proposal(architecture, DEMO_BATCH, DEMO_INNER_STEPS, inner)
+    if stage_count == 1:
+        return Proposal(architecture, DEMO_BATCH, DEMO_INNER_STEPS, inner)
+    return Proposal(architecture, DEMO_STAGED_BATCH, DEMO_INNER_STEPS, inner, stage_count, DEMO_STAGED_MICROBATCHES)
 
 
 def run_parameters(
@@ -91,9 +98,9 @@ def run_parameters(
         name=name,
         version=1,
         architecture=proposal.architecture,
-        stage_count=1,
+        stage_count=proposal.stage_count,
         batch_size=proposal.batch_size,
-        sequences_per_step=proposal.batch_size,
+        sequences_per_step=proposal.batch_size * proposal.microbatches_per_step,
         initial_weights_seed=int.from_bytes(hash_parts("neuroshard/weights", pins.root)[:4]),
         genesis=pins,
         inner=proposal.inner,

@@ -7,13 +7,13 @@ from math import isfinite
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.training_report import MAX_LOSS, TrainingReport
-from neuroshard.types import LayerRange, RunId
+from neuroshard.types import RunId
 
 
 def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
-    """The report for others, whose sequence and interval the reporter sets. Raises ValueError without layers."""
+    """The report for others, whose sequence and interval the reporter sets. Raises ValueError without a run."""
     if status.model is None:
-        raise ValueError("a node without layers has nothing to report")
+        raise ValueError("a node without a run has nothing to report")
     training, diloco, data = status.training, status.diloco, status.data
     loss = training.loss_ema
     return TrainingReport(
@@ -38,13 +38,13 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
 
 
 def own_announcement(
-    status: NodeStatus, run_id: RunId, *, parameters_version: int, layers: LayerRange, addresses: tuple[str, ...]
+    status: NodeStatus, run_id: RunId, *, parameters_version: int, addresses: tuple[str, ...]
 ) -> Announcement:
     """The announcement for others."""
     return Announcement(
         run_id=run_id,
         parameters_version=parameters_version,
-        layers=layers,
+        layers=status.model.layers if status.model else None,
         addresses=addresses,
         pool=None,
         started_at=status.started_at,

@@ -13,6 +13,7 @@ class NodeState(StrEnum):
 
     STARTING = "starting"
     WAITING_FOR_DATA = "waiting_for_data"
+    WAITING_FOR_STAGES = "waiting_for_stages"  # nobody can work on some layers of the model
     TRAINING = "training"
     PAUSED = "paused"
     NOT_TRAINING = "not_training"

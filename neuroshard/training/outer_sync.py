@@ -158,6 +158,11 @@ class OuterSync:
         """Go back to the state of a checkpoint."""
         self.state, self.progress = state, progress
 
+    def exact_root(self) -> str:
+        """Names the present weights while they are those that a group agreed on; "" once they have moved on."""
+        progress = self.progress
+        return progress.state_root if progress.members > 1 and progress.inner_steps == 0 else ""
+
     def status(self) -> DilocoStatus:
         """For the dashboard."""
         progress, parameters = self.progress, self.parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import anyio
 import torch
@@ -16,7 +16,6 @@ from neuroshard.network import (
     PeerRefusedError,
     PeerUnreachableError,
     ScoreReason,
-    Transport,
     TransportClosedError,
 )
 from neuroshard.training.beside import beside
@@ -34,7 +33,7 @@ from neuroshard.training.stage_frames import (
 from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.training.wire_precision import WirePrecision
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, WireError
+from neuroshard.wire import Frame, FrameLimits, WireError
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -74,6 +73,16 @@ class HopOptions:
     timeout_seconds: float = 60.0  # of one request; more than a stage lets a microbatch wait
 
 
+class Requester(Protocol):
+    """The part of a Transport that a hop needs."""
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """See Transport.request."""
+        ...
+
+
 class RemoteHop:
     """See Hop. `state_root` is what the peer last told of its weights, `wanted_root` what it must be ("": any).
 
@@ -83,7 +92,7 @@ class RemoteHop:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Requester,
         peer: NodeId,
         stage: StageAddress,
         shapes: StageShapes,

@@ -34,6 +34,24 @@ class Choice(Protocol):
         ...
 
 
+class InTurn:
+    """See Choice: one replica after the other."""
+
+    def __init__(self) -> None:
+        self._turns: dict[int, int] = {}
+
+    def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
+        """See Choice."""
+        turn = self._turns[stage] = self._turns.get(stage, -1) + 1
+        return replicas[turn % len(replicas)]
+
+    def took(self, stage: int, replica: NodeId, seconds: float) -> None:
+        """See Choice."""
+
+    def lost(self, stage: int, replica: NodeId) -> None:
+        """See Choice."""
+
+
 class SwarmRouting:
     """See Routing. A replica that failed is not asked again for 30 seconds, unless it is the only one."""
 

@@ -1,0 +1,103 @@
+"""Which stages of its run this node takes: what it had before, or what the swarm needs most and this computer holds."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import anyio
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.errors import TooLittleMemoryError
+from neuroshard.model.memory_need import memory_need
+from neuroshard.model.stage_plan import StagePlan
+from neuroshard.node.networking import Networking
+from neuroshard.node.proposal import Room
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.swarm.placement import choose_stages, equal_windows, fitting_windows
+from neuroshard.swarm.stage_coverage import StageRange
+
+log = logging.getLogger(__name__)
+
+MEGABYTE = 1_000_000
+TIER_MB = 500
+LOOK_SECONDS = 0.1
+QUIET_SECONDS = 1.5  # without news the swarm counts as known
+PATIENCE_SECONDS = 5.0  # for the first word of anybody
+LONGEST_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Chooses once a start."""
+
+    swarm: StageSwarm
+    networking: Networking
+
+    async def choose(self, windows: tuple[StageRange, ...], kept: StageRange | None) -> StageRange:
+        """One of the windows; what is kept on disk comes first, because others may have nothing.
+
+        Without it the swarm is listened to for a few seconds.
+        """
+        if kept is not None and any(window.covers(kept) for window in windows):
+            return kept
+        if len(self.swarm.plan) > 1 and self.networking.is_wanted:
+            await self._listen()
+        coverage = self.swarm.coverage()
+        chosen = choose_stages(self.swarm.node_id, self.swarm.wallet_id, windows, coverage)
+        if chosen is None:
+            raise ValueError("a node without a window for its memory must not come so far")
+        if len(self.swarm.plan) > 1:
+            log.info("This node takes stages %d to %d of %d.", chosen.start + 1, chosen.stop, len(self.swarm.plan))
+        return chosen
+
+    async def _listen(self) -> None:
+        """Until nobody new was heard of for a while."""
+        began = anyio.current_time()
+        known, quiet_since = 0, began
+        while anyio.current_time() < began + LONGEST_SECONDS:
+            await anyio.sleep(LOOK_SECONDS)
+            now = anyio.current_time()
+            members = len(self.swarm.membership.view.members)
+            if members != known:
+                known, quiet_since = members, now
+            patience = QUIET_SECONDS if members > 1 else PATIENCE_SECONDS
+            if now - quiet_since >= patience:
+                return
+
+
+def windows_of(parameters: RunParameters, room: Room, most: int | None) -> tuple[StageRange, ...]:
+    """The runs of stages that this computer holds, at most `most` at once. Raises TooLittleMemoryError with numbers."""
+    plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
+
+    def fits(stages: StageRange) -> bool:
+        need = memory_need(parameters.architecture, stages.layers(plan), parameters.batch_size, room.device)
+        return need.fits(room.tier_mb, room.device_tier_mb)
+
+    windows = fitting_windows(len(plan), fits)
+    if not windows:
+        raise _too_little(parameters, plan, room)
+    if most is not None:
+        windows = tuple(
+            window
+            for window in equal_windows(len(plan), min(most, max(map(len, windows))))
+            if any(larger.covers(window) for larger in windows)
+        )
+    return windows
+
+
+def megabytes_for(parameters: RunParameters, stages: StageRange, room: Room) -> int:
+    """MB that training these stages needs in this process."""
+    plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
+    need = memory_need(parameters.architecture, stages.layers(plan), parameters.batch_size, room.device)
+    return -(-need.host_bytes // MEGABYTE)
+
+
+def _too_little(parameters: RunParameters, plan: StagePlan, room: Room) -> TooLittleMemoryError:
+    needs = [megabytes_for(parameters, StageRange(stage, stage + 1), room) for stage in range(len(plan))]
+    least = min(needs)
+    what = "This run needs" if len(plan) == 1 else f"The smallest of the {len(plan)} stages of this run needs"
+    return TooLittleMemoryError(
+        f"{what} {least:,} MB of memory here, but only {room.tier_mb:,} MB may be used, counted in steps of 500 MB.",
+        f"Allow {-(-least // TIER_MB) * TIER_MB} MB with --memory, or start a new run with another --data-dir.",
+    )

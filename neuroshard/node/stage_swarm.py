@@ -1,0 +1,149 @@
+"""The stages of a run as this node sees them in the swarm: who holds which, who can work, and how they are reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from neuroshard.errors import NeuroShardError
+from neuroshard.identity import NodeIdentity
+from neuroshard.model.stage_plan import StagePlan
+from neuroshard.network import Network, PeerUnreachableError, ScoreReason
+from neuroshard.node.networking import Networking
+from neuroshard.status.snapshot import NodeState
+from neuroshard.swarm.membership import Membership
+from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.swarm.stage_coverage import (
+    StageCoverage,
+    StageHolder,
+    StageRange,
+    missing_layers,
+    missing_sentence,
+    stages_of,
+)
+from neuroshard.training.pipeline import Hop, LocalHop
+from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.stage_endpoint import StageEndpoint, StageEndpoints
+from neuroshard.training.stage_frames import StageAddress
+from neuroshard.training.stage_service import StageService
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, FrameLimits
+
+AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES})
+HOLDING = AT_WORK | {NodeState.PAUSED}
+GONE = frozenset({NodeState.STOPPING, NodeState.NOT_TRAINING, NodeState.FAILED})
+DIAL_SECONDS = 10.0
+
+
+class StageSwarm:
+    """Made when the run of this node is known. `live` lets others use the stages that are held here."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        offer: RunOffer,
+        membership: Membership,
+        networking: Networking,
+        options: HopOptions | None = None,
+    ) -> None:
+        parameters = offer.parameters
+        self.node_id = identity.node_id
+        self.wallet_id = identity.wallet_id
+        self.run_id = offer.run_id
+        self.plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
+        self.membership = membership
+        self._version = offer.initial.parameters.version
+        self._options = options
+        self._networking = networking
+        self._shapes = [
+            StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size) for layers in self.plan
+        ]
+        self._endpoints = StageEndpoints(self._shapes)
+        self._local: dict[int, LocalHop] = {}
+
+    async def live(self, network: Network) -> None:
+        """Answer the requests of drivers until cancelled."""
+        self._endpoints.serve(network.transport)
+        await anyio.sleep_forever()
+
+    def hold(self, stage: int, service: StageService, root: Callable[[], str]) -> None:
+        """A stage is held here from now on; `root` names its present weights."""
+        self._local[stage] = LocalHop(service, self.node_id, root)
+        self._endpoints.add(
+            StageEndpoint(service, self._address(stage), self._shapes[stage], root=root, report=self._report)
+        )
+
+    def release(self) -> None:
+        """Nothing is held here any more."""
+        self._local.clear()
+        self._endpoints.clear()
+
+    def coverage(self) -> StageCoverage:
+        """Who holds which stages, this node as its own last report has it."""
+        holders = list[StageHolder]()
+        for member in self.membership.view.members.values():
+            report = member.report
+            stages = None if report.layers is None else stages_of(report.layers, self.plan)
+            if stages is not None and report.state not in GONE:
+                holders.append(StageHolder(member.node_id, member.wallet_id, stages, is_ready=report.state in HOLDING))
+        return StageCoverage.of(self.run_id, len(self.plan), holders)
+
+    def workers(self, stage: int) -> Sequence[NodeId]:
+        """Who can work on a stage now, in the order of their names."""
+        members = self.membership.view.members.values()
+        layers = self.plan[stage]
+        others = [
+            member.node_id
+            for member in members
+            if member.node_id != self.node_id
+            and member.report.state in AT_WORK
+            and member.report.layers is not None
+            and member.report.layers.start <= layers.start
+            and layers.stop <= member.report.layers.stop
+        ]
+        return sorted([self.node_id, *others] if stage in self._local else others)
+
+    def hop(self, stage: int, node_id: NodeId) -> Hop:
+        """The way to a stage at a node."""
+        if node_id == self.node_id:
+            return self._local[stage]
+        return RemoteHop(self, node_id, self._address(stage), self._shapes[stage], self._options, report=self._report)
+
+    def missing(self) -> str:
+        """Which layers nobody can work on now, in a sentence; "" when there are none."""
+        coverage = self.coverage()
+        if self._local:
+            own = StageRange(min(self._local), max(self._local) + 1)
+            coverage = coverage.with_holder(StageHolder(self.node_id, self.wallet_id, own))
+        return missing_sentence(missing_layers(coverage, self.plan))
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """Transport.request on the present network, to a peer that is dialled first when it must be."""
+        network = self._networking.current
+        if network is None:
+            raise PeerUnreachableError("The network is down at present.", "It is tried again by itself.")
+        if all(connection.peer != peer for connection in network.transport.connections()):
+            await self._dial(network, peer)
+        return await network.transport.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
+
+    async def _dial(self, network: Network, peer: NodeId) -> None:
+        announced = self.membership.announcements.get(peer)
+        for address in () if announced is None else announced.addresses:
+            with anyio.move_on_after(DIAL_SECONDS):
+                try:
+                    await network.transport.connect(address)
+                except NeuroShardError:
+                    continue
+                return
+        raise PeerUnreachableError(f"Node {peer} cannot be reached at any address that is known.")
+
+    def _address(self, stage: int) -> StageAddress:
+        return StageAddress(self.run_id, self.plan[stage], self._version)
+
+    def _report(self, peer: NodeId, reason: ScoreReason) -> None:
+        if self._networking.current is not None:
+            self._networking.current.reputation.report(peer, reason)
