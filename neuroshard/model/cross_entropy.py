@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from neuroshard.model.row_chunks import chunk_bytes_on, chunk_rows
+
 IGNORED_LABEL = -100
 SMALLEST_PROBABILITY = 2.0**-126  # of fp32 with all its digits: a token's loss is reported as 87.3 nats at most
-CPU_CHUNK_BYTES = 16 << 20  # of fp32 logits: near the cache, and large enough for full matmul speed
-ACCELERATOR_CHUNK_BYTES = 256 << 20  # kernels there need some thousand rows to be busy
-
-
-def chunk_rows(vocabulary_size: int, chunk_bytes: int) -> int:
-    """Rows of logits computed at once: as many fp32 rows as fit chunk_bytes, in sixteens, but at least 16."""
-    return max(16, chunk_bytes // (64 * vocabulary_size) * 16)
 
 
 def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int | None = None) -> Tensor:
@@ -28,7 +23,7 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_byte
     counts as 87.3 nats at most (its gradient stays exact), so that the softmax is the only pass over the logits.
     """
     if chunk_bytes is None:
-        chunk_bytes = CPU_CHUNK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
+        chunk_bytes = chunk_bytes_on(hidden.device.type)
     rows = chunk_rows(weight.shape[0], chunk_bytes)
     apply = cast("Callable[..., Tensor]", _ChunkedCrossEntropy.apply)  # pyright: ignore[reportUnknownMemberType]
     return apply(hidden, weight, labels, rows)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from neuroshard.model.cross_entropy import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, chunk_rows
 from neuroshard.model.family import parameter_count
+from neuroshard.model.row_chunks import chunk_bytes_on, chunk_rows
 from neuroshard.types import Architecture, LayerRange
 
 MEGABYTE = 1_000_000
@@ -131,8 +131,7 @@ def _device_need(a: Architecture, layers: LayerRange, batch_size: int, device: D
 
 def _logits_bytes(a: Architecture, tokens: int, device: DeviceKind) -> int:
     """Chunks of logits: the fp32 one, a bf16 one beside it, and the gradient in bf16."""
-    chunk_bytes = CPU_CHUNK_BYTES if device == "cpu" else ACCELERATOR_CHUNK_BYTES
-    return 8 * min(tokens, chunk_rows(a.vocabulary_size, chunk_bytes)) * a.vocabulary_size
+    return 8 * min(tokens, chunk_rows(a.vocabulary_size, chunk_bytes_on(device))) * a.vocabulary_size
 
 
 def _padded(size: int) -> int:

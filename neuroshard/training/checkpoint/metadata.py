@@ -10,11 +10,13 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
-from neuroshard.errors import CheckpointError
+from neuroshard.errors import CheckpointError, StorageError
 from neuroshard.status.snapshot import HeldOutPoint, LossPoint
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, WalletId
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel
 
 FORMAT_VERSION = 1
@@ -152,3 +154,11 @@ def _without_nan(value: Any) -> Any:
             return [_without_nan(item) for item in cast("list[Any]", value)]
         case _:
             return value
+
+
+def unreadable(path: Path, error: OSError) -> StorageError:
+    """A file that is gone or fails is damage, one that this user may not read is not."""
+    told = f"{path} cannot be read: {error.strerror or error}."
+    if isinstance(error, PermissionError):
+        return StorageError(told, "Give its files back to this user.")
+    return CheckpointError(told)

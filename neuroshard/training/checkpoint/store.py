@@ -1,4 +1,7 @@
-"""The folder of one stage's checkpoints: complete generations only, whatever is killed, damaged or full."""
+"""The folder of one stage's checkpoints: complete generations only, whatever is killed, damaged or full.
+
+PyTorch is imported where tensors are read or written, so that listing what is there starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX, is_disk_full, sync_folder, write_atomically
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
@@ -25,12 +27,16 @@ from neuroshard.training.checkpoint.metadata import (
     TensorFile,
     decode_manifest,
     encode_manifest,
+    unreadable,
 )
 from neuroshard.training.checkpoint.retention import make_room, superfluous
 from neuroshard.training.checkpoint.set_aside import set_aside
-from neuroshard.training.checkpoint.staging import StagingBuffers
-from neuroshard.training.checkpoint.tensor_file import read_layout, read_tensor_file, unreadable, write_tensor_file
 from neuroshard.types import Architecture, LayerRange, RunId, WalletId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from neuroshard.training.checkpoint.staging import StagingBuffers
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +169,9 @@ class CheckpointStore:
 
     def open(self, path: Path) -> LoadedCheckpoint:
         """Read the generation of one JSON file into fresh memory, whatever model it is of. Raises CheckpointError."""
+        from neuroshard.training.checkpoint.staging import StagingBuffers
+        from neuroshard.training.checkpoint.tensor_file import read_layout, read_tensor_file
+
         manifest = self.read_manifest(path)
         tensors = path.with_name(manifest.tensors.file)
         try:
@@ -202,6 +211,8 @@ class CheckpointStore:
         return known[1]
 
     def _load(self, path: Path, expected: Expectation, staging: StagingBuffers) -> LoadedCheckpoint:
+        from neuroshard.training.checkpoint.tensor_file import read_tensor_file
+
         manifest = self.read_manifest(path)
         meta = manifest.meta
         found = Expectation(meta.wallet_id, meta.run_id, meta.architecture, meta.layers)
@@ -214,6 +225,8 @@ class CheckpointStore:
     def _write_files(
         self, meta: CheckpointMeta, staging: StagingBuffers, cancelled: Callable[[], bool] | None
     ) -> CheckpointGeneration:
+        from neuroshard.training.checkpoint.tensor_file import write_tensor_file
+
         final = self._free_tensor_name(meta.step)
         temporary = self.folder / f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}"
         json_path = self.folder / f"step-{meta.step}.json"

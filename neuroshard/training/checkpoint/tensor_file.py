@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from neuroshard.errors import CheckpointError, StorageError
-from neuroshard.training.checkpoint.metadata import IncompatibleCheckpointError
+from neuroshard.errors import CheckpointError
+from neuroshard.training.checkpoint.metadata import IncompatibleCheckpointError, unreadable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,14 +176,6 @@ def read_tensor_file(path: Path, expected: TensorLayout, digest: str, into: Call
         raise unreadable(path, error) from error
     if computed.hexdigest() != digest:
         raise CheckpointError(f"{path.name} is damaged: its SHA-256 is not the one it was written with.")
-
-
-def unreadable(path: Path, error: OSError) -> StorageError:
-    """A file that is gone or fails is damage, one that this user may not read is not."""
-    told = f"{path} cannot be read: {error.strerror or error}."
-    if isinstance(error, PermissionError):
-        return StorageError(told, "Give its files back to this user.")
-    return CheckpointError(told)
 
 
 def layout_difference(found: TensorLayout, expected: TensorLayout) -> str | None:
