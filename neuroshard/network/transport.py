@@ -93,6 +93,7 @@ class Transport(Protocol):
     ) -> Frame:
         """Ask a peer and wait for its answer, which must keep the limits of `reply` (None: a header, no tensors).
 
+        The peer's handler runs at most once for it, whatever breaks; after an error it may have run or not.
         Raises PeerUnreachableError (RequestTimeoutError when it was reached), PeerRefusedError, WireError for an
         answer that breaks the limits, MessageTooLargeError or TransportClosedError.
         """

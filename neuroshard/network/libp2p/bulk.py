@@ -9,7 +9,7 @@ import anyio
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.network.outside_ports import OutsidePorts, is_public_ipv4
-from neuroshard.network.pool import Endpoint
+from neuroshard.network.pool import Endpoint, NotDeliveredError
 from neuroshard.network.transport import PeerUnreachableError, RequestTimeoutError
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits
@@ -20,6 +20,7 @@ ENDPOINT_SECONDS = 5.0
 ASKED_AGAIN_SECONDS = 60.0  # about an endpoint that was not there or could not be reached
 KNOWN_SECONDS = 600.0
 MAX_KNOWN = 1024
+ENDPOINT_TRIES = 2  # a process that was started again listens at another port
 
 
 class BulkExchange(Protocol):
@@ -34,7 +35,7 @@ class BulkExchange(Protocol):
         *,
         timeout_seconds: float,
     ) -> Frame:
-        """The peer's answer. Raises as Transport.request."""
+        """The peer's answer. Raises as Transport.request, NotDeliveredError when the peer cannot have handled it."""
         ...
 
     def endpoint(self) -> Endpoint:
@@ -73,17 +74,25 @@ class BulkRoute:
         return Frame(ENDPOINT_KIND, {"port": self._own_port(self._ip_of(asker))})
 
     async def request(self, peer: NodeId, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame | None:
-        """The peer's answer; None when it has no pool that this node can reach. Raises as Transport.request."""
-        endpoint = await self._endpoint(peer)
-        if endpoint is None:
-            return None
-        try:
-            return await self._pool.request(peer, endpoint, frame, reply, timeout_seconds=timeout_seconds)
-        except RequestTimeoutError:
-            raise
-        except PeerUnreachableError:
-            self._remember(peer, None)
-            return None
+        """The peer's answer; None when it has no pool that this node can reach, and has not handled the request.
+
+        So the request may go another way then. Raises as Transport.request, also for a peer that went away when it may
+        have handled the request: to send it once more is for those who know what that does.
+        """
+        tried: Endpoint | None = None
+        for _ in range(ENDPOINT_TRIES):
+            endpoint = await self._endpoint(peer)
+            if endpoint is None:
+                return None
+            if endpoint == tried:
+                break
+            try:
+                return await self._pool.request(peer, endpoint, frame, reply, timeout_seconds=timeout_seconds)
+            except NotDeliveredError:
+                tried = endpoint
+                self._known.pop(peer, None)
+        self._remember(peer, None)
+        return None
 
     def _own_port(self, asker_ip: str | None) -> int:
         """Where an asker finds the pool: one in the internet, where a router translates, at the router's port."""
@@ -104,6 +113,10 @@ class BulkRoute:
     async def _port(self, peer: NodeId) -> int | None:
         try:
             answer = await self._ask(peer, Frame(ENDPOINT_KIND), ENDPOINT_SECONDS)
+        except RequestTimeoutError:
+            return None
+        except PeerUnreachableError:
+            raise  # the request would not reach it either; nothing is remembered, so the next one asks again
         except NeuroShardError:
             return None  # whatever is wrong shows itself in the request as well
         port = answer.header.get("port")

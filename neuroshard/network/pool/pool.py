@@ -123,8 +123,9 @@ class BulkPool:
         1 to 3 s after its last connection when its port, once open, is closed now, so its process is gone; about
         `resume_seconds` after it when nothing answers. While a connection does not end, only time limits the waiting.
 
-        Raises PeerUnreachableError (NotDeliveredError when the peer cannot have handled the request, RequestTimeoutError
-        when time ran out), PeerRefusedError, WireError for an answer that breaks the limits, or TransportClosedError.
+        Raises PeerUnreachableError (NotDeliveredError when the peer cannot have handled the request,
+        RequestTimeoutError when time ran out), PeerRefusedError, WireError for an answer that breaks the limits, or
+        TransportClosedError.
         """
         with anyio.move_on_after(timeout_seconds):
             data = await encoded(frame)

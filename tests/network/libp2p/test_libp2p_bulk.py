@@ -1,20 +1,31 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
 import trio
+from bulk_program import LIMITS, MIB, SLOW
 from libp2p_nodes import LOOPBACK, address_of, echo, nodes, run, until
 
-from neuroshard.network import Network, PeerRefusedError, RequestRefusedError
+from neuroshard.network import (
+    Network,
+    PeerRefusedError,
+    PeerUnreachableError,
+    RequestRefusedError,
+    RequestTimeoutError,
+)
 from neuroshard.network.libp2p import NetworkParts
+from neuroshard.network.libp2p.bulk import ENDPOINT_KIND, BulkRoute
 from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.pool import Endpoint, NotDeliveredError
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
+from tests.network.killable import Program, program
 
-MIB = 1024 * 1024
-LIMITS = FrameLimits(max_body_bytes=32 * MIB)
+PROGRAM = Path(__file__).with_name("bulk_program.py")
 WITHOUT_POOL = replace(LOOPBACK, pool_port=None)
 
 
@@ -115,3 +126,116 @@ def test_the_upload_limit_holds_for_everything_that_is_sent() -> None:
             await until(taken.is_set)
 
     run(scenario)
+
+
+class ScriptedPool:
+    """Has an outcome for every port."""
+
+    def __init__(self, outcomes: dict[int, Frame | PeerUnreachableError]) -> None:
+        self.outcomes = outcomes
+        self.tried: list[int] = []
+
+    def endpoint(self) -> Endpoint:
+        return ("127.0.0.1", 1)
+
+    async def request(
+        self,
+        peer: NodeId,
+        endpoint: Endpoint | None,
+        frame: Frame,
+        reply: FrameLimits | None = None,
+        *,
+        timeout_seconds: float,
+    ) -> Frame:
+        await anyio.lowlevel.checkpoint()
+        assert endpoint is not None
+        self.tried.append(endpoint[1])
+        outcome = self.outcomes[endpoint[1]]
+        if isinstance(outcome, Frame):
+            return outcome
+        raise outcome
+
+
+def route_to(pool: ScriptedPool, ports: Sequence[int]) -> tuple[BulkRoute, list[int]]:
+    """A route, and the ports that the peer will still tell, one a question."""
+    left = list(ports)
+
+    async def tell_port(_: NodeId, __: Frame, ___: float) -> Frame:
+        await anyio.lowlevel.checkpoint()
+        return Frame(ENDPOINT_KIND, {"port": left.pop(0)})
+
+    return BulkRoute(pool, lambda _: "127.0.0.1", tell_port), left
+
+
+async def asked(route: BulkRoute) -> Frame | None:
+    return await route.request(NodeId("peer"), frame_of(MIB), LIMITS, 5.0)
+
+
+@pytest.mark.parametrize("error", [PeerUnreachableError("it may have been handled"), RequestTimeoutError("too late")])
+def test_what_may_have_been_handled_is_not_sent_again_another_way(error: PeerUnreachableError) -> None:
+    async def scenario() -> None:
+        pool = ScriptedPool({5: error})
+        route, _ = route_to(pool, [5])
+        with pytest.raises(PeerUnreachableError) as raised:
+            await asked(route)
+        assert raised.value is error
+        assert pool.tried == [5]
+
+    run(scenario)
+
+
+def test_a_pool_that_has_moved_is_found_and_one_that_is_gone_is_done_without() -> None:
+    async def scenario() -> None:
+        gone, answer = NotDeliveredError("nobody listens"), Frame("answer")
+        pool = ScriptedPool({5: answer})
+        route, left = route_to(pool, [5, 6, 6])
+        assert await asked(route) is answer
+        pool.outcomes = {5: gone, 6: answer}
+        assert await asked(route) is answer
+        pool.outcomes = {6: gone}
+        assert await asked(route) is None
+        assert await asked(route) is None
+        assert pool.tried == [5, 5, 6, 6]
+        assert left == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("phase", ["before", "while asking", "while handling", "while answering"])
+def test_a_process_that_is_killed_is_unreachable_within_3_seconds_and_found_again(phase: str) -> None:
+    async def scenario() -> None:
+        options = replace(LOOPBACK, upload_bytes_per_second=SLOW)
+        async with nodes(1, options) as (a,), trio.open_nursery() as tasks:
+            async with program(PROGRAM, 2, 0) as victim:
+                address = await victim.line()
+                peer = await a.transport.connect(address)
+                await a.transport.request(peer, frame_of(MIB), reply=LIMITS, timeout_seconds=20)
+                killed_at: list[float] = []
+                tasks.start_soon(_kill, phase, a, victim, killed_at)
+                if phase == "before":
+                    await until(lambda: bool(killed_at))
+                frame = frame_of(24 * MIB)
+                question = Frame("hold", {}, frame.tensors) if phase == "while handling" else frame
+                with pytest.raises(PeerUnreachableError) as raised:
+                    await a.transport.request(peer, question, reply=LIMITS, timeout_seconds=30)
+                assert not isinstance(raised.value, RequestTimeoutError)
+                assert trio.current_time() - killed_at[0] < 3.0
+            async with program(PROGRAM, 2, address.split("/")[4]) as restarted:
+                assert await restarted.line() == address
+                await a.transport.request(peer, frame_of(MIB), reply=LIMITS, timeout_seconds=20)
+                assert a.transport.connections()[0].bulk_connections > 0
+
+    run(scenario)
+
+
+async def _kill(phase: str, asker: Network, victim: Program, killed_at: list[float]) -> None:
+    (before,) = asker.transport.connections()
+    match phase:
+        case "while asking":
+            await until(lambda: asker.transport.connections()[0].bytes_sent > before.bytes_sent + 8 * MIB)
+        case "while handling":
+            assert await victim.line() == "asked"
+        case "while answering":
+            await until(lambda: asker.transport.connections()[0].bytes_received > before.bytes_received + 8 * MIB)
+    killed_at.append(trio.current_time())
+    victim.kill()

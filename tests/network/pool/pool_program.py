@@ -1,17 +1,14 @@
 """A node of the pool in a process of its own, so that it can die like one. It ends when its standard input does.
 
-pool_program.py NUMBER PORT                        listens and answers
-pool_program.py NUMBER PORT ASKED KIND MEBIBYTES   asks node 1, which listens at port ASKED, and tells the answer
+pool_program.py NUMBER PORT                        says where it listens, and answers
+pool_program.py NUMBER PORT ASKED KIND MEBIBYTES   asks node 1, which listens at port ASKED, and says the answer
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from subprocess import PIPE
 
 import anyio
 import trio
@@ -22,47 +19,6 @@ from neuroshard.types import NodeId
 from neuroshard.wire import Frame
 
 SLOW = 24 * MIB  # bytes a second: slow enough to die in the middle
-
-
-class Program:
-    """Seen from the process that started it."""
-
-    def __init__(self, process: trio.Process) -> None:
-        self._process = process
-        self._said = bytearray()
-
-    async def line(self) -> str:
-        """The next line it prints. Raises EOFError when it ended."""
-        assert self._process.stdout is not None
-        while b"\n" not in self._said:
-            data = await self._process.stdout.receive_some()
-            if not data:
-                raise EOFError(f"ended with code {await self._process.wait()}")
-            self._said += data
-        line, _, rest = self._said.partition(b"\n")
-        self._said = rest
-        return line.decode()
-
-    def kill(self) -> None:
-        """At once, without a chance to say anything."""
-        self._process.kill()
-
-
-@asynccontextmanager
-async def program(*arguments: object) -> AsyncGenerator[Program]:
-    """Runs within the block at most."""
-    command = [sys.executable, str(Path(__file__)), *map(str, arguments)]
-    root = str(Path(__file__).parents[3])
-    process = await trio.lowlevel.open_process(command, stdin=PIPE, stdout=PIPE, cwd=root)
-    try:
-        yield Program(process)
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                await stream.aclose()
 
 
 def _say(line: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 import anyio
@@ -12,19 +13,25 @@ import psutil
 import pytest
 import trio
 from pool_nodes import LIMITS, LOOPBACK, MIB, Node, frame_of, identity_of, node, run, until
-from pool_program import SLOW, Program, program
+from pool_program import SLOW
 
 from neuroshard.network import PeerUnreachableError, RequestTimeoutError
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.network.pool import NotDeliveredError
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame
+from tests.network import killable
+from tests.network.killable import Program
 
 OTHER = identity_of(2).node_id
 DATA = Random(4).randbytes(24 * MIB)
 PART = 8 * MIB
 TOLD_SECONDS = 3.0
 CLEAN_SECONDS = 2.0  # until nothing is left of a peer that is known to be gone
+
+
+def program(*arguments: object) -> AbstractAsyncContextManager[Program]:
+    return killable.program(Path(__file__).with_name("pool_program.py"), *arguments)
 
 
 @asynccontextmanager
