@@ -367,7 +367,7 @@ class Assembly:
             if is_whole
             else None,
         )
-        return Trainer(parts, lives[0].stage.record)
+        return Trainer(parts, [live.stage.record for live in lives])
 
     def _driving(self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed) -> Driving:
         """A lone node's routing is fixed; among several nodes it looks for whoever holds a stage."""

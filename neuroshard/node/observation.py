@@ -63,6 +63,7 @@ class Observer:
             diloco=among_others(seen.diloco, len(sight.peers)),
             data=seen.data,
             checkpoints=seen.checkpoints,
+            stages=seen.stages,
             resources=self._resources,
             history=seen.history,
             network=sight.network,

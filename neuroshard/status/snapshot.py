@@ -164,6 +164,24 @@ class DilocoStatus:
 
 
 @dataclass(frozen=True)
+class StageStatus:
+    """One stage that this node holds; stages advance on their own clocks."""
+
+    index: int  # of the run's stages
+    layers: LayerRange
+    steps: int
+    outer_step: int
+    loss: float | None  # of the last step: where this node drives, and of the last stage
+    grad_norm: float | None
+    sequences_accumulated: int  # for the step in work
+    sequences_wanted: int
+    open_microbatches: int  # between their forward and their backward pass
+    sessions: int
+    state_root: str
+    last_saved_step: int | None
+
+
+@dataclass(frozen=True)
 class DownloadStatus:
     """What the data client is fetching, and how it goes."""
 
@@ -359,6 +377,7 @@ class NodeStatus:
     diloco: DilocoStatus = field(default_factory=DilocoStatus)
     data: DataStatus | None = None
     checkpoints: CheckpointStatus = field(default_factory=CheckpointStatus)
+    stages: tuple[StageStatus, ...] = ()  # that this node holds, in the order of their layers
     resources: ResourceStatus = field(default_factory=ResourceStatus)
     peers: tuple[PeerStatus, ...] = ()
     network: NetworkStatus = field(default_factory=NetworkStatus)

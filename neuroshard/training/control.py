@@ -1,4 +1,4 @@
-"""What others ask of a running trainer, and how a wait for data gives way to it. Belongs to the event loop's thread."""
+"""What others ask of a running trainer, and how waits give way to it. Belongs to the event loop's thread."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ T = TypeVar("T")
 
 
 class Control:
-    """Requests to pause, resume, save and stop; the trainer looks at them between microbatches."""
+    """Requests to pause, resume, save and stop, for all loops of a trainer; they look at them between microbatches."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self.is_stopping = False
         self.is_paused = False
         self.pause_reason = ""
-        self.save_wanted = False
+        self.saves = 0  # how often checkpoints were asked for
         self._resume_at: float | None = None
         self._changed = anyio.Event()
-        self._wait: anyio.CancelScope | None = None
-
-    @property
-    def is_requested(self) -> bool:
-        """Whether the trainer should look up from its work."""
-        return self.is_stopping or self.is_paused or self.save_wanted
+        self._waits: set[anyio.CancelScope] = set()
 
     @property
     def seconds_until_resume(self) -> float | None:
         """How long the pause still lasts; None when it has no end of its own."""
         return None if self._resume_at is None else max(0.0, self._resume_at - self._monotonic())
+
+    @property
+    def must_hold(self) -> str | None:
+        """Why no more microbatches may begin; None while they may."""
+        if self.is_stopping:
+            return "The node stops."
+        return "The node is paused." if self.is_paused else None
 
     def pause(self, reason: str, duration_seconds: float | None = None) -> None:
         """Ask for a pause, or give the present one another end."""
@@ -47,22 +49,25 @@ class Control:
         self._resume_at = None
         self._notify()
 
-    def save(self) -> None:
-        """Ask for a checkpoint."""
-        self.save_wanted = True
+    def save(self) -> int:
+        """Ask for a checkpoint of every stage; the number of this request."""
+        self.saves += 1
         self._notify()
+        return self.saves
 
     def stop(self) -> None:
         """Ask to end; there is no way back."""
         self.is_stopping = True
         self._notify()
 
-    async def unless_requested(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """The value of `work`, or None when a request came first and `work` was cancelled."""
-        if self.is_requested:
-            return None
-        with anyio.CancelScope() as self._wait:
-            return await work()
+    async def until_changed(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """The value of `work`, or None when something was asked for meanwhile and `work` was cancelled."""
+        with anyio.CancelScope() as scope:
+            self._waits.add(scope)
+            try:
+                return await work()
+            finally:
+                self._waits.discard(scope)
         return None
 
     async def changed(self) -> None:
@@ -71,10 +76,57 @@ class Control:
         with anyio.move_on_after(self.seconds_until_resume):
             await changed.wait()
             return
-        self.resume()
+        if self.seconds_until_resume == 0.0:  # or another loop has noticed it first
+            self.resume()
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
-        if self._wait is not None:
-            self._wait.cancel()
+        for scope in self._waits:
+            scope.cancel()
+
+
+class Requests:
+    """What one loop of a trainer must still obey: each loop serves a wish for checkpoints once."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._saves = control.saves
+        self._saved = anyio.Event()
+
+    @property
+    def save_wanted(self) -> bool:
+        """Whether a checkpoint was asked for that this loop has not taken."""
+        return self._saves < self._control.saves
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether the loop should look up from its work."""
+        return self._control.must_hold is not None or self.save_wanted
+
+    async def unless_waiting(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """The value of `work`, or None when a request came first and `work` was cancelled."""
+        return None if self.are_waiting else await self._control.until_changed(work)
+
+    def save_taken(self, number: int) -> None:
+        """All requests up to this one are served."""
+        self._saves = number
+        saved, self._saved = self._saved, anyio.Event()
+        saved.set()
+
+    async def saved(self, number: int) -> None:
+        """Wait until a request is served."""
+        while self._saves < number:
+            await self._saved.wait()
+
+
+async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Return when the first of several waits has ended; the others are cancelled."""
+    async with anyio.create_task_group() as tasks:
+
+        async def wait_for(wait: Callable[[], Awaitable[object]]) -> None:
+            await wait()
+            tasks.cancel_scope.cancel()
+
+        for wait in waits:
+            tasks.start_soon(wait_for, wait)

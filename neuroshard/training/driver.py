@@ -48,6 +48,50 @@ class Room(Protocol):
         ...
 
 
+class OpenRoom:
+    """The room of a driver without a stage of its own: open or not; the stages say by themselves when they are full.
+
+    How many microbatches are under way is bounded by the driver's `in_flight`.
+    """
+
+    def __init__(self, sequences: int) -> None:
+        """`sequences` are taken at a time. It is closed at first."""
+        self.missing = sequences
+        self.is_open = False
+        self._opened = anyio.Event()
+        self._waits: set[anyio.CancelScope] = set()
+
+    def open(self) -> None:
+        """Let data be taken."""
+        self.is_open = True
+        self._opened.set()
+
+    def close(self) -> None:
+        """No more; whoever waits for data gives up."""
+        self.is_open = False
+        if self._opened.is_set():
+            self._opened = anyio.Event()
+        for scope in self._waits:
+            scope.cancel()
+
+    async def opened(self) -> None:
+        """See Room."""
+        while not self.is_open:
+            await self._opened.wait()
+
+    async def unless_closed(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """See Room."""
+        if not self.is_open:
+            return None
+        with anyio.CancelScope() as scope:
+            self._waits.add(scope)
+            try:
+                return await work()
+            finally:
+                self._waits.discard(scope)
+        return None
+
+
 @dataclass(frozen=True)
 class DriverOptions:
     """How a driver works."""
@@ -158,6 +202,7 @@ class Driver:
             self._give_up(key)
         else:
             self.finished.append(run)
+            self._journal.accumulated(key)
         finally:
             self._under_way[key.session].asked.update(run.asked)
 

@@ -49,8 +49,8 @@ class Examiner:
         self._trained_seconds += step_seconds
         return evaluation_is_due(self._trained_seconds, record.evaluation_seconds)
 
-    async def evaluate(self, record: TrainingRecord, now: float, give_up: Callable[[], bool]) -> Evaluation | None:
-        """Evaluate and record the result, unless it is not finite; None when given up between microbatches.
+    async def evaluate(self, record: TrainingRecord, now: float) -> Evaluation:
+        """Evaluate and record the result, unless it is not finite.
 
         `now` is in seconds since the epoch. Raises StageError when a stage fails again and again.
         """
@@ -58,8 +58,6 @@ class Examiner:
         losses: list[float] = []
         sequences = self.held_out.sequences
         for start in range(0, len(sequences), self._batch_size):
-            if give_up():
-                return None
             rows = sequences[start : start + self._batch_size]
             losses += [round(loss.item(), 6) for loss in await self._losses_of(rows)]
         evaluation = Evaluation(record.progress.steps, now, tuple(losses))

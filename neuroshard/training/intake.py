@@ -42,6 +42,16 @@ class Intake:
         self._waits: set[anyio.CancelScope] = set()
 
     @property
+    def wanted(self) -> int:
+        """Sequences of a step."""
+        return self._target
+
+    @property
+    def open_microbatches(self) -> int:
+        """Microbatches between their forward and their backward pass."""
+        return self._open_microbatches
+
+    @property
     def missing(self) -> int:
         """Sequences that the step in work still wants."""
         return max(0, self._target - self.accumulated.sequences - self._open_sequences)

@@ -1,8 +1,8 @@
-"""What a driver has sent and its own stage has not stepped on yet, so that a checkpoint knows where data go on."""
+"""What a driver has sent and no step has used yet, so that a checkpoint knows where data go on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -29,14 +29,31 @@ class OwnShare:
 class _Sent:
     position: DataPosition
     result: MicrobatchResult | None = None
+    is_done: bool = False
     is_behind: bool = False
 
 
 class Journal:
     """The microbatches under way, in the order of their data."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], None] = lambda: None) -> None:
+        """`ended` is told when a microbatch is under way no more."""
         self._sent: dict[MicrobatchKey, _Sent] = {}
+        self._ended = ended
+
+    @property
+    def under_way(self) -> int:
+        """Microbatches that some stage has not accumulated yet, and that were not given up."""
+        return sum(not (sent.is_done or sent.is_behind) for sent in self._sent.values())
+
+    @property
+    def done(self) -> tuple[MicrobatchKey, ...]:
+        """Microbatches that every stage has accumulated and no step is known to have used."""
+        return tuple(key for key, sent in self._sent.items() if sent.is_done and not sent.is_behind)
+
+    def tokens(self, keys: Iterable[MicrobatchKey]) -> int:
+        """Of microbatches whose loss was told."""
+        return sum(sent.result.token_count for key in keys if (sent := self._sent[key]).result is not None)
 
     def sent(self, key: MicrobatchKey, position: DataPosition) -> None:
         """A microbatch leaves; `position` is the first window behind it."""
@@ -47,8 +64,14 @@ class Journal:
         if key in self._sent:
             self._sent[key].result = result
 
+    def accumulated(self, key: MicrobatchKey) -> None:
+        """Every stage has done its work for it."""
+        if key in self._sent:
+            self._sent[key].is_done = True
+            self._ended()
+
     def stepped(self, keys: Iterable[MicrobatchKey]) -> OwnShare:
-        """This node's stage has made a step of these microbatches, some of which may be other drivers'."""
+        """A step was made of these microbatches, some of which may be other drivers'."""
         own = [self._sent[key] for key in keys if key in self._sent]
         for sent in own:
             sent.is_behind = True
@@ -60,6 +83,7 @@ class Journal:
         """A microbatch was given up for good: its data are not used again."""
         if key in self._sent:
             self._sent[key].is_behind = True
+            self._ended()
 
     def clear(self) -> None:
         """Nothing is under way any more."""

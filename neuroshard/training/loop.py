@@ -1,91 +1,85 @@
-"""The trainer of a node: its stage's service, its steps and its driver, with what others may ask of them."""
+"""The trainer of a node: the stages that it holds, its driver when it drives, and what others may ask of them."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 import anyio
 
 from neuroshard.errors import NotReadyError, StorageError
 from neuroshard.status.commands import CommandResult, Generate, GenerationSummary
-from neuroshard.status.snapshot import CheckpointStatus, DataStatus, NodeState
-from neuroshard.training.checkpoint.writer import WriteReport
+from neuroshard.status.snapshot import DataStatus, NodeState
+from neuroshard.training.composition import Shared, compose
 from neuroshard.training.control import Control
-from neuroshard.training.driver import Driver, DriverOptions
-from neuroshard.training.examination import Examiner
-from neuroshard.training.journal import Journal
-from neuroshard.training.pace import DataWait, Pace
-from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.parts import TrainerParts
 from neuroshard.training.record import TrainingRecord
-from neuroshard.training.stage_trainer import StageTrainer
-from neuroshard.training.view import TrainerSnapshot, training_status, verification_status
+from neuroshard.training.stage_loop import StageLoop
+from neuroshard.training.view import TrainerSnapshot, TrainerState, trainer_snapshot
 
 _LOG = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0  # after a stage that could not be measured
-
 
 class Trainer:
-    """Trains one stage until it is stopped, and drives microbatches when it has data. Belongs to the event loop."""
+    """Trains the stages of a node until it is stopped, and drives microbatches when it has data.
+
+    What it tells is about its primary loop: that of the first layers it holds, or of its driving when it holds none.
+    Belongs to the event loop.
+    """
 
     def __init__(
         self,
         parts: TrainerParts,
-        record: TrainingRecord | None = None,
+        records: Sequence[TrainingRecord] = (),
         *,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`records` of earlier starts, one for each stage, or one for a trainer without stages; new ones by default."""
         self.parts = parts
-        self._held = parts.stages[0]
-        self._wall_clock = wall_clock
         self._control = Control(monotonic)
-        self._journal = Journal()
-        self._pace = Pace(monotonic)
-        self._waiting = DataWait(self._pace)
-        self._stage = StageTrainer(
-            parts,
-            parts.stages[0],
-            record or TrainingRecord(),
-            control=self._control,
-            journal=self._journal,
-            pace=self._pace,
-            wall_clock=wall_clock,
-        )
+        self._wall_clock = wall_clock
+        records = records or [TrainingRecord() for _ in parts.stages or (None,)]
+        self._loops = compose(parts, records, Shared(self._control, wall_clock, monotonic, self._loop_changed))
         self._state = NodeState.STARTING
         self._state_changed = anyio.Event()
-        self._saved = anyio.Event()
-        self._last_report: WriteReport | None = None
-        self._last_step: int | None = None
+        self._is_running = False
 
     async def run(self, last_step: int | None = None) -> None:
-        """Train until `stop` or until `last_step` is done, then save a final checkpoint.
+        """Train until `stop` or until `last_step` is done, then save final checkpoints.
 
-        Errors that training cannot repair rise from here.
+        Errors that training cannot repair rise from here. The stages behind the first one end with it.
         """
-        self._last_step = last_step
-        self._stage.tell_feed_again()
+        if self._loops.drive is not None:
+            self._loops.drive.watch.tell_feed_again(self.record)
         async with anyio.create_task_group() as background:
-            self._stage.background = background
+            for loop in self._loops.stages:
+                loop.stage.background = background
+            self._is_running = True
             try:
-                await self._work()
+                await self._work(last_step)
             finally:
-                self._stage.background = None
+                self._is_running = False
                 with anyio.CancelScope(shield=True):
                     await self._settle()
         self._set_state(NodeState.NOT_TRAINING)
 
     @property
     def record(self) -> TrainingRecord:
-        """What the stage knows beside tensors."""
-        return self._stage.record
+        """What the primary loop knows beside tensors."""
+        return self._loops.primary.record
+
+    @property
+    def records(self) -> tuple[TrainingRecord, ...]:
+        """What each stage knows beside tensors."""
+        return tuple(loop.record for loop in self._loops.stages)
 
     @property
     def steps(self) -> int:
-        """Applied inner steps so far."""
-        return self._stage.steps
+        """Applied inner steps of the primary loop so far."""
+        return self._loops.primary.steps
 
     def pause(self, duration_seconds: float | None = None, reason: str = "Paused by the user.") -> None:
         """Stop after the microbatches in work and free the accelerator; nothing is lost."""
@@ -98,26 +92,32 @@ class Trainer:
         self._wake_waiting()
 
     def stop(self) -> None:
-        """End after the microbatches in work; `run` returns when the final checkpoint is on disk."""
+        """End after the microbatches in work; `run` returns when the final checkpoints are on disk."""
         self._control.stop()
         self._set_state(NodeState.STOPPING)
 
     async def save_now(self) -> CommandResult:
-        """Save a checkpoint of the last step and wait until it is on disk. Raises NotReadyError, StorageError."""
-        if self._held.saver is None or self._stage.background is None:
+        """Save a checkpoint of every stage's last step and wait until all are on disk.
+
+        Raises NotReadyError, and StorageError when one of them is not.
+        """
+        loops = self._loops.stages
+        if not (self._is_running and loops and all(loop.is_kept for loop in loops)):
             raise NotReadyError("Checkpoints cannot be saved now.", "Try again when training runs.")
-        saved = self._saved
-        self._control.save()
-        await saved.wait()
-        report = self._last_report
-        if report is None or report.generation is None:
-            raise StorageError((report.alarm if report else None) or "The checkpoint was not saved.")
-        return CommandResult(self._present_state()[0], f"Checkpoint of step {report.step} saved.")
+        number = self._control.save()
+        for loop in loops:
+            await loop.requests.saved(number)
+        for loop in loops:
+            report = loop.last_report
+            if report is None or report.generation is None:
+                raise StorageError((report.alarm if report else None) or "The checkpoint was not saved.")
+        return CommandResult(self._present_state()[0], _saved(loops))
 
     @property
     def last_save_failed(self) -> bool:
-        """Whether the newest checkpoint that was waited for did not reach the disk."""
-        return self._last_report is not None and self._last_report.generation is None
+        """Whether the newest checkpoint of a stage that was waited for did not reach the disk."""
+        reports = [loop.last_report for loop in self._loops.stages]
+        return any(report is not None and report.generation is None for report in reports)
 
     async def wait_for_state(self, *states: NodeState) -> NodeState:
         """Wait until the trainer is in one of these states."""
@@ -146,133 +146,49 @@ class Trainer:
 
     def snapshot(self) -> TrainerSnapshot:
         """The trainer now, as values that any thread may read; costs well under a millisecond."""
-        record, in_force = self.record, self.parts.in_force(self._held)
         state, reason = self._present_state()
         remaining = self._control.seconds_until_resume
-        held_out = self._stage.examiner.held_out if self._stage.examiner else None
-        return TrainerSnapshot(
-            state=state,
-            reason=reason,
-            paused_until=None if remaining is None else self._wall_clock() + remaining,
-            training=training_status(
-                record,
-                in_force,
-                speed=self._pace.speed,
-                precision=self._held.executor.precision,
-                held_out_sequences=len(held_out.sequences) if held_out else 0,
-                unigram_entropy=held_out.unigram_entropy if held_out else None,
-            ),
-            verification=verification_status(record, in_force, state, reason),
-            diloco=self._held.outer.status(),
-            data=self._data_status(),
-            checkpoints=self._checkpoint_status(),
-            history=record.history.snapshot(),
-        )
+        until = None if remaining is None else self._wall_clock() + remaining
+        return trainer_snapshot(self.parts, self._loops, TrainerState(state, reason, until), self._data_status())
 
-    async def _work(self) -> None:
-        """The loop with its companions, which end with it."""
+    async def _work(self, last_step: int | None) -> None:
+        """The loops with their companions, which end with them."""
         async with anyio.create_task_group() as companions:
-            companions.start_soon(self._held.service.run)
-            if self.parts.driving is not None:
-                companions.start_soon(self._driver(self.parts.driving).run)
-            await self._loop(self.parts.driving)
+            for stage in self.parts.stages:
+                companions.start_soon(stage.service.run)
+            if self._loops.drive is not None:
+                companions.start_soon(self._loops.drive.driver.run)
+            async with anyio.create_task_group() as others:
+                for loop in self._loops.stages[1:]:
+                    others.start_soon(loop.run)
+                await self._loops.primary.run(last_step)
+                self._control.stop()  # the other stages end as well
             companions.cancel_scope.cancel()
 
-    def _driver(self, driving: Driving) -> Driver:
-        return Driver(
-            driving.node_id,
-            DriverOptions(self.parts.parameters.batch_size, driving.in_flight, driving.first_session),
-            routing=driving.routing,
-            feed=driving.feed,
-            room=self._held.service.intake,
-            journal=self._journal,
-            waiting=self._waiting,
-            next_step=lambda: self.steps + 1,
-        )
-
-    async def _loop(self, driving: Driving | None) -> None:
-        """One thing at a time; while none is asked for, the intake is open and microbatches come."""
-        stage, control, service = self._stage, self._control, self._held.service
-        while True:
-            if service.intake.is_full:
-                await stage.step()
-            elif service.is_spoilt:
-                await stage.recover()
-            elif service.intake.is_admitting and (control.is_stopping or control.is_paused):
-                reason = "The node stops." if control.is_stopping else "The node is paused."
-                await service.drain(reason, for_good=control.is_stopping)
-            elif control.is_stopping or self._is_finished:
-                return
-            elif control.is_paused:
-                await self._pause()
-            elif control.save_wanted:
-                await self._save()
-            elif driving is None:
-                await self._collect()
-            elif stage.examiner is None:
-                await self._pin_held_out(driving)
-            elif self.record.evaluations.is_empty:
-                await self._measure_first(stage.examiner)
-            else:
-                await self._collect()
-
-    @property
-    def _is_finished(self) -> bool:
-        return self._last_step is not None and self.steps >= self._last_step
-
-    async def _collect(self) -> None:
-        """Let microbatches in until they are enough for a step, or a request comes; what is done stays."""
-        if self._state is NodeState.STARTING:
-            self._set_state(NodeState.TRAINING)
-        self._held.service.intake.open()
-        await self._control.unless_requested(self._held.service.filled)
-
-    async def _pin_held_out(self, driving: Driving) -> None:
-        held_out = await self._waiting.timed(lambda: self._control.unless_requested(driving.feed.held_out))
-        if held_out is None:
-            return
-        if self._state is NodeState.STARTING:
-            self._set_state(NodeState.TRAINING)
-        self._stage.examiner = Examiner(driving.routing, held_out, self.parts.parameters.batch_size)
-        self._stage.examiner.prepare(self.record)
-
-    async def _measure_first(self, examiner: Examiner) -> None:
-        """The evaluation that all others are compared with: without it no step is made."""
-        if await self._stage.evaluate(examiner) is None:
-            await self._control.unless_requested(lambda: anyio.sleep(RETRY_SECONDS))
-
-    async def _pause(self) -> None:
-        """Hold until asked to go on; save when asked meanwhile."""
-        service, control = self._held.service, self._control
-        _LOG.info("%s", control.pause_reason)
-        await service.suspend()
-        self._set_state(NodeState.PAUSED)
-        while control.is_paused and not control.is_stopping:
-            if control.save_wanted:
-                await self._save()
-            else:
-                await control.changed()
-        await service.resume()
-        self._pace.restart()
-        self._set_state(NodeState.STOPPING if control.is_stopping else NodeState.TRAINING)
-
-    async def _save(self) -> None:
-        self._control.save_wanted = False
-        self._last_report = await self._stage.save() or self._last_report
-        saved, self._saved = self._saved, anyio.Event()
-        saved.set()
-
     async def _settle(self) -> None:
-        """Drop the step in work and save what the steps before it reached."""
+        """Drop the steps in work and save what those before them reached: each stage, whatever comes of the others."""
         self._set_state(NodeState.STOPPING)
-        self._journal.clear()
-        await self._held.service.leave()
-        await self._save()
-        if self._held.saver is not None:
-            await self._held.saver.close()
+        if self._loops.drive is not None:
+            self._loops.drive.journal.clear()
+        async with AsyncExitStack() as settling:
+            for loop in reversed(self._loops.stages):
+                settling.push_async_callback(loop.settle)
+
+    def _loop_changed(self) -> None:
+        """A pause holds when every loop holds, and it lasts until all of them have gone on."""
+        states = {loop.state for loop in self._loops.stages or (self._loops.primary,)}
+        if self._state in (NodeState.STOPPING, NodeState.NOT_TRAINING) or self._control.is_stopping:
+            return
+        if states == {NodeState.PAUSED}:
+            if self._state is not NodeState.PAUSED:
+                _LOG.info("%s", self._control.pause_reason)
+            self._set_state(NodeState.PAUSED)
+        elif NodeState.PAUSED not in states:
+            self._set_state(self._loops.primary.state)
 
     def _present_state(self) -> tuple[NodeState, str]:
         """State and reason in words."""
+        drive = self._loops.drive
         match self._state:
             case NodeState.PAUSED:
                 return NodeState.PAUSED, self._control.pause_reason
@@ -280,7 +196,7 @@ class Trainer:
                 return NodeState.STOPPING, "Saving a final checkpoint."
             case NodeState.NOT_TRAINING:
                 return NodeState.NOT_TRAINING, "Training has ended."
-            case _ if self._waiting.is_noticeable:
+            case _ if drive is not None and drive.waiting.is_noticeable:
                 return NodeState.WAITING_FOR_DATA, f"Waiting for data. {self._data_status().explanation}"
             case NodeState.STARTING:
                 return NodeState.STARTING, "Fetching the first data."
@@ -300,7 +216,10 @@ class Trainer:
             return DataStatus("", verified=False, explanation="These layers need no data: others drive them.")
         return self.parts.driving.feed.status()
 
-    def _checkpoint_status(self) -> CheckpointStatus:
-        if self._held.saver is None:
-            return CheckpointStatus(could_lose="everything: checkpoints are off")
-        return self._held.saver.status(self.record.progress.steps, self._pace.speed.step_seconds)
+
+def _saved(loops: Sequence[StageLoop]) -> str:
+    """What was saved, in words."""
+    steps = [loop.last_report.step for loop in loops if loop.last_report is not None]
+    if len(steps) == 1:
+        return f"Checkpoint of step {steps[0]} saved."
+    return f"Checkpoints of {len(steps)} stages saved, of steps {', '.join(map(str, steps))}."

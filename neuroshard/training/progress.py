@@ -49,9 +49,16 @@ class Progress:
 
         The loss is None where this node has neither measured nor been told it.
         """
-        policy = self.non_finite.after_step(self.steps + 1, result.finite)
         if not result.finite:
-            return replace(self, non_finite=policy)
+            return self.skipped()
+        return replace(self.after_driving(loss, tokens, sequences), grad_norm=result.grad_norm)
+
+    def skipped(self) -> Progress:
+        """After a step that gave no numbers."""
+        return replace(self, non_finite=self.non_finite.after_step(self.steps + 1, finite=False))
+
+    def after_driving(self, loss: float | None, tokens: int, sequences: int) -> Progress:
+        """After a step's worth of data, wherever the step was made."""
         return replace(
             self,
             steps=self.steps + 1,
@@ -60,8 +67,7 @@ class Progress:
             loss=loss,
             loss_ema=self._loss_ema_with(loss),
             initial_loss=self._initial_loss_with(loss),
-            grad_norm=result.grad_norm,
-            non_finite=policy,
+            non_finite=self.non_finite.after_step(self.steps + 1, finite=True),
         )
 
     def with_noted(self, noted: NotedLoss) -> Progress:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from neuroshard.errors import CheckpointError
+from neuroshard.status.snapshot import LossPoint
 from neuroshard.training.checkpoint.metadata import CheckpointMeta
 from neuroshard.training.evaluation import EvaluationRecord
 from neuroshard.training.history import LossHistory
@@ -43,6 +44,11 @@ class TrainingRecord:
     evaluation_seconds: float | None = None  # what the last evaluation cost
     node_id: NodeId | None = None  # whose data position a restored record holds
     pinned_digest: str = ""  # SHA-256 of the pinned sequences: results on others are not comparable
+
+    def note_loss(self, loss: float | None, time: float, learning_rate: float) -> None:
+        """Add the last step to the curve; `time` in seconds since the epoch."""
+        if loss is not None:
+            self.history.add(LossPoint(self.progress.steps, time, loss, learning_rate, self.progress.tokens))
 
 
 def to_meta(

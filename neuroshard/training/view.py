@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.optim.schedule import learning_rate_at
@@ -12,13 +13,19 @@ from neuroshard.status.snapshot import (
     DilocoStatus,
     LossPoint,
     NodeState,
+    StageStatus,
     TrainingStatus,
     VerificationStatus,
 )
+from neuroshard.training.composition import Composition
+from neuroshard.training.parts import StageParts, TrainerParts
 from neuroshard.training.precision import Precision
 from neuroshard.training.progress import Speed
 from neuroshard.training.record import TrainingRecord
+from neuroshard.training.stage_loop import StageLoop
 from neuroshard.training.verification import TREND_POINTS, Evidence, verify
+
+NOTHING_HELD = DilocoStatus(members=0, explanation="This node holds no layers: it has nothing to synchronise.")
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,47 @@ class TrainerSnapshot:
     verification: VerificationStatus
     diloco: DilocoStatus
     data: DataStatus
-    checkpoints: CheckpointStatus
+    checkpoints: CheckpointStatus  # of the stage with the first layers; trouble and losses of any
     history: tuple[LossPoint, ...]
+    stages: tuple[StageStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a trainer does, and why."""
+
+    state: NodeState
+    reason: str
+    paused_until: float | None  # seconds since the epoch
+
+
+def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerState, data: DataStatus) -> TrainerSnapshot:
+    """All of it, about the primary loop, with a row for each stage."""
+    record, pace = loops.primary.record, loops.primary.pace
+    held = parts.stages[0] if parts.stages else None
+    parameters = parts.parameters if held is None else parts.in_force(held)
+    held_out = None if loops.drive is None else loops.drive.watch.held_out
+    checkpoints = [_checkpoints_of(loop) for loop in loops.stages]
+    rows = zip(parts.stages, loops.stages, checkpoints, strict=True)
+    return TrainerSnapshot(
+        state=state.state,
+        reason=state.reason,
+        paused_until=state.paused_until,
+        training=training_status(
+            record,
+            parameters,
+            speed=pace.speed,
+            precision=Precision.FP32 if held is None else held.executor.precision,
+            held_out_sequences=len(held_out.sequences) if held_out else 0,
+            unigram_entropy=held_out.unigram_entropy if held_out else None,
+        ),
+        verification=verification_status(record, parameters, state.state, state.reason),
+        diloco=NOTHING_HELD if held is None else held.outer.status(),
+        data=data,
+        checkpoints=checkpoint_status(checkpoints),
+        history=record.history.snapshot(),
+        stages=tuple(stage_status(stage, loop.record, saved) for stage, loop, saved in rows),
+    )
 
 
 def training_status(
@@ -82,3 +128,43 @@ def verification_status(
             last_non_finite_step=progress.non_finite.last_step,
         )
     )
+
+
+def stage_status(parts: StageParts, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:
+    """One stage's row."""
+    intake, progress = parts.service.intake, record.progress
+    return StageStatus(
+        index=parts.index,
+        layers=parts.executor.model.layer_range,
+        steps=progress.steps,
+        outer_step=parts.outer.state.outer_step,
+        loss=progress.loss,
+        grad_norm=progress.grad_norm,
+        sequences_accumulated=intake.accumulated.sequences,
+        sequences_wanted=intake.wanted,
+        open_microbatches=intake.open_microbatches,
+        sessions=parts.service.session_count,
+        state_root=parts.outer.progress.state_root,
+        last_saved_step=checkpoints.last_saved_step,
+    )
+
+
+def checkpoint_status(stages: Sequence[CheckpointStatus]) -> CheckpointStatus:
+    """Of a node with these stages: the first one's, with what could be lost and the alarm of the worst one."""
+    if not stages:
+        return CheckpointStatus(could_lose="nothing: this node holds no layers")
+    worst = max(stages, key=lambda stage: stage.could_lose_seconds)
+    return replace(
+        stages[0],
+        could_lose=worst.could_lose,
+        could_lose_steps=worst.could_lose_steps,
+        could_lose_seconds=worst.could_lose_seconds,
+        alarm=next((stage.alarm for stage in stages if stage.alarm is not None), None),
+    )
+
+
+def _checkpoints_of(loop: StageLoop) -> CheckpointStatus:
+    saver = loop.stage.parts.saver
+    if saver is None:
+        return CheckpointStatus(could_lose="everything: checkpoints are off")
+    return saver.status(loop.steps, loop.pace.speed.step_seconds)

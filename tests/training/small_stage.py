@@ -165,7 +165,7 @@ def make_trainer(
     feed = feed or MemoryFeed(stage.record.progress.position)
     driving = Driving(IDENTITY.node_id, feed, FixedRouting([LocalHop(held.service)]))
     parts = TrainerParts(parameters, (held,), driving)
-    return Trainer(parts, stage.record) if monotonic is None else Trainer(parts, stage.record, monotonic=monotonic)
+    return Trainer(parts, [stage.record]) if monotonic is None else Trainer(parts, [stage.record], monotonic=monotonic)
 
 
 def train(compute: ComputeThread, folder: Path, last_step: int, parameters: RunParameters = PARAMETERS) -> Trainer:
@@ -176,10 +176,11 @@ def train(compute: ComputeThread, folder: Path, last_step: int, parameters: RunP
 
 
 def state_digest(trainer: Trainer) -> str:
-    """SHA-256 over every tensor of a stage."""
-    (held,) = trainer.parts.stages
-    executor, outer = held.executor, held.outer.state
-    digest = sha256(str(outer.outer_step).encode())
-    for name, tensor in stage_tensors(executor.model, executor.optimizer, outer).items():
-        digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+    """SHA-256 over every tensor of every stage."""
+    digest = sha256()
+    for held in trainer.parts.stages:
+        executor, outer = held.executor, held.outer.state
+        digest.update(str(outer.outer_step).encode())
+        for name, tensor in stage_tensors(executor.model, executor.optimizer, outer).items():
+            digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -57,7 +57,7 @@ def trainers_of(
     feed = MemoryFeed(every[0][1].record.progress.position)
     driving = Driving(NodeId("node 0"), feed, FixedRouting(route), in_flight)
     return [
-        Trainer(TrainerParts(SPLIT, (part,), None if part.index else driving), stage.record) for part, stage in every
+        Trainer(TrainerParts(SPLIT, (part,), None if part.index else driving), [stage.record]) for part, stage in every
     ]
 
 

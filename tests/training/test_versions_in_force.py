@@ -42,7 +42,7 @@ def trainer_of(compute: ComputeThread, folder: Path) -> Trainer:
 
 def train(compute: ComputeThread, folder: Path, last_step: int) -> Trainer:
     plain = trainer_of(compute, folder)
-    trainer = Trainer(replace(plain.parts, versions=versions), plain.record)
+    trainer = Trainer(replace(plain.parts, versions=versions), plain.records)
     trio.run(trainer.run, last_step)
     return trainer
 

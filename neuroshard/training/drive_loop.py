@@ -1,0 +1,132 @@
+"""The life of a node that drives and holds no stage: it counts as steps what it drove, and evaluates in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+
+import anyio
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.optim.schedule import learning_rate_at
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.control import Control, Requests
+from neuroshard.training.driver import OpenRoom
+from neuroshard.training.held_out_watch import HeldOutWatch
+from neuroshard.training.journal import Journal
+from neuroshard.training.microbatch import MicrobatchKey
+from neuroshard.training.pace import Pace
+from neuroshard.training.record import TrainingRecord
+
+DRAIN_SECONDS = 10.0  # microbatches under way may end so long before a pause holds without them
+
+
+class DriveLoop:
+    """Opens and closes the driver's room. A step is as many sequences as the stages want for one of theirs."""
+
+    def __init__(
+        self,
+        parameters: RunParameters,
+        record: TrainingRecord,
+        watch: HeldOutWatch,
+        control: Control,
+        *,
+        pace: Pace,
+        wall_clock: Callable[[], float],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`changed` is told every change of `state`."""
+        self.record = record
+        self.state = NodeState.STARTING  # or TRAINING, or PAUSED
+        self.room = OpenRoom(parameters.batch_size)
+        self.journal = Journal(self._microbatch_ended)
+        self.pace = pace
+        self._parameters = parameters
+        self._watch = watch
+        self._control = control
+        self._requests = Requests(control)
+        self._wall_clock = wall_clock
+        self._changed = changed
+        self._ended = anyio.Event()  # a microbatch
+
+    @property
+    def steps(self) -> int:
+        """Steps' worth of data that were driven so far."""
+        return self.record.progress.steps
+
+    async def run(self, last_step: int | None = None) -> None:
+        """Until the control says stop, or the data of `last_step` are done."""
+        control = self._control
+        while True:
+            done = self._step_done()
+            if done:
+                await self._step(done)
+                continue
+            is_over = control.is_stopping or (last_step is not None and self.steps >= last_step)
+            if self.room.is_open and (is_over or control.is_paused):
+                await self._drain()
+            elif is_over:
+                return
+            elif control.is_paused:
+                await self._pause()
+            elif not self._watch.is_ready(self.record):
+                await self._watch.get_ready(self.record, self._requests)
+            else:
+                self._set_state(NodeState.TRAINING)
+                self.room.open()
+                await self._requests.unless_waiting(lambda: self._until(lambda: bool(self._step_done())))
+
+    def _step_done(self) -> tuple[MicrobatchKey, ...]:
+        """Microbatches for a step, the first ones that are done; none before they are enough."""
+        wanted = self._parameters.sequences_per_step * self._parameters.architecture.sequence_length
+        done = self.journal.done
+        for count in range(1, len(done) + 1):
+            if self.journal.tokens(done[:count]) >= wanted:
+                return done[:count]
+        return ()
+
+    async def _step(self, keys: tuple[MicrobatchKey, ...]) -> None:
+        own, record, parameters = self.journal.stepped(keys), self.record, self._parameters
+        loss = own.mean_loss()
+        learning_rate = learning_rate_at(record.progress.steps, parameters.inner)
+        self.pace.step_ended()
+        if own.position is not None:
+            record.progress = record.progress.at_position(own.position)
+        if loss is None or not isfinite(loss):  # the stages skip it as well
+            record.progress = record.progress.skipped()
+            return
+        self.pace.count(own.tokens)
+        sequences = own.tokens // parameters.architecture.sequence_length
+        record.progress = record.progress.after_driving(loss, own.tokens, sequences)
+        record.note_loss(loss, self._wall_clock(), learning_rate)
+        held_out_loss = None
+        if self._watch.is_due(record):
+            await self._drain()
+            held_out_loss = await self._watch.measure(record)
+        self._watch.note(record, held_out_loss)
+
+    async def _drain(self) -> None:
+        """Begin no more microbatches, and wait a while for those under way."""
+        self.room.close()
+        with anyio.move_on_after(DRAIN_SECONDS):
+            await self._until(lambda: self.journal.under_way == 0)
+
+    async def _pause(self) -> None:
+        self._set_state(NodeState.PAUSED)
+        while self._control.is_paused and not self._control.is_stopping:
+            await self._control.changed()
+        self.pace.restart()
+        self._set_state(NodeState.TRAINING)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._ended.wait()
+
+    def _microbatch_ended(self) -> None:
+        ended, self._ended = self._ended, anyio.Event()
+        ended.set()
+
+    def _set_state(self, state: NodeState) -> None:
+        if state is not self.state:
+            self.state = state
+            self._changed()

@@ -1,0 +1,146 @@
+"""The life of one stage that a node holds: collect, step, pause, save, end. All stages of a node obey one control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.checkpoint.writer import WriteReport
+from neuroshard.training.control import Control, Requests, first_of
+from neuroshard.training.pace import Pace
+from neuroshard.training.record import TrainingRecord
+from neuroshard.training.stage_trainer import StageTrainer
+
+
+class StageLoop:
+    """Does one thing at a time; while none is asked for, the intake is open and microbatches come.
+
+    A stage closes only after the stages before it on this node have: what these have begun can so end in this one.
+    """
+
+    def __init__(
+        self,
+        stage: StageTrainer,
+        control: Control,
+        *,
+        before: StageLoop | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`before` is the stage before this one on this node; `changed` is told every change of `state`."""
+        self.stage = stage
+        self.state = NodeState.STARTING  # or TRAINING, or PAUSED once the accelerator is free
+        self.last_report: WriteReport | None = None
+        self.requests = Requests(control)
+        self._control = control
+        self._service = stage.parts.service
+        self._before = before
+        self._changed = changed
+
+    @property
+    def record(self) -> TrainingRecord:
+        """What the stage knows beside tensors."""
+        return self.stage.record
+
+    @property
+    def steps(self) -> int:
+        """Applied inner steps so far."""
+        return self.stage.steps
+
+    @property
+    def pace(self) -> Pace:
+        """How fast they come."""
+        return self.stage.pace
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there are checkpoints of it."""
+        return self.stage.parts.saver is not None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is in work that the next stage of this node would have to do as well."""
+        intake = self._service.intake
+        return (self._before is None or self._before.is_quiet) and not intake.is_admitting and intake.is_idle
+
+    async def run(self, last_step: int | None = None) -> None:
+        """Until the control says stop, or the stage has made `last_step`."""
+        stage, control, intake = self.stage, self._control, self._service.intake
+        while True:
+            if intake.is_full:
+                await stage.step()
+            elif self._service.is_spoilt:
+                await stage.recover()
+            elif control.must_hold and self._before is not None and not self._before.is_quiet:
+                await self._let_through(self._before)
+            elif control.must_hold and intake.is_admitting:
+                await self._service.drain(control.must_hold, for_good=control.is_stopping)
+            elif control.is_stopping or (last_step is not None and self.steps >= last_step):
+                return
+            elif control.is_paused:
+                await self._pause()
+            elif self.requests.save_wanted:
+                await self._save()
+            elif stage.watch is not None and not stage.watch.is_ready(self.record):
+                await self._get_ready()
+            else:
+                await self._collect()
+
+    async def settle(self) -> None:
+        """Drop the step in work and save what the steps before it reached."""
+        await self._service.leave()
+        await self._save()
+        if self.stage.parts.saver is not None:
+            await self.stage.parts.saver.close()
+
+    async def until_quiet(self) -> None:
+        """Wait until `is_quiet`, which is so for good while the control says hold."""
+        if self._before is not None:
+            await self._before.until_quiet()
+        intake = self._service.intake
+        await intake.until(lambda: not intake.is_admitting and intake.is_idle)
+
+    async def _collect(self) -> None:
+        """Let microbatches in until they are enough for a step, or a request comes; what is done stays."""
+        self._begin()
+        self._service.intake.open()
+        await self.requests.unless_waiting(self._service.filled)
+
+    async def _let_through(self, before: StageLoop) -> None:
+        """Let in what the stage before has begun, though no more will begin there."""
+        self._service.intake.open()
+        await first_of(self._service.filled, before.until_quiet, self._control.changed)
+
+    async def _get_ready(self) -> None:
+        watch = self.stage.watch
+        if watch is None:
+            return
+        await watch.get_ready(self.record, self.requests)
+        if watch.held_out is not None:
+            self._begin()
+
+    async def _pause(self) -> None:
+        """Hold until asked to go on; save when asked meanwhile."""
+        control = self._control
+        await self._service.suspend()
+        self._set_state(NodeState.PAUSED)
+        while control.is_paused and not control.is_stopping:
+            if self.requests.save_wanted:
+                await self._save()
+            else:
+                await control.changed()
+        await self._service.resume()
+        self.pace.restart()
+        self._set_state(NodeState.TRAINING)
+
+    async def _save(self) -> None:
+        number = self._control.saves  # what is asked for from now on is another request
+        self.last_report = await self.stage.save() or self.last_report
+        self.requests.save_taken(number)
+
+    def _begin(self) -> None:
+        if self.state is NodeState.STARTING:
+            self._set_state(NodeState.TRAINING)
+
+    def _set_state(self, state: NodeState) -> None:
+        self.state = state
+        self._changed()
