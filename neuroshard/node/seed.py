@@ -25,9 +25,9 @@ from neuroshard.identity import TokenSecret, Wallet
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.node.identity import node_identity
+from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_exchange import RUN_KIND
-from neuroshard.node.society import PEERS_FILE, libp2p_opener
 from neuroshard.node.surroundings import use_surroundings
 from neuroshard.node.tasks import accompanied
 from neuroshard.swarm.hello import HELLO

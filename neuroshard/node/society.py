@@ -9,11 +9,11 @@ from ipaddress import ip_address
 
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
-from neuroshard.network import Connection, Network, Reputation
-from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.network import Connection, Network
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.port_mapping import PortMapping
 from neuroshard.node.joined_runs import JoinedRuns
+from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener, upload_limit
 from neuroshard.node.networking import Networking, NetworkOpener
 from neuroshard.node.run_choice import RunFinder
 from neuroshard.node.run_exchange import RunExchange, RunShelf
@@ -27,9 +27,6 @@ from neuroshard.swarm.participant import OwnWords, Participant
 from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import RunId
-
-PEERS_FILE = "network/peers.json"
-BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,6 @@ class Society:
         state, explanation = self.networking.state()
         trouble = "" if self.port_mapping is None else self.port_mapping.trouble()
         addresses = self.addresses()
-        upload = self.settings.max_upload
         return NetworkStatus(
             state=state,
             explanation=f"{explanation} {trouble}".strip(),
@@ -149,7 +145,7 @@ class Society:
             bytes_received=traffic.received,
             upload_rate=traffic.sent_a_second,
             download_rate=traffic.received_a_second,
-            upload_limit=None if upload is None else upload * 1e6 / BITS_PER_BYTE,
+            upload_limit=upload_limit(self.settings),
             banned_peers=0 if network is None else len(network.reputation.banned_peers()),
             refused=() if network is None else network.reputation.refused(),
             join_line=join_line(self.served, addresses, genesis),
@@ -161,25 +157,3 @@ def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> s
     if run is None or not addresses:
         return ""
     return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"
-
-
-def libp2p_opener(
-    settings: Settings, identity: NodeIdentity, outside: OutsidePorts | None = None, *, serves_others: bool = False
-) -> NetworkOpener:
-    """Opens libp2p networks with the owner's limits. `serves_others`: as a relay of nodes that cannot be dialled.
-
-    `outside`: where the networks say at which ports they listen, and read how these are reached from outside.
-    """
-    upload = settings.max_upload
-    options = NetworkOptions(
-        host=settings.p2p_host,
-        port=settings.p2p_port,
-        lan_discovery=settings.lan_discovery,
-        port_mapping=settings.port_mapping,
-        relay=settings.relay and not serves_others,
-        serve_relay=serves_others,
-        upload_bytes_per_second=None if upload is None else upload * 1e6 / BITS_PER_BYTE,
-    )
-    # what peers did is not forgiven by a restart of the network
-    parts = NetworkParts(reputation=Reputation(), outside=outside)
-    return lambda: libp2p_network(identity, options, parts=parts)

@@ -18,8 +18,8 @@ from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, 
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkFailedError
 from neuroshard.node import address_book, networking
+from neuroshard.node.libp2p_opening import libp2p_opener
 from neuroshard.node.networking import Networking, NetworkOpener
-from neuroshard.node.society import libp2p_opener
 
 TOPIC = "test"
 LONGEST_SECONDS = 40

@@ -1,0 +1,39 @@
+"""A node's network as its settings want it, apart from the run it serves: a seed serves none, and loads no PyTorch."""
+
+from __future__ import annotations
+
+from neuroshard.config.settings import Settings
+from neuroshard.identity import NodeIdentity
+from neuroshard.network import Reputation
+from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.network.outside_ports import OutsidePorts
+from neuroshard.node.networking import NetworkOpener
+
+PEERS_FILE = "network/peers.json"
+BITS_PER_BYTE = 8
+
+
+def upload_limit(settings: Settings) -> float | None:
+    """Most bytes a second that go to other nodes; None: as many as the line takes."""
+    return None if settings.max_upload is None else settings.max_upload * 1e6 / BITS_PER_BYTE
+
+
+def libp2p_opener(
+    settings: Settings, identity: NodeIdentity, outside: OutsidePorts | None = None, *, serves_others: bool = False
+) -> NetworkOpener:
+    """Opens libp2p networks with the owner's limits. `serves_others`: as a relay of nodes that cannot be dialled.
+
+    `outside`: where the networks say at which ports they listen, and read how these are reached from outside.
+    """
+    options = NetworkOptions(
+        host=settings.p2p_host,
+        port=settings.p2p_port,
+        lan_discovery=settings.lan_discovery,
+        port_mapping=settings.port_mapping,
+        relay=settings.relay and not serves_others,
+        serve_relay=serves_others,
+        upload_bytes_per_second=upload_limit(settings),
+    )
+    # what peers did is not forgiven by a restart of the network
+    parts = NetworkParts(reputation=Reputation(), outside=outside)
+    return lambda: libp2p_network(identity, options, parts=parts)
