@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from neuroshard.swarm.placement import choose_stages, equal_windows
-from neuroshard.swarm.relocation import Move, MoveTimes, Unrest, planned_moves, should_move
+from neuroshard.swarm.relocation import MoveTimes, Unrest, should_move
+from neuroshard.swarm.relocation_plan import Move, planned_moves
 from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder
 from neuroshard.types import NodeId, RunId, WalletId
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.swarm.relocation import Move, MoveReason, MoveTimes, Unrest, planned_moves, should_move
+from neuroshard.swarm.relocation import MoveTimes, Unrest, should_move
+from neuroshard.swarm.relocation_plan import Move, MoveReason, planned_moves
 from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder, StageRange
 from neuroshard.types import NodeId, RunId, WalletId
 
