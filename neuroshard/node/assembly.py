@@ -43,6 +43,7 @@ from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.generation import TextGenerator
 from neuroshard.training.loop import Trainer
+from neuroshard.training.model_chain import ModelChain
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.routing import FixedRouting
@@ -358,14 +359,12 @@ class Assembly:
 
     def _trainer(self, ground: Ground, lives: list[LiveStage], feed: DataFeed) -> Trainer:
         run, swarm = ground.run, ground.swarm
-        is_whole = len(lives) == len(swarm.plan) == 1
+        chain = ModelChain([live.stage.executor.model for live in lives])
         parts = TrainerParts(
             parameters=run.parameters,
             stages=tuple(live.parts for live in lives),
             driving=self._driving(run, swarm, lives, feed) if lives[0].parts.index == 0 else None,
-            generator=TextGenerator(ground.compute, lives[0].stage.executor.model, Tokenizer(ground.data.table))
-            if is_whole
-            else None,
+            generator=TextGenerator(ground.compute, chain, Tokenizer(ground.data.table)) if chain.is_whole else None,
         )
         return Trainer(parts, [live.stage.record for live in lives])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import cast
 
 import anyio
 import torch
@@ -14,11 +13,10 @@ from torch import Tensor
 from neuroshard.data.tokenizer.encoder import Tokenizer
 from neuroshard.data.tokenizer.table import EOS, FIRST_BYTE_ID
 from neuroshard.errors import NotReadyError
-from neuroshard.model.key_value_cache import KeyValueCache
 from neuroshard.model.sampling import sample_next
-from neuroshard.model.transformer import StageModel
 from neuroshard.status.commands import Generate, GeneratedText, GenerationSummary
 from neuroshard.training.compute import ComputeThread, Priority
+from neuroshard.training.model_chain import ChainCaches, ModelChain
 from neuroshard.training.stop_sequences import StopSequences
 
 _LOG = logging.getLogger(__name__)
@@ -27,18 +25,18 @@ SLICE_SECONDS = 0.1  # generated in one job; a microbatch may run before the nex
 
 
 class TextGenerator:
-    """Continues prompts with a model that holds all layers; one completion at a time, so that memory stays bounded."""
+    """Continues prompts with all layers of a model; one completion at a time, so that memory stays bounded."""
 
     def __init__(
         self,
         compute: ComputeThread,
-        model: StageModel,
+        chain: ModelChain,
         tokenizer: Tokenizer,
         slice_seconds: float = SLICE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compute = compute
-        self._model = model
+        self._chain = chain
         self._tokenizer = tokenizer
         self._slice_seconds = slice_seconds
         self._clock = clock
@@ -50,15 +48,15 @@ class TextGenerator:
         A prompt longer than the context loses its beginning, which the summary counts. Raises NotReadyError when
         this node does not hold the whole model.
         """
-        if not (self._model.is_first and self._model.is_last):
+        if not self._chain.is_whole:
             raise NotReadyError("This node holds only a part of the model.", "Ask a node that holds all layers.")
         async with self._turn:
-            completion = Completion(self._model, self._tokenizer, request)
+            completion = Completion(self._chain, self._tokenizer, request)
             if completion.truncated_tokens:
                 _LOG.info(
                     "The first %d tokens of the prompt are beyond the context of %d and were left out.",
                     completion.truncated_tokens,
-                    self._model.architecture.sequence_length,
+                    self._chain.architecture.sequence_length,
                 )
             while not completion.is_finished:
                 await self._compute.run(lambda: self._advance(completion), Priority.SMALL)
@@ -78,20 +76,19 @@ class TextGenerator:
 class Completion:
     """The state of one completion; runs on the compute thread."""
 
-    def __init__(self, model: StageModel, tokenizer: Tokenizer, request: Generate) -> None:
-        self._model = model
+    def __init__(self, chain: ModelChain, tokenizer: Tokenizer, request: Generate) -> None:
+        self._chain = chain
         self._request = request
         prompt: list[int] = tokenizer.encode(request.prompt, bos=True).tolist()
-        context = model.architecture.sequence_length
+        self._context = context = chain.architecture.sequence_length
         self.truncated_tokens = max(0, len(prompt) - context)
         self._prompt_tokens = len(prompt) - self.truncated_tokens
         self._ids: list[int] = prompt[-context:]
         self._unread: list[int] = []
-        self._device = torch.device("cpu")
-        self._cache: KeyValueCache | None = None
+        self._caches: ChainCaches | None = None
         self._stops = StopSequences(request.stop)
         self._decoder = tokenizer.decoder()
-        self._allowed = allowed_ids(tokenizer.size, model.architecture.vocabulary_size)
+        self._allowed = allowed_ids(tokenizer.size, chain.architecture.vocabulary_size)
         self._random = torch.Generator()
         if request.seed is None:
             self._random.seed()
@@ -115,7 +112,6 @@ class Completion:
         if not self.is_finished:
             self._finish("stop")
 
-    @torch.no_grad()
     def next_token(self) -> None:
         """Generate one token and hand on the text that became certain."""
         if self._request.cancelled.is_set():
@@ -138,15 +134,11 @@ class Completion:
             self._request.sink(GeneratedText(text, self._count))
 
     def _sample(self) -> int:
-        device = next(self._model.parameters()).device
-        if self._cache is None or device != self._device:  # the first token, or a pause moved the model meanwhile
-            self._unread = self._ids[-self._model.architecture.sequence_length :]
-            self._device = device
-            self._cache = KeyValueCache(self._model.architecture, self._model.layer_range, device=device)
-        inputs = torch.tensor([self._unread], device=device)
-        activations = cast("Callable[[Tensor, KeyValueCache], Tensor]", self._model)(inputs, self._cache)
-        logits = self._model.logits(activations[:, -1:])[0, 0].float()
-        allowed = self._allowed.to(device)
+        if self._caches is None or not self._chain.fits(self._caches):  # a pause moves the model
+            self._unread = self._ids[-self._context :]
+            self._caches = self._chain.caches()
+        logits = self._chain.next_logits(self._unread, self._caches)
+        allowed = self._allowed.to(logits.device)
         token = sample_next(
             torch.where(allowed, logits, -torch.inf), self._request.temperature, self._request.top_p, self._random
         )
@@ -156,7 +148,7 @@ class Completion:
 
     def _finish(self, reason: str, text: str = "") -> None:
         self._finish_reason = reason
-        self._cache = None
+        self._caches = None
         if not self._stops.reached:
             text += self._stops.feed(self._decoder.finish()) + self._stops.finish()
         self._request.sink(GeneratedText(text, self._count, reason))

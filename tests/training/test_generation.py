@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.status.commands import Generate, GeneratedText
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.generation import TextGenerator, allowed_ids
+from neuroshard.training.model_chain import ModelChain
 from neuroshard.training.stop_sequences import StopSequences
 from neuroshard.types import LayerRange
 
@@ -66,7 +68,7 @@ def uncached(model: StageModel, prompt: str, count: int) -> list[int]:
 @pytest.mark.parametrize("slice_seconds", [0.0, 10.0])
 def test_greedy_text_equals_the_uncached_one(compute: ComputeThread, slice_seconds: float) -> None:
     model, sink = model_of(), Pieces()
-    generator = TextGenerator(compute, model, TOKENIZER, slice_seconds)
+    generator = TextGenerator(compute, ModelChain([model]), TOKENIZER, slice_seconds)
     summary = trio.run(generator.generate, request(sink, max_tokens=8, temperature=0.0))
     ids = uncached(model, "the th", 8)
     assert EOS not in ids
@@ -78,8 +80,32 @@ def test_greedy_text_equals_the_uncached_one(compute: ComputeThread, slice_secon
     assert sink.threads == {"neuroshard-compute"}
 
 
+@pytest.mark.parametrize("cuts", [(0, 1, 3), (0, 2, 3), (0, 1, 2, 3)])
+def test_stages_in_a_chain_give_the_text_of_the_model_in_one_piece(
+    compute: ComputeThread, cuts: tuple[int, ...]
+) -> None:
+    parts = [StageModel(SHAPE, LayerRange(start, stop)) for start, stop in pairwise(cuts)]
+    for part in parts:
+        initialise(part, 3)
+    texts = list[str]()
+    for models in ([model_of()], parts):
+        sink = Pieces()
+        asked = request(sink, max_tokens=2 * SHAPE.sequence_length, temperature=0.7)  # beyond what the caches hold
+        trio.run(TextGenerator(compute, ModelChain(models), TOKENIZER).generate, asked)
+        texts.append(sink.text)
+    assert len(texts[0]) > SHAPE.sequence_length
+    assert texts[1] == texts[0]
+
+
+def test_stages_with_a_gap_are_no_chain() -> None:
+    with pytest.raises(ValueError, match="follow each other"):
+        ModelChain([StageModel(SHAPE, LayerRange(0, 1)), StageModel(SHAPE, LayerRange(2, 3))])
+    with pytest.raises(ValueError, match="follow each other"):
+        ModelChain([])
+
+
 def test_equal_seeds_give_equal_texts_and_only_usable_ids(compute: ComputeThread) -> None:
-    generator, texts = TextGenerator(compute, model_of(), TOKENIZER), list[str]()
+    generator, texts = TextGenerator(compute, ModelChain([model_of()]), TOKENIZER), list[str]()
     for seed in (1, 1, 2):
         sink = Pieces()
         trio.run(generator.generate, request(sink, seed=seed, max_tokens=30, temperature=3.0))
@@ -91,7 +117,7 @@ def test_equal_seeds_give_equal_texts_and_only_usable_ids(compute: ComputeThread
 
 def test_one_callable_a_token_lets_training_in_between(compute: ComputeThread) -> None:
     order = list[str]()
-    generator = TextGenerator(compute, model_of(), TOKENIZER, slice_seconds=0.0)
+    generator = TextGenerator(compute, ModelChain([model_of()]), TOKENIZER, slice_seconds=0.0)
 
     async def train() -> None:
         for _ in range(4):
@@ -109,7 +135,7 @@ def test_one_callable_a_token_lets_training_in_between(compute: ComputeThread) -
 
 
 def test_a_long_prompt_loses_its_beginning_and_the_summary_says_so(compute: ComputeThread) -> None:
-    generator, sink = TextGenerator(compute, model_of(), TOKENIZER), Pieces()
+    generator, sink = TextGenerator(compute, ModelChain([model_of()]), TOKENIZER), Pieces()
     prompt = "zq" * 20
     summary = trio.run(generator.generate, request(sink, prompt, max_tokens=20))
     assert summary.truncated_prompt_tokens == 41 - SHAPE.sequence_length
@@ -118,7 +144,7 @@ def test_a_long_prompt_loses_its_beginning_and_the_summary_says_so(compute: Comp
 
 
 def test_a_cancelled_request_ends_at_once(compute: ComputeThread) -> None:
-    generator, sink = TextGenerator(compute, model_of(), TOKENIZER), Pieces()
+    generator, sink = TextGenerator(compute, ModelChain([model_of()]), TOKENIZER), Pieces()
     asked = request(sink, max_tokens=10_000)
 
     def cancel_soon(piece: GeneratedText) -> None:
@@ -133,16 +159,18 @@ def test_a_cancelled_request_ends_at_once(compute: ComputeThread) -> None:
 
 def test_nothing_is_generated_for_zero_tokens_or_with_a_part_of_the_model(compute: ComputeThread) -> None:
     sink = Pieces()
-    summary = trio.run(TextGenerator(compute, model_of(), TOKENIZER).generate, request(sink, "", max_tokens=0))
+    summary = trio.run(
+        TextGenerator(compute, ModelChain([model_of()]), TOKENIZER).generate, request(sink, "", max_tokens=0)
+    )
     assert (summary.prompt_tokens, summary.completion_tokens, summary.finish_reason) == (1, 0, "length")
-    part = TextGenerator(compute, StageModel(SHAPE, LayerRange(0, 1)), TOKENIZER)
+    part = TextGenerator(compute, ModelChain([StageModel(SHAPE, LayerRange(0, 1))]), TOKENIZER)
     with pytest.raises(NotReadyError):
         trio.run(part.generate, request(sink))
 
 
 def test_a_stop_sequence_ends_the_text_before_it(compute: ComputeThread) -> None:
     model, whole = model_of(), Pieces()
-    generator = TextGenerator(compute, model, TOKENIZER)
+    generator = TextGenerator(compute, ModelChain([model]), TOKENIZER)
     trio.run(generator.generate, request(whole, max_tokens=16, temperature=0.0))
     stop = whole.text[2:4]
     sink = Pieces()
