@@ -188,7 +188,6 @@ class Trainer:
 
     def _present_state(self) -> tuple[NodeState, str]:
         """State and reason in words."""
-        drive = self._loops.drive
         match self._state:
             case NodeState.PAUSED:
                 return NodeState.PAUSED, self._control.pause_reason
@@ -196,12 +195,19 @@ class Trainer:
                 return NodeState.STOPPING, "Saving a final checkpoint."
             case NodeState.NOT_TRAINING:
                 return NodeState.NOT_TRAINING, "Training has ended."
-            case _ if drive is not None and drive.waiting.is_noticeable:
-                return NodeState.WAITING_FOR_DATA, f"Waiting for data. {self._data_status().explanation}"
-            case NodeState.STARTING:
-                return NodeState.STARTING, "Fetching the first data."
             case _:
-                return NodeState.TRAINING, "Training."
+                return self._work_or_wait()
+
+    def _work_or_wait(self) -> tuple[NodeState, str]:
+        drive, driving = self._loops.drive, self.parts.driving
+        if drive is not None and drive.waiting.is_noticeable:
+            return NodeState.WAITING_FOR_DATA, f"Waiting for data. {self._data_status().explanation}"
+        obstacle = None if driving is None else driving.routing.obstacle
+        if obstacle is not None:
+            return NodeState.WAITING_FOR_STAGES, obstacle
+        if self._state is NodeState.STARTING:
+            return NodeState.STARTING, "Fetching the first data."
+        return NodeState.TRAINING, "Training."
 
     def _set_state(self, state: NodeState) -> None:
         self._state = state

@@ -25,6 +25,7 @@ from neuroshard.training.record import TrainingRecord
 from neuroshard.training.stage_loop import StageLoop
 from neuroshard.training.verification import TREND_POINTS, Evidence, verify
 
+AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES, NodeState.STARTING})
 NOTHING_HELD = DilocoStatus(members=0, explanation="This node holds no layers: it has nothing to synchronise.")
 
 
@@ -122,7 +123,7 @@ def verification_status(
             evaluations=record.evaluations.evaluations,
             recent=record.history.recent(TREND_POINTS),
             initial_loss=progress.initial_loss,
-            is_training=state in (NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.STARTING),
+            is_training=state in AT_WORK,
             state_reason=reason,
             learning_rate=parameters.inner.learning_rate,
             last_non_finite_step=progress.non_finite.last_step,
