@@ -37,8 +37,11 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check Python, PyTorch, memory, disk, port, data source and every setting. Exit code 1 when something is wrong."""
+    import logging
+
     from neuroshard.config.loading import load_settings
 
+    logging.getLogger("neuroshard").addHandler(logging.NullHandler())  # what goes wrong is told as a finding, once
     loaded = load_settings(given(data_dir=data_dir, port=port, host=host, genesis=genesis))
     findings = [_examined(name, look, loaded) for name, look in _LOOKS]
     if as_json:

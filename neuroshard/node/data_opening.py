@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -22,12 +22,15 @@ from neuroshard.data.tokenizer import TokenizerTable
 from neuroshard.errors import DataError, DataUnavailableError
 from neuroshard.model.memory_need import MEGABYTE, PROCESS_BYTES
 from neuroshard.node.own_run import OwnRun, OwnRuns
+from neuroshard.node.tasks import accompanied
 
 log = logging.getLogger(__name__)
 
 OF_A_FOLDER = 1  # refusals until a source is given up: what lies on a disk does not mend itself
 OF_A_SERVER = 5
+PROBLEM_LOOK_SECONDS = 0.1
 CHECK_SOURCE = "Check --genesis: it must name a Genesis folder or its address."
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,17 @@ async def pins_of_source(
     """
     source = open_source(location)
     fetcher = Fetcher(source)
-    try:
-        with _naming(fetcher), anyio.move_on_after(seconds):
+
+    async def pins() -> GenesisPins:
+        with _naming(fetcher):
             genesis = await _opened(fetcher, store, max_tokenizer_bytes)(pins=wanted)
             table = TokenizerTable.load(genesis.tokenizer)
             if wanted is not None and wanted.next_merge_id > table.next_merge_id:
                 raise DataError(f"The tokenizer has {table.next_merge_id} ids, not {wanted.next_merge_id}.")
             return wanted or genesis.pins(table.next_merge_id)
-        raise _no_answer(fetcher)
+
+    try:
+        return await _in_time(fetcher, pins, seconds)
     finally:
         await source.aclose()
 
@@ -123,18 +129,32 @@ async def look_at_source(location: str, seconds: float) -> str:
     """What a source holds, in words, for `neuroshard doctor`. Raises DataError when it does not answer in time."""
     source = open_source(location)
     fetcher = Fetcher(source)
+
+    async def looked() -> str:
+        request = FileRequest(MANIFEST_NAME, 2, MAX_MANIFEST_BYTES, give_up_after=1)
+        manifest = await fetcher.fetch_bytes(request, parse_manifest)
+        signed = "signed" if manifest.signing_key else "unverified"
+        return f"{manifest.total_shards:,} shards, {signed}, at {source.description}"
+
     try:
-        with anyio.move_on_after(seconds):
-            request = FileRequest(MANIFEST_NAME, 2, MAX_MANIFEST_BYTES, give_up_after=1)
-            manifest = await fetcher.fetch_bytes(request, parse_manifest)
-            signed = "signed" if manifest.signing_key else "unverified"
-            return f"{manifest.total_shards:,} shards, {signed}, at {source.description}"
-        raise _no_answer(fetcher)
+        return await _in_time(fetcher, looked, seconds)
     finally:
         await source.aclose()
 
 
-def _no_answer(fetcher: Fetcher) -> DataUnavailableError:
-    problem = next((item.error for item in fetcher.active() if item.error), "no answer")
-    action = "Check --genesis and the internet connection."
-    return DataUnavailableError(f"{fetcher.source.description}: {problem}", action)
+async def _in_time(fetcher: Fetcher, work: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """The value of `work`. Raises DataUnavailableError with the fetcher's last problem when it takes longer."""
+    problem = ""
+
+    async def note_problem() -> None:
+        nonlocal problem
+        while True:
+            await anyio.sleep(PROBLEM_LOOK_SECONDS)
+            problem = next((f": {item.error}" for item in fetcher.active() if item.error), problem)
+
+    with anyio.move_on_after(seconds):
+        return await accompanied(work, note_problem)
+    raise DataUnavailableError(
+        f"{fetcher.source.description} does not answer within {seconds:g} s{problem or '.'}",
+        "Check --genesis and the internet connection.",
+    )

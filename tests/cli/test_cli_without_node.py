@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -147,3 +149,24 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
+
+
+def test_a_source_that_does_not_answer_is_one_clear_line_of_the_doctor(neuroshard: Command) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        program = "from neuroshard.cli import doctor, main; doctor.MANIFEST_SECONDS = 1.0; main.main()"
+        neuroshard.home.mkdir()
+        ran = subprocess.run(
+            [sys.executable, "-c", program, "doctor", "--genesis", address],
+            env=neuroshard.environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr) == (1, "")
+    told = [line for line in ran.stdout.splitlines() if address in line and not line.startswith(" ")]
+    assert len(told) == 1
+    assert told[0].startswith(f"BAD data     {address} does not answer within 1 s: 127.0.0.1 cannot be reached")
+    assert "Trying again" not in ran.stdout

@@ -17,6 +17,7 @@ from neuroshard.node.joined_runs import JoinedRuns, read_offer_file
 from neuroshard.node.run_config import RunConfig
 from neuroshard.node.run_creation import Owner, create_run, update_run, write_offer
 from neuroshard.swarm.run_offer import RunOffer, read_offer
+from neuroshard.types import JsonValue
 
 CONFIG: RunConfig = {"name": "friends", "architecture": {"depth": 2, "sequence_length": 64}, "inner_lr": 1e-3}
 STRANGER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
@@ -75,7 +76,7 @@ def test_a_source_that_does_not_answer_ends_in_time(owner: Owner) -> None:
         closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
         started = time.monotonic()
-        with pytest.raises(DataUnavailableError, match=address):
+        with pytest.raises(DataUnavailableError, match=f"{address} does not answer within 0.5 s: 127.0.0.1 cannot be"):
             create_run(owner, CONFIG, address, seconds=0.5)
     assert time.monotonic() - started < 10
     assert not (owner.data_dir / "runs").exists()
@@ -125,6 +126,34 @@ def test_a_later_version_does_not_hold_earlier(owner: Owner, made: RunOffer) -> 
     second = update_run(owner, made, {"inner_lr": 5e-4, "holds_from_outer_step": 10}).offer
     with pytest.raises(UsageError, match="lies before that of version 2, 10"):
         update_run(owner, second, {"inner_lr": 1e-4, "holds_from_outer_step": 9})
+
+
+def test_versions_to_come_are_all_kept(owner: Owner, made: RunOffer) -> None:
+    update_run(owner, made, {"inner_lr": 5e-4, "holds_from_outer_step": 10})
+    third = update_run(owner, made, {"outer_lr": 0.5, "holds_from_outer_step": 20}).offer
+    rates = [third.parameters_at(step).inner.learning_rate for step in (0, 9, 10, 20)]
+    assert rates == [1e-3, 1e-3, 5e-4, 5e-4]
+    assert [third.parameters_at(step).outer.learning_rate for step in (10, 19, 20)] == [0.7, 0.7, 0.5]
+    assert JoinedRuns(owner.data_dir).load(made.run_id) == third
+
+
+def test_more_versions_than_nodes_can_tell_of_are_refused(owner: Owner, made: RunOffer) -> None:
+    seeds: list[JsonValue] = [
+        f"/dns4/{'a' * 60}.example/tcp/{port}/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
+        for port in range(4001, 4017)
+    ]
+
+    def sign_on() -> None:
+        for step in range(1, 40):
+            update_run(owner, made, {"seeds": seeds[step % 16 :], "holds_from_outer_step": step})
+
+    with pytest.raises(UsageError, match="versions already"):
+        sign_on()
+    last = JoinedRuns(owner.data_dir).load(made.run_id)
+    assert last is not None
+    start = last.parameters.holds_from_outer_step
+    instead = update_run(owner, made, {"inner_lr": 1e-5, "holds_from_outer_step": start}).offer
+    assert len(instead.versions) == len(last.versions)
 
 
 def test_only_the_owner_signs(owner: Owner, made: RunOffer) -> None:
