@@ -11,7 +11,7 @@ import trio
 
 from neuroshard.errors import NeuroShardError, StorageError
 from neuroshard.identity import Wallet
-from neuroshard.node.assembly import Assembly, RunningNode
+from neuroshard.node.assembly import Assembly
 from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
@@ -21,12 +21,15 @@ from neuroshard.node.observation import Observer
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.placing import Placing
 from neuroshard.node.publisher import Publisher
+from neuroshard.node.relocating import Relocating
 from neuroshard.node.society import Society
+from neuroshard.node.stage_training import Ground, RunningNode, StageTraining
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.tasks import accompanied
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import NodeState
+from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.telemetry.counters import Counters
 
 log = logging.getLogger(__name__)
@@ -86,11 +89,18 @@ class Application:
             enter=partial(self._enter, society),
             demo=self._demo,
         )
+        training = StageTraining(
+            self._configuration.settings,
+            society.identity,
+            self._publisher,
+            assembly.startup,
+            is_demo=self._demo is not None,
+        )
         try:
-            node = await self._start_up(assembly)
+            node = await self._start_up(assembly, training)
             if node is not None:
-                loop.attach(node)
-                await self._train(node, society)
+                further = partial(self._further_nodes, node.ground, society)
+                await accompanied(partial(self._train_on, node, training, loop, society), further)
         except NeuroShardError as error:
             self._publisher.state(NodeState.FAILED, str(error))
             raise
@@ -98,7 +108,7 @@ class Application:
             with anyio.CancelScope(shield=True):
                 await assembly.close()
 
-    async def _start_up(self, assembly: Assembly) -> RunningNode | None:
+    async def _start_up(self, assembly: Assembly, training: StageTraining) -> RunningNode | None:
         """The running parts, or None when a stop came first."""
         with anyio.CancelScope() as scope:
 
@@ -107,22 +117,40 @@ class Application:
                 scope.cancel()
 
             self._stop.react(give_up)
-            return await assembly.build()
+            return await training.begin(*await assembly.lay())
         return None
 
-    async def _train(self, node: RunningNode, society: Society) -> None:
-        """Train until a stop was asked for, or the demo's steps are done. Raises NeuroShardError.
+    async def _train_on(self, node: RunningNode, training: StageTraining, loop: CommandLoop, society: Society) -> None:
+        """Train, also other stages when the swarm needs them more."""
+        while True:
+            loop.attach(node)
+            stages = await self._train(node, society)
+            if stages is None or self._stop.reason is not None:
+                return
+            node = await training.begin(node.ground, stages)
 
-        Also when the final checkpoint was not saved: whoever stopped the node must not believe that all is safe.
+    async def _train(self, node: RunningNode, society: Society) -> StageRange | None:
+        """Train until a stop was asked for, or the demo's steps are done, or other stages are needed more: those then.
+
+        Raises NeuroShardError, also when the final checkpoint was not saved: whoever stopped the node must not believe
+        that all is safe.
         """
         observer = Observer(node, society, self._publisher, self._counters)
         trainer = node.trainer
         self._stop.react(trainer.stop)
         wanted = None if self._demo is None else self._demo.steps
         last_step = None if wanted is None else trainer.record.progress.steps + wanted
+        elsewhere = list[StageRange]()
+
+        async def look_for_need() -> None:
+            elsewhere.append(await Relocating(node.ground.swarm, node.ground.windows).wanted())
+            trainer.stop()
+
+        companions = [observer.run, look_for_need]
+        if node.is_driving:
+            companions.append(node.feed.run)
         try:
-            further = partial(self._further_nodes, node, society)
-            await accompanied(partial(trainer.run, last_step), node.feed.run, observer.run, further)
+            await accompanied(partial(trainer.run, last_step), *companions)
         finally:
             observer.publish()
         if trainer.last_save_failed:
@@ -130,6 +158,7 @@ class Application:
                 "The final checkpoint could not be saved; the steps since the one before it are lost.",
                 "The log says why. Older checkpoints are still there: `neuroshard checkpoint list`.",
             )
+        return elsewhere[0] if elsewhere else None
 
     def _enter(self, society: Society, run: OwnRun) -> Placing:
         """Become one of the run's nodes; which layers this one takes is chosen next."""
@@ -137,16 +166,16 @@ class Application:
         swarm = society.serve(run.offer, self._board.current, is_shared=is_swarm or run.is_joined)
         return Placing(swarm, society.networking)
 
-    async def _further_nodes(self, node: RunningNode, society: Society) -> None:
+    async def _further_nodes(self, ground: Ground, society: Society) -> None:
         """The other nodes of `demo --nodes N`, which join the first one's run."""
         if self._demo is None or self._demo.nodes < 2:
             return
         network = await society.networking.up()
         invitation = Invitation(
-            run_id=node.ground.run.run_id,
+            run_id=ground.run.run_id,
             peer=network.transport.addresses()[0],
-            genesis=node.ground.fetcher.source.description,
+            genesis=ground.fetcher.source.description,
             max_stages=self._demo.stages_a_node,
         )
-        swarm = LocalSwarm(self._configuration.settings.data_dir, self._demo.nodes, node.ground.threads)
+        swarm = LocalSwarm(self._configuration.settings.data_dir, self._demo.nodes, ground.threads)
         await swarm.run(invitation)

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 import anyio
 
 from neuroshard.errors import NeuroShardError, NotReadyError
-from neuroshard.node.assembly import RunningNode
 from neuroshard.node.configuration import Configuration
+from neuroshard.node.stage_training import RunningNode
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import (
     Answer,

@@ -7,11 +7,11 @@ from dataclasses import replace
 import anyio
 import anyio.to_thread
 
-from neuroshard.node.assembly import RunningNode
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.resources import peak_megabytes, resident_megabytes
 from neuroshard.node.society import Society
-from neuroshard.status.snapshot import DilocoStatus, ResourceStatus
+from neuroshard.node.stage_training import RunningNode
+from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus
 from neuroshard.telemetry.counters import Counters
 
 PUBLISH_SECONDS = 0.5
@@ -36,6 +36,7 @@ class Observer:
         for name, help_text in _COUNTED.items():
             counters.declare(name, help_text)
         self._publisher = publisher
+        self._told: NodeState | None = None
         self._resources = ResourceStatus(
             device=node.ground.device.kind, device_name=node.ground.device.name, cpu_threads_limit=node.ground.threads
         )
@@ -49,8 +50,11 @@ class Observer:
                 await anyio.sleep(PUBLISH_SECONDS)
 
     def publish(self) -> None:
-        """Publish what the parts say now."""
+        """Publish what the parts say now, and let others know soon when this node begins to do something else."""
         seen = self._node.trainer.snapshot()
+        if seen.state is not self._told:
+            self._told = seen.state
+            self._society.speak_soon()
         memory = replace(self._node.memory, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
         sight = self._society.look(self._node.ground.fetcher.source.description)
         self._publisher.change(

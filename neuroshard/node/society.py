@@ -120,6 +120,11 @@ class Society:
             swarm,
         )
 
+    def speak_soon(self) -> None:
+        """Let the others know within a second what this node does now."""
+        if self.participant is not None:
+            self.participant.speak_soon()
+
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs at which others may reach this node now, the one that leads furthest first."""
         network = self.networking.current

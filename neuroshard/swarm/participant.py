@@ -68,6 +68,10 @@ class Participant:
             self._greeter, self.membership, self.intakes.announcements, namespaces, learned, random=chance
         )
 
+    def speak_soon(self) -> None:
+        """What this node does has changed: the others shall know within a second."""
+        self._reporter.speak_soon()
+
     async def live(self, network: Network) -> None:
         """Take part until cancelled, which says good-bye; ends with TransportClosedError when the network does."""
         self._greeter.serve(network)

@@ -51,6 +51,11 @@ class Reporter:
         self._now = now
         self._random = random
         self._sequence = 0
+        self._news = anyio.Event()
+
+    def speak_soon(self) -> None:
+        """What this node does has changed: the others shall know within a second."""
+        self._news.set()
 
     async def report_forever(self, network: Network) -> None:
         """Report at once, soon after somebody appeared, and at intervals; at the end say that this node leaves.
@@ -70,6 +75,7 @@ class Reporter:
 
     async def _publish(self, network: Network, *, leaving: bool) -> None:
         now = self._now()
+        self._news = anyio.Event()
         self._membership.forget_silent(now)
         self._sequence = max(self._sequence + 1, int(now * 1000))
         report = replace(
@@ -84,7 +90,20 @@ class Reporter:
         await network.gossip.publish(self._topic, data)
 
     async def _wait(self, share: float) -> None:
-        """Until the next report is due; whoever appears meanwhile may bring it forward."""
+        """Until the next report is due; news, and whoever appears meanwhile, may bring it forward."""
+        last = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+
+            async def hear_news() -> None:
+                await self._news.wait()
+                await anyio.sleep_until(last + EARLY_SECONDS)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(hear_news)
+            await self._wait_for_others(share)
+            tasks.cancel_scope.cancel()
+
+    async def _wait_for_others(self, share: float) -> None:
         last, members = anyio.current_time(), self._members()
         with anyio.CancelScope(deadline=next_report_at(last, share, members)):
             await self._membership.next_meeting()

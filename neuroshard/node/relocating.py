@@ -1,0 +1,37 @@
+"""Watches whether this node should hold other stages than it does, because the swarm lacks some."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import anyio
+
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.swarm.relocation import MoveTimes, Unrest, should_move
+from neuroshard.swarm.stage_coverage import StageRange
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+
+@dataclass
+class Relocating:
+    """One node's part in keeping all stages held."""
+
+    swarm: StageSwarm
+    windows: tuple[StageRange, ...]  # that this computer holds
+    times: MoveTimes = field(default_factory=MoveTimes)
+
+    async def wanted(self) -> StageRange:
+        """Wait until it is this node's turn to go; the stages to go to."""
+        unrest = Unrest()
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            coverage, now = self.swarm.coverage(), anyio.current_time()
+            unrest = unrest.seen(coverage, now)
+            move = should_move(self.swarm.node_id, unrest, now, self.times)
+            if move is not None and move.stages in self.windows:
+                log.info("Going to stages %d to %d: %s.", move.stages.start + 1, move.stages.stop, move.reason.value)
+                return move.stages

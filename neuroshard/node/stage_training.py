@@ -1,0 +1,193 @@
+"""Holds and trains some stages of the run: what is made anew when this node goes on to other stages."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from neuroshard.config.settings import Settings
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.feed import DataFeed
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.tokenizer import Tokenizer
+from neuroshard.identity import NodeIdentity
+from neuroshard.model.family import parameter_count
+from neuroshard.node.data_opening import OpenedData
+from neuroshard.node.own_run import OwnRun
+from neuroshard.node.placing import megabytes_for
+from neuroshard.node.probe import Device
+from neuroshard.node.proposal import Room
+from neuroshard.node.publisher import Publisher, StartupProgress
+from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
+from neuroshard.node.rotation_log import RotationLog
+from neuroshard.node.stage import LiveStage, bring_up_stage, checkpoint_policy, storage_limits
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.status.snapshot import MemoryStatus, ModelStatus
+from neuroshard.swarm.stage_coverage import StageRange
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.generation import TextGenerator
+from neuroshard.training.loop import Trainer
+from neuroshard.training.model_chain import ModelChain
+from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.routing import FixedRouting
+from neuroshard.training.swarm_routing import InTurn, SwarmRouting
+
+CHECKPOINT = "Looking for a checkpoint"
+FIRST_STEP = "Making the first step"
+MOST_IN_FLIGHT = 8  # microbatches of one driver
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What stays when this node goes on to other stages."""
+
+    run: OwnRun
+    data: OpenedData
+    fetcher: Fetcher
+    compute: ComputeThread
+    device: Device
+    threads: int
+    room: Room
+    memory: MemoryStatus
+    swarm: StageSwarm
+    windows: tuple[StageRange, ...]  # of stages that this computer holds
+
+
+@dataclass(frozen=True)
+class RunningNode:
+    """The parts that live while the node trains."""
+
+    ground: Ground
+    stages: StageRange
+    trainer: Trainer
+    feed: DataFeed
+    lives: tuple[LiveStage, ...]
+    cache: ShardCache
+    memory: MemoryStatus
+    sampler: ResourceSampler
+    rotations: RotationLog
+    startup: StartupProgress
+
+    @property
+    def is_driving(self) -> bool:
+        """Whether it takes data and sends them through the stages."""
+        return self.trainer.parts.driving is not None
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Let changed settings hold that can hold at once."""
+        self.cache.limit_bytes = settings.max_storage * 1_000_000
+        for live in self.lives:
+            live.stage.keeper.store.limits = storage_limits(settings)
+            live.stage.keeper.change_policy(checkpoint_policy(settings))
+
+
+class StageTraining:
+    """Makes the parts that hold and train stages."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        identity: NodeIdentity,
+        publisher: Publisher,
+        startup: StartupProgress,
+        *,
+        is_demo: bool,
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._publisher = publisher
+        self._startup = startup
+        self._is_demo = is_demo
+
+    async def begin(self, ground: Ground, stages: StageRange) -> RunningNode:
+        """The parts that hold and train these stages. Raises StorageError, CheckpointError."""
+        run, swarm = ground.run, ground.swarm
+        memory = self._tell_layers(ground, stages)  # from now on others count on this node
+        swarm.release()
+        with self._startup.stage(CHECKPOINT):
+            lives = [
+                await bring_up_stage(
+                    compute=ground.compute,
+                    settings=self._settings,
+                    identity=self._identity,
+                    run=run,
+                    index=index,
+                    layers=swarm.plan[index],
+                    device=ground.device,
+                    threads=ground.threads,
+                )
+                for index in stages
+            ]
+        for live in lives:
+            self._publisher.warn(*live.stage.warnings)
+            swarm.hold(live.parts.index, live.parts.service, live.parts.outer.exact_root)
+        feed, cache = self._feed(ground.data, run, lives[0])
+        trainer = self._trainer(ground, lives, feed)
+        if not self._settings.training:
+            trainer.pause(reason="Started without training: resume to train.")
+            self._startup.complete()
+        else:
+            self._startup.tell(FIRST_STEP, "")
+        return RunningNode(
+            ground=ground,
+            stages=stages,
+            trainer=trainer,
+            feed=feed,
+            lives=tuple(lives),
+            cache=cache,
+            memory=memory,
+            sampler=ResourceSampler(ground.device, self._settings.data_dir, ground.threads),
+            rotations=RotationLog(self._settings.data_dir, run.run_id, self._identity),
+            startup=self._startup,
+        )
+
+    def _tell_layers(self, ground: Ground, stages: StageRange) -> MemoryStatus:
+        """Publish which layers this node holds, and what they need."""
+        parameters, swarm = ground.run.parameters, ground.swarm
+        need = megabytes_for(parameters, stages, ground.room)
+        memory = replace(ground.memory, need_mb=need, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
+        architecture, layers = parameters.architecture, stages.layers(swarm.plan)
+        roles = layers.roles(architecture.layer_count)
+        self._publisher.change(
+            memory=memory, model=ModelStatus(architecture, parameter_count(architecture), layers, roles)
+        )
+        return memory
+
+    def _feed(self, data: OpenedData, run: OwnRun, live: LiveStage) -> tuple[DataFeed, ShardCache]:
+        cache = ShardCache(
+            self._settings.data_dir / "data_cache",
+            limit_bytes=self._settings.max_storage * 1_000_000,
+            vocabulary_size=run.parameters.architecture.vocabulary_size,
+        )
+        feed = DataFeed(
+            data.genesis,
+            cache,
+            run_id=run.run_id,
+            node_id=self._identity.node_id,
+            sequence_length=run.parameters.architecture.sequence_length,
+            start=live.stage.record.progress.position,
+            start_node=live.stage.record.node_id,
+            is_demo=self._is_demo,
+        )
+        return feed, cache
+
+    def _trainer(self, ground: Ground, lives: list[LiveStage], feed: DataFeed) -> Trainer:
+        run, swarm = ground.run, ground.swarm
+        chain = ModelChain([live.stage.executor.model for live in lives])
+        parts = TrainerParts(
+            parameters=run.parameters,
+            stages=tuple(live.parts for live in lives),
+            driving=self._driving(run, swarm, lives, feed) if lives[0].parts.index == 0 else None,
+            generator=TextGenerator(ground.compute, chain, Tokenizer(ground.data.table)) if chain.is_whole else None,
+        )
+        return Trainer(parts, [live.stage.record for live in lives])
+
+    def _driving(self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed) -> Driving:
+        """A lone node's routing is fixed; among several nodes it looks for whoever holds a stage."""
+        node_id, stage_count = self._identity.node_id, len(swarm.plan)
+        if stage_count == 1:
+            return Driving(node_id, feed, FixedRouting((LocalHop(lives[0].parts.service, node_id),)))
+        routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, InTurn(), swarm.missing)
+        in_flight = max(1, min(MOST_IN_FLIGHT, run.parameters.sequences_per_step // run.parameters.batch_size))
+        return Driving(node_id, feed, routing, in_flight, first_session=int(time.time()))
