@@ -14,6 +14,7 @@ import typer
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, given
 
 if TYPE_CHECKING:
+    from neuroshard.config.run_parameters import RunParameters
     from neuroshard.node.run_creation import Owner
     from neuroshard.swarm.run_offer import OfferChoice, RunOffer
 
@@ -79,11 +80,16 @@ def show(
         facts = {"run_id": offer.run_id, "owner_wallet_id": offer.owner, "verified": True, "changed": changed}
         owner_key, version = offer.initial.owner_public_key.hex(), offer.parameters.version
         both = {"parameters": asdict(offer.parameters), "initial": asdict(offer.initial.parameters)}
-        typer.echo(json.dumps({**facts, "owner_public_key": owner_key, "version": version, **both}))
+        versions = [{"version": each.version, "from_outer_step": start} for start, each in _holding(offer)]
+        typer.echo(
+            json.dumps({**facts, "owner_public_key": owner_key, "version": version, "versions": versions, **both})
+        )
         return
     typer.echo(f"run id     {offer.run_id}")
     typer.echo(f"owner      wallet {offer.owner}, key {offer.initial.owner_public_key.hex()}")
-    typer.echo(f"version    {offer.parameters.version}, holds from outer step {offer.parameters.holds_from_outer_step}")
+    for start, holding in reversed(_holding(offer)):
+        name = "version" if holding is offer.parameters else "before"
+        typer.echo(f"{name:10} {holding.version}, holds from outer step {start}")
     typer.echo("verified   the id fits the first version, and the owner signed what is shown here\n")
     initial = _flat(asdict(offer.initial.parameters))
     for name, value in _flat(asdict(offer.parameters)).items():
@@ -182,6 +188,12 @@ def _tell_made(
     typer.echo(f"{verb}: run {offer.run_id}, version {offer.parameters.version}, of wallet {owner.wallet.wallet_id}.")
     if choice.reason:
         typer.echo(choice.reason)
+    if choice.is_new and len(_holding(offer)) > 1:
+        (_, before), (start, _) = _holding(offer)[-2:]
+        typer.echo(
+            f"It holds from outer step {start} on, and version {before.version} before. A node that hears of it later"
+        )
+        typer.echo("takes it at once, so name a step that lies far enough ahead for all to hear of it in time.")
     typer.echo(f"Signed file: {file}\n")
     typer.echo(f"Begin it here:  {shlex.join(here)}")
     typer.echo(f"Others join:    {shlex.join(join)}")
@@ -189,6 +201,12 @@ def _tell_made(
         typer.echo("ADDR is an address of a node of the run: `neuroshard status` shows it once yours is running.")
     if source and "://" not in source:
         typer.echo(f"Others need the data, too: copy the folder, or `neuroshard genesis serve {shlex.quote(source)}`.")
+
+
+def _holding(offer: RunOffer) -> list[tuple[int, RunParameters]]:
+    """The versions that hold at some outer step, each with its first, in order."""
+    starts = {signed.parameters.holds_from_outer_step for signed in offer.versions}
+    return [(start, offer.parameters_at(start)) for start in sorted(starts)]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:

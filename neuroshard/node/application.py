@@ -100,7 +100,9 @@ class Application:
             node = await self._start_up(assembly, training)
             if node is not None:
                 further = partial(self._further_nodes, node.ground, society)
-                await accompanied(partial(self._train_on, node, training, loop, society), further)
+                await accompanied(
+                    partial(self._train_on, node, training, loop, society), further, society.exchange.look_on_shelf
+                )
         except NeuroShardError as error:
             self._publisher.state(NodeState.FAILED, str(error))
             raise

@@ -76,6 +76,7 @@ class Observer:
         )
         self._count("refused_files", self._node.ground.fetcher.refused_files)
         self._count("damaged_cache_files", self._node.cache.damaged_files)
+        self._society.note_outer_step(seen.diloco.outer_steps)
         clock_warning = self._society.clock_warning
         if clock_warning is not None:
             self._publisher.warn(clock_warning)

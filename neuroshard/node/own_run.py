@@ -30,7 +30,7 @@ class OwnRun:
     """A stored run of this wallet: what a node trains, and what it gives to those who want to join."""
 
     run_id: RunId
-    parameters: RunParameters  # those that hold now
+    parameters: RunParameters  # the newest; the offer knows which hold at which outer step
     offer: RunOffer
     is_joined: bool = False  # named or found, and so meant for several nodes
 

@@ -18,7 +18,14 @@ from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.node.data_opening import largest_tokenizer_bytes, pins_of_source
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.run_config import NAMES, RunConfig, apply_config, new_parameters
-from neuroshard.swarm.run_offer import MAY_CHANGE, OfferChoice, RunOffer, better_of, changed_fields
+from neuroshard.swarm.run_offer import (
+    MAX_OFFER_BYTES,
+    MAY_CHANGE,
+    OfferChoice,
+    RunOffer,
+    better_of,
+    changed_fields,
+)
 
 OPENING_SECONDS = 120.0
 _FILE_MODE = 0o644  # nothing in it is secret; it may lie beside a public manifest
@@ -68,17 +75,26 @@ def update_run(owner: Owner, offer: RunOffer, config: RunConfig) -> OfferChoice:
     runs = JoinedRuns(owner.data_dir)
     held = runs.load(offer.run_id)
     newest = offer if held is None else better_of(held, offer).offer
-    parameters = _next_version(newest, config)
-    return runs.keep(RunOffer(offer.initial, SignedRunParameters.sign(owner.wallet, parameters)))
+    updated = newest.with_version(SignedRunParameters.sign(owner.wallet, _next_version(newest, config)))
+    if len(_for_people(updated)) > MAX_OFFER_BYTES:
+        start = newest.parameters.holds_from_outer_step
+        raise UsageError(
+            f"Run {offer.run_id[:16]} has {len(newest.versions)} versions already; no more fit into an offer.",
+            f"A version that holds from outer step {start} takes the place of the newest; else make a new run.",
+        )
+    return runs.keep(updated)
 
 
 def write_offer(offer: RunOffer, path: Path) -> None:
     """Write the signed file, readable by people. Raises StorageError."""
-    text = json.dumps(offer.to_value(), indent=1, sort_keys=True, ensure_ascii=False)
     try:
-        write_atomically(path, f"{text}\n".encode(), _FILE_MODE)
+        write_atomically(path, _for_people(offer), _FILE_MODE)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}.", "Name another file with --out.") from error
+
+
+def _for_people(offer: RunOffer) -> bytes:
+    return f"{json.dumps(offer.to_value(), indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
 
 
 def _next_version(newest: RunOffer, config: RunConfig) -> RunParameters:

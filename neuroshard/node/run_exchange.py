@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import inf
 
 import anyio
 
 from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.node.networking import Networking
+from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.tasks import accompanied
 from neuroshard.swarm.announcement import directory_namespace
 from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES
@@ -30,12 +32,13 @@ ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
 DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between looks for a run's nodes in the directory; then the last
 MOST_RECORDS = 32
-NEWER_VERSION_SECONDS = 300.0  # how often peers are asked whether the run's owner signed a newer version
+NEWER_VERSION_SECONDS = 300.0  # how often a peer is asked whether the run's owner signed a newer version
+LOOK_SECONDS = 10.0  # between looks for peers to ask, and for a version that was signed on this computer
 
 
 @dataclass(frozen=True)
 class RunShelf:
-    """Where a node's runs are: looked up by id, and kept when a better version comes."""
+    """Where a node's runs lie: looked up by id, and kept when a better version comes."""
 
     find: Callable[[RunId], RunOffer | None]
     keep: Callable[[RunOffer], OfferChoice]
@@ -46,17 +49,40 @@ class RunExchange:
     """Attached to a Networking; one for the life of a node."""
 
     shelf: RunShelf
-    shared: RunOffer | None = None  # what newcomers without a run of their own are told of; None: nothing
+    followed: RunVersions | None = None  # the run this node serves
+    is_shared: bool = False  # whether newcomers without a run of their own are told of it
     now: Callable[[], float] = time.time  # seconds since the epoch
 
+    def follow(self, offer: RunOffer) -> RunVersions:
+        """From now on this node serves a run: what is heard of its versions goes in there."""
+        if self.followed is None or self.followed.offer.run_id != offer.run_id:
+            self.followed = RunVersions(offer)
+        self.followed.learn(offer)
+        return self.followed
+
     async def live(self, network: Network) -> None:
-        """Answer others as long as this network lives, and ask them for newer versions of the shared run."""
+        """Answer others as long as this network lives, and ask each of them now and then for newer versions."""
         network.transport.serve(RUN_KIND, self._answer)
+        asked: dict[NodeId, float] = {}
         while True:
-            await anyio.sleep(NEWER_VERSION_SECONDS)
-            if self.shared is not None:
-                for connection in network.transport.connections():
-                    await self._ask_for_newer(network, connection.peer, self.shared.run_id)
+            await anyio.sleep(LOOK_SECONDS)
+            if self.followed is None or not self.is_shared:
+                continue
+            now, peers = anyio.current_time(), [connection.peer for connection in network.transport.connections()]
+            asked = {peer: asked[peer] for peer in peers if now - asked.get(peer, -inf) < NEWER_VERSION_SECONDS}
+            for peer in peers:
+                if peer not in asked:
+                    asked[peer] = now
+                    await self._ask_for_newer(network, peer, self.followed)
+
+    async def look_on_shelf(self) -> None:
+        """Hear of versions that are signed on this computer while the node runs; until cancelled."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            if self.followed is not None:
+                offer = self.shelf.find(self.followed.offer.run_id)
+                if offer is not None:
+                    self.followed.learn(offer)
 
     async def fetch(self, run_id: RunId, networking: Networking, tell: Callable[[str], None]) -> RunOffer:
         """A run's parameters from whichever peer knows it; waits, and tells what it waits for, until one does.
@@ -71,8 +97,7 @@ class RunExchange:
                 for peer in peers:
                     offer = await self._ask(network, peer, run_id)
                     if offer is not None:
-                        self.shelf.keep(offer)
-                        return offer
+                        return self.shelf.keep(offer).offer
                 tell(f"Looking for nodes of run {run_id[:16]}. {_what_is_missing(peers, networking)}")
                 await anyio.sleep(ASK_AGAIN_SECONDS)
 
@@ -92,8 +117,7 @@ class RunExchange:
                 for connection in network.transport.connections():
                     offer = await self._ask(network, connection.peer, None)
                     if offer is not None:
-                        self.shelf.keep(offer)
-                        return offer
+                        return self.shelf.keep(offer).offer
                 await anyio.sleep(ASK_AGAIN_SECONDS / 4)
         return None
 
@@ -117,10 +141,17 @@ class RunExchange:
         wanted = request.header.get("run")
         if wanted is not None and not isinstance(wanted, str):
             raise RequestRefusedError("The run's id must be text.")
-        offer = self.shared if wanted is None else self.shelf.find(RunId(wanted))
+        offer = self._known(None if wanted is None else RunId(wanted))
         if offer is None:
             raise RequestRefusedError(f"Node {sender} asked for a run that is not known here.")
         return Frame(RUN_KIND, {"offer": offer.to_json()})
+
+    def _known(self, run_id: RunId | None) -> RunOffer | None:
+        """The offer of a run; without an id, of the one that newcomers are told of."""
+        served = None if self.followed is None else self.followed.offer
+        if run_id is None:
+            return served if self.is_shared else None
+        return served if served is not None and served.run_id == run_id else self.shelf.find(run_id)
 
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
         """What a peer says about a run; None when it knows none, does not answer, or says something wrong."""
@@ -138,14 +169,14 @@ class RunExchange:
             log.debug("Node %s knows no run: %s", peer, error)
         return None
 
-    async def _ask_for_newer(self, network: Network, peer: NodeId, run_id: RunId) -> None:
-        offer = await self._ask(network, peer, run_id)
+    async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
+        offer = await self._ask(network, peer, followed.offer.run_id)
         if offer is None:
             return
-        choice = self.shelf.keep(offer)
+        choice = followed.learn(offer)
         if choice.is_new:
-            log.info("The run's owner signed version %d.", choice.offer.parameters.version)
-        elif choice.reason:
+            self.shelf.keep(choice.offer)
+        elif choice.reason and offer.parameters.version >= choice.offer.parameters.version:  # else the peer is behind
             log.warning("%s", choice.reason)
 
 

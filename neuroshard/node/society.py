@@ -26,7 +26,6 @@ from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.participant import OwnWords, Participant
 from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.swarm.training_report import TrainingReport
-from neuroshard.types import RunId
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,7 @@ class Society:
             loopback_only=ip_address(settings.p2p_host).is_loopback,
         )
         stored = JoinedRuns(settings.data_dir)
-
-        def find(run_id: RunId) -> RunOffer | None:
-            served = society.served
-            return served if served is not None and served.run_id == run_id else stored.load(run_id)
-
-        exchange = RunExchange(RunShelf(find, stored.keep), now=now)
+        exchange = RunExchange(RunShelf(stored.load, stored.keep), now=now)
         society = cls(identity, settings, networking, exchange, RunFinder(settings, exchange, networking), now)
         networking.attach(exchange.live)
         if open_network is None:
@@ -87,13 +81,14 @@ class Society:
     def serve(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> StageSwarm:
         """From now on this node is one of a run; `is_shared`: newcomers without a run of their own are told of it."""
         self.served = offer
-        self.exchange.shared = offer if is_shared else None
+        versions = self.exchange.follow(offer)
+        self.exchange.is_shared = is_shared
 
         def report() -> TrainingReport:
             return own_report(status(), offer.run_id)
 
         def announcement() -> Announcement:
-            version = offer.parameters.version
+            version = versions.offer.parameters.version
             return own_announcement(status(), offer.run_id, parameters_version=version, addresses=self.addresses())
 
         self.participant = Participant(
@@ -104,7 +99,7 @@ class Society:
             self.networking.book.add,
             now=self.now,
         )
-        swarm = StageSwarm(self.identity, offer, self.participant.membership, self.networking)
+        swarm = StageSwarm(self.identity, versions, self.participant.membership, self.networking)
         self.networking.attach(self.participant.live)
         self.networking.attach(swarm.live)
         return swarm
@@ -129,6 +124,11 @@ class Society:
         """Multiaddrs at which others may reach this node now, the one that leads furthest first."""
         network = self.networking.current
         return () if network is None else network.transport.addresses()
+
+    def note_outer_step(self, outer_step: int) -> None:
+        """This node is there now; another version of the run's parameters may hold there."""
+        if self.exchange.followed is not None:
+            self.exchange.followed.look(outer_step)
 
     @property
     def clock_warning(self) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.stage_plan import StagePlan
@@ -57,6 +59,7 @@ async def bring_up_stage(
     settings: Settings,
     identity: NodeIdentity,
     run: OwnRun,
+    versions: Callable[[int], RunParameters],  # of the run's parameters, by outer step
     index: int,
     layers: LayerRange,
     device: Device,
@@ -89,7 +92,8 @@ async def bring_up_stage(
         batch_size=run.parameters.batch_size,
     )
     model = stage.executor.model
-    rounds = StageRounds(run.run_id, index, TensorSchema.of(model).sha256, run.parameters.outer)
+    outer_at = _outer_parameters(versions)
+    rounds = StageRounds(run.run_id, index, TensorSchema.of(model).sha256, run.parameters.outer, outer_at)
     outer = OuterSync(
         compute=compute,
         model=model,
@@ -97,6 +101,7 @@ async def bring_up_stage(
         exchange=lone_exchange(identity.node_id, rounds),
         state=stage.outer_state,
         progress=stage.outer_progress,
+        versions=outer_at,
     )
     saver = Saver(
         compute=compute,
@@ -128,3 +133,7 @@ def kept_stages(data_dir: Path, identity: NodeIdentity, run: OwnRun) -> StageRan
     while stop + 1 in written and abs(written[stop + 1] - written[newest]) < TOGETHER_SECONDS:
         stop += 1
     return StageRange(start, stop + 1)
+
+
+def _outer_parameters(versions: Callable[[int], RunParameters]) -> Callable[[int], OuterOptimization]:
+    return lambda outer_step: versions(outer_step).outer

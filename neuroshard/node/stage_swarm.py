@@ -11,9 +11,9 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.network import Network, PeerUnreachableError, ScoreReason
 from neuroshard.node.networking import Networking
+from neuroshard.node.run_versions import RunVersions
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.swarm.stage_coverage import (
     StageCoverage,
     StageHolder,
@@ -43,18 +43,19 @@ class StageSwarm:
     def __init__(
         self,
         identity: NodeIdentity,
-        offer: RunOffer,
+        versions: RunVersions,
         membership: Membership,
         networking: Networking,
         options: HopOptions | None = None,
     ) -> None:
-        parameters = offer.parameters
+        offer, parameters = versions.offer, versions.offer.parameters
         self.node_id = identity.node_id
         self.wallet_id = identity.wallet_id
         self.run_id = offer.run_id
+        self.versions = versions
         self.plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
         self.membership = membership
-        self._version = offer.initial.parameters.version
+        self._version = offer.initial.parameters.version  # no later one changes what stages say to each other
         self._options = options
         self._networking = networking
         self._shapes = [

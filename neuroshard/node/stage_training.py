@@ -112,6 +112,7 @@ class StageTraining:
                     settings=self._settings,
                     identity=self._identity,
                     run=run,
+                    versions=swarm.versions.at,
                     index=index,
                     layers=swarm.plan[index],
                     device=ground.device,
@@ -180,6 +181,7 @@ class StageTraining:
             stages=tuple(live.parts for live in lives),
             driving=self._driving(run, swarm, lives, feed) if lives[0].parts.index == 0 else None,
             generator=TextGenerator(ground.compute, chain, Tokenizer(ground.data.table)) if chain.is_whole else None,
+            versions=swarm.versions.at,
         )
         return Trainer(parts, [live.stage.record for live in lives])
 

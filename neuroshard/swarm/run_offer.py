@@ -1,23 +1,24 @@
-"""What a node that knows a run gives to one that wants to join: the parameters it began with and those that hold now.
+"""What a node that knows a run gives to one that wants to join: the parameters it began with and every later version.
 
-The first prove the run's id, the owner's signature under both proves the second; so it does not matter who hands them
-over. Pure: reading, checking and choosing, no sockets and no files.
+The first prove the run's id, the owner's signature under each proves the others; so it does not matter who hands them
+over. Each holds from the outer step it names until a higher version does, so whoever joins at any outer step, or is
+behind, knows what holds there and what will. Pure: reading, checking and choosing, no sockets and no files.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.errors import DataError
 from neuroshard.identity import SignedRunParameters, canonical_json, parse_json, run_id
-from neuroshard.identity.fields import exact_object
+from neuroshard.identity.fields import object_fields
 from neuroshard.types import JsonValue, RunId, WalletId
 
-MAX_OFFER_BYTES = 48 * 1024  # fits into the header of a frame; the largest parameters there can be take a third of it
+MAX_OFFER_BYTES = 48 * 1024  # fits into the header of a frame; about 30 usual versions, or three of the largest
 
 # What a later version may change. Everything else is part of what the run is.
 MAY_CHANGE = frozenset(
@@ -46,10 +47,11 @@ class RunOfferError(DataError):
 
 @dataclass(frozen=True)
 class RunOffer:
-    """A run: its initial parameters and the current ones, both signed by the owner."""
+    """A run: its initial parameters and the versions after them, all signed by the owner."""
 
     initial: SignedRunParameters
-    current: SignedRunParameters
+    current: SignedRunParameters  # the newest version; the initial one while there is no other
+    between: tuple[SignedRunParameters, ...] = ()  # those that hold before the newest does, in order
 
     @classmethod
     def of_new_run(cls, signed: SignedRunParameters) -> RunOffer:
@@ -63,20 +65,36 @@ class RunOffer:
 
     @property
     def owner(self) -> WalletId:
-        """The wallet that signed both."""
+        """The wallet that signed them all."""
         return self.initial.owner_wallet_id
 
     @property
     def parameters(self) -> RunParameters:
-        """The current parameters."""
+        """The newest parameters, whether they hold already or not: for what no version changes, and for the seeds."""
         return self.current.parameters
+
+    @property
+    def versions(self) -> tuple[SignedRunParameters, ...]:
+        """All of them, the lowest first."""
+        later = () if self.current.parameters == self.initial.parameters else (*self.between, self.current)
+        return (self.initial, *later)
+
+    def parameters_at(self, outer_step: int) -> RunParameters:
+        """Those that hold for the inner steps after this many outer steps, and for the round that ends them."""
+        known = (signed.parameters for signed in self.versions)
+        return max((each for each in known if each.holds_from_outer_step <= outer_step), key=lambda each: each.version)
+
+    def with_version(self, signed: SignedRunParameters) -> RunOffer:
+        """With one more version, which takes the place of those that would hold from no earlier outer step."""
+        return _offer_of((*self.versions, signed))
 
     def to_value(self) -> Mapping[str, JsonValue]:
         """The JSON object; the run id in it is for readers, `read_offer` computes it again."""
-        return {"run_id": self.run_id, "initial": self.initial.to_value(), "current": self.current.to_value()}
+        value = {"run_id": self.run_id, "initial": self.initial.to_value(), "current": self.current.to_value()}
+        return {**value, "between": [signed.to_value() for signed in self.between]} if self.between else value
 
     def to_json(self) -> bytes:
-        """`to_value` as canonical JSON, at most MAX_OFFER_BYTES."""
+        """`to_value` as canonical JSON; readers take at most MAX_OFFER_BYTES."""
         return canonical_json(self.to_value())
 
 
@@ -103,17 +121,22 @@ def checked_offer(expected: RunId, data: bytes) -> RunOffer:
 def read_offer(data: bytes) -> RunOffer:
     """The offer of any run, verified: id, signatures, one owner, allowed changes only. Raises as checked_offer."""
     try:
-        fields = exact_object(parse_json(data, MAX_OFFER_BYTES), {"run_id", "initial", "current"}, "run offer")
+        names = {"run_id", "initial", "current"}
+        fields = object_fields(parse_json(data, MAX_OFFER_BYTES), names, {"between"}, "run offer")
+        listed = _list_field(fields.get("between", []), "between")
     except ValueError as error:
         raise RunOfferError(f"An offer of a run cannot be read: {error}.") from None
     initial = SignedRunParameters.from_value(fields["initial"])
     current = initial
     if fields["current"] != fields["initial"]:
         current = SignedRunParameters.from_value(fields["current"])
-    offer = RunOffer(initial, current)
+    offer = RunOffer(initial, current, tuple(map(SignedRunParameters.from_value, listed)))
     if fields["run_id"] != offer.run_id:
         raise RunOfferError("An offer names another run id than its initial parameters lead to.")
-    check_succession(initial, current)
+    for signed in (current, *offer.between):
+        check_succession(initial, signed)
+    if offer != _offer_of((initial, *offer.between, current)):
+        raise RunOfferError("The versions in an offer must each hold after the one before, from a later outer step.")
     return offer
 
 
@@ -138,26 +161,57 @@ def check_succession(initial: SignedRunParameters, current: SignedRunParameters)
 
 
 def better_of(held: RunOffer, offered: RunOffer) -> OfferChoice:
-    """The higher version of one run; of two that claim the same version, the one held.
+    """What both know together of one run; of two versions of one number, the one held.
 
     Both must be checked. Raises ValueError when they are of different runs.
     """
     if held.run_id != offered.run_id:
         raise ValueError(f"offers of different runs, {held.run_id[:16]} and {offered.run_id[:16]}")
+    both = _offer_of((*held.versions, *offered.versions))
+    if both != held and len(both.to_json()) <= MAX_OFFER_BYTES:
+        return OfferChoice(both, is_new=True)
+    return OfferChoice(held, is_new=False, reason=_why_not(held, offered))
+
+
+def _why_not(held: RunOffer, offered: RunOffer) -> str:
+    """Why an offer brings nothing new, when that is worth a word."""
+    known = {signed.parameters.version: signed.parameters for signed in held.versions}
+    for signed in offered.versions:
+        version = signed.parameters.version
+        changed = changed_fields(known.get(version, signed.parameters), signed.parameters)
+        if changed:
+            return (
+                f"The owner of run {held.run_id[:16]} signed two versions {version} that differ in "
+                f"{', '.join(changed)}: the one known first stays."
+            )
     held_version, version = held.parameters.version, offered.parameters.version
-    if version > held_version:
-        return OfferChoice(offered, is_new=True)
     if version < held_version:
-        reason = f"Version {version} of run {held.run_id[:16]} is ignored: version {held_version} is known."
-        return OfferChoice(held, is_new=False, reason=reason)
-    if held.parameters != offered.parameters:
-        changed = ", ".join(changed_fields(held.parameters, offered.parameters))
-        reason = (
-            f"The owner of run {held.run_id[:16]} signed two versions {version} that differ in {changed}: "
-            "the one known first stays."
-        )
-        return OfferChoice(held, is_new=False, reason=reason)
-    return OfferChoice(held, is_new=False)
+        return f"Version {version} of run {held.run_id[:16]} is ignored: version {held_version} is known."
+    if version > held_version:
+        return f"Run {held.run_id[:16]} has more versions than an offer may carry: version {version} is ignored."
+    return ""
+
+
+def _list_field(value: JsonValue, where: str) -> Sequence[JsonValue]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where} must be a list")  # noqa: TRY004 - malformed input, not a wrong call
+    return value
+
+
+def _offer_of(versions: Iterable[SignedRunParameters]) -> RunOffer:
+    """The offer of these versions, the initial one among them. Of equal numbers the first counts.
+
+    A version that a higher one replaces before it holds is left out: it never holds.
+    """
+    by_number: dict[int, SignedRunParameters] = {}
+    for signed in versions:
+        by_number.setdefault(signed.parameters.version, signed)
+    initial, *later = (by_number[number] for number in sorted(by_number))
+    holding: list[SignedRunParameters] = []
+    for signed in reversed(later):
+        if not holding or signed.parameters.holds_from_outer_step < holding[0].parameters.holds_from_outer_step:
+            holding.insert(0, signed)
+    return RunOffer(initial, holding[-1] if holding else initial, tuple(holding[:-1]))
 
 
 def changed_fields(old: RunParameters, new: RunParameters) -> tuple[str, ...]:

@@ -48,16 +48,18 @@ def test_a_run_is_made_shown_and_changed(
     assert changed.code == 0, changed.err
     assert f"Signed: run {run_id}, version 2" in changed.out
     assert f"--peer {SEED}" in changed.out
+    assert "It holds from outer step 12 on, and version 1 before." in changed.out
 
     by_file = neuroshard("run", "show", file)  # needs no token
     assert f"run id     {run_id}" in by_file.out
-    assert "version    2, holds from outer step 12" in by_file.out
+    assert "version    2, holds from outer step 12\nbefore     1, holds from outer step 0\n" in by_file.out
     assert any(
         line.split() == ["inner.learning_rate", "0.0001", "(first:", "0.001)"] for line in by_file.out.splitlines()
     )
     by_id = neuroshard("run", "show", run_id, "--json").json()
     assert (by_id["version"], by_id["verified"], by_id["owner_wallet_id"]) == (2, True, WALLET.wallet_id)
     assert set(by_id["changed"]) == {"version", "inner.learning_rate", "holds_from_outer_step", "seeds"}
+    assert by_id["versions"] == [{"version": 1, "from_outer_step": 0}, {"version": 2, "from_outer_step": 12}]
     assert by_id["parameters"]["inner"]["learning_rate"] == 1e-4
     assert by_id["initial"]["inner"]["learning_rate"] == 1e-3
 
@@ -114,7 +116,7 @@ def test_what_cannot_be_shown_is_told(neuroshard: Command, tmp_path: Path) -> No
 
 
 def test_a_run_becomes_the_default_of_its_data(
-    owner: Command, neuroshard: Command, small_genesis: Path, tmp_path: Path
+    owner: Command, neuroshard: Command, small_genesis: Path, small_text: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     genesis = shutil.copytree(small_genesis, tmp_path / "genesis")
@@ -133,3 +135,8 @@ def test_a_run_becomes_the_default_of_its_data(
     by_id = owner("run", "publish", run_id, "--genesis", genesis, "--json").json()
     assert (by_id["run_id"], by_id["seeds"], by_id["replaced"]) == (run_id, [], None)
     assert neuroshard("genesis", "verify", genesis).code == 0
+    default = (genesis / "run.json").read_bytes()
+    rebuilt = owner("genesis", "build", "--text", small_text, "--out", genesis, "--vocabulary", "300")
+    assert rebuilt.code == 0, rebuilt.err
+    assert "The default run that was published here stays." in rebuilt.out
+    assert (genesis / "run.json").read_bytes() == default

@@ -268,6 +268,50 @@ def test_without_a_network_nothing_runs_and_an_unknown_run_is_refused(tmp_path: 
     virtual(main)
 
 
+def known_version(society: Society) -> int:
+    assert society.exchange.followed is not None
+    return society.exchange.followed.offer.parameters.version
+
+
+def test_a_newcomer_gets_every_version_and_tells_when_another_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    offer = OFFER
+    for number, start in ((2, 10), (3, 20)):
+        parameters = replace(
+            PARAMETERS,
+            version=number,
+            holds_from_outer_step=start,
+            outer=replace(PARAMETERS.outer, momentum=0.9 - 0.1 * number),
+        )
+        offer = offer.with_version(SignedRunParameters.sign(OWNER, parameters))
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            world = World(tmp_path, network)
+            old = world.society(0)
+            old.serve(offer, lambda: status(0), is_shared=True)
+            newcomer = world.society(1, run=OFFER.run_id)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(old.networking.run)
+                tasks.start_soon(newcomer.networking.run)
+                with anyio.fail_after(30):
+                    found = await newcomer.finder.named(lambda _: None)
+                tasks.cancel_scope.cancel()
+            assert found is not None
+            assert found.offer == offer
+            swarm = newcomer.serve(found.offer, lambda: status(1), is_shared=True)
+            held = [swarm.versions.at(step).version for step in (0, 9, 10, 19, 20, 1000)]
+            assert held == [1, 1, 2, 2, 3, 3]
+            with caplog.at_level(logging.INFO):
+                for outer_step in (9, 9, 10, 10):
+                    newcomer.note_outer_step(outer_step)
+            told = [record.getMessage() for record in caplog.records if "version" in record.getMessage()]
+            assert told == ["Outer step 10: version 2 of the run holds; it changes outer.momentum."]
+
+    virtual(main)
+
+
 def test_a_newer_version_of_the_run_arrives_by_itself(tmp_path: Path) -> None:
     newer = replace(PARAMETERS, version=2, outer=replace(PARAMETERS.outer, momentum=0.5))
     changed = RunOffer(OFFER.initial, SignedRunParameters.sign(OWNER, newer))
@@ -281,10 +325,15 @@ def test_a_newer_version_of_the_run_arrives_by_itself(tmp_path: Path) -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(old.networking.run)
                 tasks.start_soon(ahead.networking.run)
-                await anyio.sleep(400)
+                await until(20, lambda: known_version(old) == 2)  # soon after they met
+                newest = changed.with_version(SignedRunParameters.sign(OWNER, replace(newer, version=3)))
+                JoinedRuns(ahead.settings.data_dir).keep(newest)  # as `run create --update` does beside the node
+                tasks.start_soon(ahead.exchange.look_on_shelf)
+                await until(20, lambda: known_version(ahead) == 3)
+                await until(400, lambda: known_version(old) == 3)
                 tasks.cancel_scope.cancel()
             kept = JoinedRuns(old.settings.data_dir).load(OFFER.run_id)
             assert kept is not None
-            assert kept.parameters.version == 2
+            assert kept.parameters.version == 3
 
     virtual(main)

@@ -29,7 +29,7 @@ def offer_of(current: RunParameters = FIRST, initial: RunParameters = FIRST, *, 
     return RunOffer(SignedRunParameters.sign(OWNER, initial), SignedRunParameters.sign(signer, current))
 
 
-def version(number: int, momentum: float = 0.8) -> RunParameters:
-    """A later version, which changes the outer momentum."""
+def version(number: int, momentum: float = 0.8, start: int | None = None) -> RunParameters:
+    """A later version, which changes the outer momentum from an outer step on (by default, of its own number)."""
     outer = replace(FIRST.outer, momentum=momentum)
-    return replace(FIRST, version=number, holds_from_outer_step=number, outer=outer)
+    return replace(FIRST, version=number, holds_from_outer_step=number if start is None else start, outer=outer)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_offers import FIRST, OWNER, SEED, STRANGER, offer_of, version
 
@@ -28,8 +29,26 @@ from neuroshard.swarm.run_offer import (
 )
 from neuroshard.types import RunId
 
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "runs.json").read_text("utf-8"))
+VECTORS, VERSION_VECTORS = (
+    json.loads((Path(__file__).parents[1] / "vectors" / name).read_text("utf-8"))
+    for name in ("runs.json", "run_versions.json")
+)
 RUN = run_id(OWNER.public_key, FIRST)
+
+
+SIGNED = {
+    (number, start): SignedRunParameters.sign(OWNER, version(number + 2, 0.1 * number, start))
+    for number in range(5)
+    for start in range(31)
+}
+
+
+def chain_of(*later: RunParameters) -> RunOffer:
+    """The run with these versions, signed one after another."""
+    offer = offer_of()
+    for parameters in later:
+        offer = offer.with_version(SignedRunParameters.sign(OWNER, parameters))
+    return offer
 
 
 def test_an_offer_survives_its_json() -> None:
@@ -45,6 +64,7 @@ def test_the_json_of_an_offer_is_stable() -> None:
     offer = checked_offer(RunId(vector["run_id"]), vector["json"].encode())
     assert offer.to_json().decode() == vector["json"]
     assert (offer.initial.parameters.version, offer.parameters.version) == (1, 2)
+    assert VERSION_VECTORS["offer_of_three_versions"] == chain_of(version(2, 0.8, 2), version(3, 0.7, 9)).to_json().decode()
 
 
 def test_the_largest_offer_fits() -> None:
@@ -161,11 +181,13 @@ def outcome(raw: bytes) -> RunOffer | None:
 def test_the_higher_version_holds_whichever_came_first() -> None:
     second, third = offer_of(version(2)), offer_of(version(3))
     newer = better_of(second, third)
-    assert (newer.offer, newer.is_new, newer.reason) == (third, True, "")
-    older = better_of(third, second)
-    assert (older.offer, older.is_new) == (third, False)
+    assert (newer.offer.current, newer.is_new, newer.reason) == (third.current, True, "")
+    older = better_of(newer.offer, second)
+    assert (older.offer, older.is_new) == (newer.offer, False)
     assert "Version 2" in older.reason
     assert "version 3 is known" in older.reason
+    completed = better_of(third, newer.offer)  # what it did not know lies before its newest
+    assert (completed.offer, completed.is_new) == (newer.offer, True)
     same = better_of(third, offer_of(version(3)))
     assert (same.offer, same.is_new, same.reason) == (third, False, "")
 
@@ -176,6 +198,86 @@ def test_of_two_with_one_version_the_one_held_stays_and_the_owner_is_named_for_i
         choice = better_of(first, second)
         assert (choice.offer, choice.is_new) == (first, False)
         assert "two versions 2 that differ in outer.momentum" in choice.reason
+
+
+def test_each_version_holds_from_its_outer_step_until_a_higher_one_does() -> None:
+    chain = chain_of(version(2, 0.8, 10), version(3, 0.7, 20), version(4, 0.6, 40))
+    assert chain.parameters.version == 4  # the newest, though it is still to come
+    held = {step: chain.parameters_at(step).version for step in (0, 9, 10, 19, 20, 39, 40, 10**6)}
+    assert held == {0: 1, 9: 1, 10: 2, 19: 2, 20: 3, 39: 3, 40: 4, 10**6: 4}
+    assert checked_offer(RUN, chain.to_json()) == chain
+    assert chain.run_id == RUN
+    assert [signed.parameters.version for signed in chain.versions] == [1, 2, 3, 4]
+    assert [signed.parameters.version for signed in offer_of().versions] == [1]
+
+
+def test_a_version_that_another_replaces_before_it_holds_is_left_out() -> None:
+    chain = chain_of(version(2, 0.8, 10), version(3, 0.7, 20), version(4, 0.6, 20))
+    assert [signed.parameters.version for signed in chain.versions] == [1, 2, 4]
+    assert chain.parameters_at(20).version == 4
+    at_once = chain_of(version(2, 0.8, 10), version(3, 0.7, 0))
+    assert [signed.parameters.version for signed in at_once.versions] == [1, 3]
+    assert at_once.parameters_at(0).version == 3
+    assert checked_offer(RUN, at_once.to_json()) == at_once
+
+
+@settings(deadline=None)
+@given(order=st.permutations(range(5)), starts=st.lists(st.integers(0, 30), min_size=5, max_size=5))
+def test_whoever_heard_of_the_versions_in_whatever_order_knows_the_same(order: list[int], starts: list[int]) -> None:
+    """Peers tell of single versions; together they hold, at every outer step, the highest that has begun."""
+    signed = [SIGNED[number, start] for number, start in enumerate(starts)]
+    offers = [RunOffer(offer_of().initial, each) for each in signed]
+    known = offer_of()
+    for number in order:
+        known = better_of(known, offers[number]).offer
+    assert read_offer(known.to_json()) == known
+    for step in (0, *starts, 31):
+        begun = [number + 2 for number, start in enumerate(starts) if start <= step]
+        assert known.parameters_at(step).version == max(begun, default=1)
+    assert not better_of(known, offers[order[0]]).is_new
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda value: value["between"].reverse(),
+        lambda value: value["between"].append(value["current"]),
+        lambda value: value["between"].insert(0, value["initial"]),
+        lambda value: value["between"].append(offer_of(version(9, 0.1, 25)).current.to_value()),
+        lambda value: value["between"].append(offer_of(version(3, 0.1, 45)).current.to_value()),
+    ],
+)
+def test_versions_that_do_not_follow_each_other_are_refused(spoilt: Callable[[Any], None]) -> None:
+    value = json.loads(chain_of(version(2, 0.8, 10), version(3, 0.7, 20), version(4, 0.6, 40)).to_json())
+    spoilt(value)
+    with pytest.raises(RunOfferError, match=r"each hold after the one before"):
+        read_offer(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    ("between", "error", "words"),
+    [
+        ({}, RunOfferError, "between must be a list"),
+        ([1], RunParametersError, "must be a JSON object"),
+        ([offer_of(version(2), signer=STRANGER).current.to_value()], RunOfferError, STRANGER.wallet_id),
+        ([offer_of(replace(FIRST, version=2, batch_size=1)).current.to_value()], RunOfferError, "batch_size"),
+    ],
+)
+def test_each_version_between_is_checked_as_the_newest_is(between: Any, error: type[DataError], words: str) -> None:
+    value = {**json.loads(offer_of(version(5, 0.5, 50)).to_json()), "between": between}
+    with pytest.raises(error, match=words):
+        read_offer(json.dumps(value).encode())
+
+
+def test_an_offer_that_would_not_fit_any_more_stays_as_it_is() -> None:
+    long = tuple(SEED.replace("/tcp/4001", f"/tcp/{4001 + number}") for number in range(MAX_SEEDS))
+    large = [replace(FIRST, version=2 + number, holds_from_outer_step=1 + number, seeds=long) for number in range(40)]
+    known = offer_of()
+    for parameters in large:
+        known = better_of(known, offer_of(parameters)).offer
+    assert 10 < len(known.versions) < 39
+    assert "more versions than an offer may carry" in better_of(known, offer_of(large[-1])).reason
+    assert read_offer(known.to_json()) == known
 
 
 def test_offers_of_different_runs_are_not_compared() -> None:
