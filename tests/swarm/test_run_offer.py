@@ -64,7 +64,10 @@ def test_the_json_of_an_offer_is_stable() -> None:
     offer = checked_offer(RunId(vector["run_id"]), vector["json"].encode())
     assert offer.to_json().decode() == vector["json"]
     assert (offer.initial.parameters.version, offer.parameters.version) == (1, 2)
-    assert VERSION_VECTORS["offer_of_three_versions"] == chain_of(version(2, 0.8, 2), version(3, 0.7, 9)).to_json().decode()
+    assert (
+        VERSION_VECTORS["offer_of_three_versions"]
+        == chain_of(version(2, 0.8, 2), version(3, 0.7, 9)).to_json().decode()
+    )
 
 
 def test_the_largest_offer_fits() -> None:
