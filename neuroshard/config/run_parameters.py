@@ -71,3 +71,6 @@ class RunParameters:
     admission: Literal["friends", "strangers"] = field(default="friends", metadata={"since": 2})
     holds_from_outer_step: int = field(default=0, metadata={"since": 2})  # of a later version; 0: from the start
     seeds: tuple[str, ...] = field(default=(), metadata={"since": 2})  # multiaddrs of nodes that know the run
+    # How activations and their gradients travel between stages, and how drivers choose among a stage's replicas.
+    wire_precision: Literal["fp32", "bf16", "int8"] = field(default="fp32", metadata={"since": 3})
+    routing: Literal["lanes", "balanced"] = field(default="lanes", metadata={"since": 3})

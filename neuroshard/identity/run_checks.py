@@ -36,6 +36,11 @@ def check_parameters(parameters: RunParameters) -> None:
         raise ValueError(f"seeds must be at most {MAX_SEEDS} addresses")
     for seed in parameters.seeds:
         checked_multiaddr(seed)
+    if parameters.routing == "balanced" and parameters.admission == "strangers":
+        raise ValueError(
+            "routing must be lanes where strangers are admitted: balanced routing would let one hostile node touch "
+            "the work of every driver"
+        )
 
 
 def check_digests(pins: GenesisPins) -> None:

@@ -21,13 +21,13 @@ from neuroshard.types import Architecture
 
 SEQUENCE_LENGTH = 512
 INNER_STEPS = 500
+STAGED_MICROBATCHES = 8  # of a step of a run in stages: several are under way at the same time
 TRAINING_EFFICIENCY = 0.5  # of the matrix-product speed that a training step reaches, measured
 
 DEMO_DEPTH = 4
 DEMO_SEQUENCE_LENGTH = 256
 DEMO_BATCH = 4
 DEMO_STAGED_BATCH = 2
-DEMO_STAGED_MICROBATCHES = 8
 DEMO_LEARNING_RATE = 3e-3
 DEMO_WARMUP_STEPS = 50
 DEMO_DECAY_STEPS = 1_500
@@ -87,7 +87,7 @@ def propose_demo(vocabulary_size: int, stage_count: int = 1) -> Proposal:
     )
     if stage_count == 1:
         return Proposal(architecture, DEMO_BATCH, DEMO_INNER_STEPS, inner)
-    return Proposal(architecture, DEMO_STAGED_BATCH, DEMO_INNER_STEPS, inner, stage_count, DEMO_STAGED_MICROBATCHES)
+    return Proposal(architecture, DEMO_STAGED_BATCH, DEMO_INNER_STEPS, inner, stage_count, STAGED_MICROBATCHES)
 
 
 def run_parameters(

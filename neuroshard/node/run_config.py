@@ -23,7 +23,7 @@ from neuroshard.identity import (
     run_parameters_to_json,
 )
 from neuroshard.model.family import architecture_for
-from neuroshard.node.proposal import INNER_STEPS, SEQUENCE_LENGTH, Proposal, run_parameters
+from neuroshard.node.proposal import INNER_STEPS, SEQUENCE_LENGTH, STAGED_MICROBATCHES, Proposal, run_parameters
 from neuroshard.node.run_yaml import read_yaml
 from neuroshard.optim.schedule import scaled_learning_rate
 from neuroshard.types import Architecture, JsonValue
@@ -60,6 +60,8 @@ NAMES: Mapping[str, str] = {
     "admission": "admission",
     "holds_from_outer_step": "holds_from_outer_step",
     "seeds": "seeds",
+    "wire_precision": "wire_precision",
+    "routing": "routing",
 }
 TABLES: Mapping[str, frozenset[str]] = {
     "architecture": frozenset({"depth", *(item.name for item in fields(Architecture))}),
@@ -98,8 +100,9 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
     base = run_parameters(Proposal(architecture, BATCH_SIZE, INNER_STEPS, inner), pins, name="run")
     derived: dict[str, JsonValue] = {}
-    if "batch_size" in config:
-        derived["sequences_per_step"] = config["batch_size"]
+    batch, is_staged = config.get("batch_size", BATCH_SIZE), config.get("num_stages", 1) != 1
+    if isinstance(batch, int):  # what it is otherwise is told below
+        derived["sequences_per_step"] = batch * (STAGED_MICROBATCHES if is_staged else 1)
     if config.get("admission") == "strangers":
         derived["trim_fraction"] = TRIM_FRACTION_OF_STRANGERS
     return apply_config(base, {**config, **{key: value for key, value in derived.items() if key not in config}})

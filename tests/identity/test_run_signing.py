@@ -69,7 +69,7 @@ def test_signed_parameters_and_run_id_are_stable() -> None:
     assert run_id(OWNER.public_key, PARAMETERS) == vector["run_id"]
 
 
-@pytest.mark.parametrize("name", ["first_format", "second_format"])
+@pytest.mark.parametrize("name", ["first_format", "second_format", "third_format"])
 def test_runs_of_every_format_keep_id_signature_and_bytes(name: str) -> None:
     """The first was signed by hand for parameters that did not know admission, seeds and holds_from_outer_step yet."""
     vector = RUNS[name]
@@ -83,13 +83,21 @@ def test_runs_of_every_format_keep_id_signature_and_bytes(name: str) -> None:
 
 def test_later_fields_are_written_only_when_they_say_something() -> None:
     plain = run_parameters_to_json(PARAMETERS)
-    assert plain.keys().isdisjoint({"admission", "seeds", "holds_from_outer_step"})
-    told = replace(PARAMETERS, admission="strangers", seeds=(SEED,), holds_from_outer_step=3)
+    assert plain.keys().isdisjoint({"admission", "seeds", "holds_from_outer_step", "wire_precision", "routing"})
+    told = replace(PARAMETERS, admission="strangers", seeds=(SEED,), holds_from_outer_step=3, wire_precision="int8")
     value = run_parameters_to_json(told)
-    assert dict(value) == {**plain, "admission": "strangers", "seeds": [SEED], "holds_from_outer_step": 3}
+    expected = {"admission": "strangers", "seeds": [SEED], "holds_from_outer_step": 3, "wire_precision": "int8"}
+    assert dict(value) == {**plain, **expected}
     assert run_parameters_from_json(value) == told
     assert run_parameters_from_json({**plain, "admission": "friends", "seeds": []}) == PARAMETERS
     assert run_id(OWNER.public_key, told) != run_id(OWNER.public_key, PARAMETERS)
+
+
+def test_runs_open_to_strangers_are_routed_in_lanes() -> None:
+    plain = run_parameters_to_json(PARAMETERS)
+    assert run_parameters_from_json({**plain, "routing": "balanced"}).routing == "balanced"
+    with pytest.raises(RunParametersError, match="routing must be lanes where strangers are admitted: balanced"):
+        run_parameters_from_json({**plain, "routing": "balanced", "admission": "strangers"})
 
 
 def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_written() -> None:
@@ -137,6 +145,8 @@ def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_w
         ("seeds", [SEED] * (MAX_SEEDS + 1), "seeds must be at most 16"),
         ("seeds", [SEED] * 1000, "seeds must be a list of at most"),
         ("strangers", True, "unknown field 'strangers'"),
+        ("wire_precision", "fp16", "wire_precision must be one of fp32, bf16, int8"),
+        ("routing", "random", "routing must be one of lanes, balanced"),
         ("architecture.hidden_size", 66, "must be even"),
         ("architecture.rope_theta", 0, "rope_theta must be more than 0"),
         ("inner.learning_rate", -1.0, "inner learning_rate must be more than 0"),

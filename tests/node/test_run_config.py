@@ -42,6 +42,8 @@ codec = "fp32"
 max_round_seconds = 60
 admission = "strangers"
 seeds = ["{SEED}"]
+wire_precision = "bf16"
+routing = "lanes"
 
 [architecture]
 hidden_size = 64
@@ -77,6 +79,8 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "fp32", 60.0),
         admission="strangers",
         seeds=(SEED,),
+        wire_precision="bf16",
+        routing="lanes",
     )
 
 
@@ -87,6 +91,15 @@ def test_what_is_left_out_is_as_in_a_run_of_ones_own(tmp_path: Path) -> None:
     assert (parameters.batch_size, parameters.sequences_per_step, parameters.outer.inner_steps) == (4, 4, 500)
     assert (parameters.admission, parameters.outer.trim_fraction) == ("friends", 0.1)
     assert run_parameters_from_json(run_parameters_to_json(parameters)) == parameters
+
+
+def test_a_run_in_stages_takes_several_microbatches_a_step(tmp_path: Path) -> None:
+    text = "num_stages = 3\narchitecture = { depth = 4 }\n"
+    parameters = new_parameters(read(tmp_path, text), PINS)
+    assert (parameters.stage_count, parameters.batch_size, parameters.sequences_per_step) == (3, 4, 32)
+    parameters = new_parameters(read(tmp_path, f"batch_size = 2\n{text}"), PINS)
+    assert (parameters.batch_size, parameters.sequences_per_step) == (2, 16)
+    assert new_parameters(read(tmp_path, f"sequences_per_step = 4\n{text}"), PINS).sequences_per_step == 4
 
 
 def test_strangers_are_trimmed_more_unless_the_owner_says_otherwise(tmp_path: Path) -> None:
@@ -178,6 +191,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ("schedule = 'step'", "schedule = 'step' cannot be used: schedule must be one of cosine"),
         ("codec = 'int8'", "codec = 'int8' cannot be used: codec must be one of fp32"),
         ("admission = true", "admission = True cannot be used"),
+        ("wire_precision = 'int4'", "wire_precision = 'int4' cannot be used: wire_precision must be one of fp32"),
+        ("routing = 'fastest'", "routing = 'fastest' cannot be used: routing must be one of lanes, balanced"),
+        ("admission = 'strangers'\nrouting = 'balanced'", "routing must be lanes where strangers are admitted"),
         ("outer_momentum = 1", "outer_momentum = 1 cannot be used"),
         ("seeds = ['192.0.2.1']", "seeds cannot be used: '192.0.2.1' does not start with"),
         ("name = 1", "name = 1 cannot be used"),
