@@ -9,6 +9,7 @@ from functools import partial
 from neuroshard.training.control import Control
 from neuroshard.training.drive_loop import DriveLoop
 from neuroshard.training.driver import Driver, DriverOptions, Room
+from neuroshard.training.flow_record import FlowRecord
 from neuroshard.training.held_out_watch import HeldOutWatch
 from neuroshard.training.journal import Journal
 from neuroshard.training.pace import DataWait, Pace
@@ -59,7 +60,8 @@ def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: Shar
     watch = HeldOutWatch(
         driving, batch_size, control=shared.control, pace=pace, waiting=waiting, wall_clock=shared.wall_clock
     )
-    drive_of = partial(_drive, driving, batch_size, watch=watch, waiting=waiting)
+    flow = FlowRecord(driving.routing.stage_count, monotonic=shared.monotonic, wall_clock=shared.wall_clock)
+    drive_of = partial(_drive, driving, batch_size, watch=watch, waiting=waiting, flow=flow)
     if not parts.stages:
         (record,) = records
         loop = DriveLoop(
@@ -115,6 +117,7 @@ def _drive(
     *,
     watch: HeldOutWatch,
     waiting: DataWait,
+    flow: FlowRecord,
 ) -> Drive:
     driver = Driver(
         driving.node_id,
@@ -124,6 +127,7 @@ def _drive(
         room=room,
         journal=journal,
         waiting=waiting,
+        flow=flow,
         next_step=lambda: steps() + 1,
     )
     return Drive(driver, journal, watch, waiting)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from neuroshard.data.windows import Batch
+from neuroshard.training.flow_record import FlowRecord
 from neuroshard.training.journal import Journal
 from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, SpoiltMicrobatchError, StageError
 from neuroshard.training.microbatch_run import MicrobatchRun
@@ -27,7 +27,6 @@ _LOG = logging.getLogger(__name__)
 
 MICROBATCHES_OF_SESSION = 8
 SESSION_SECONDS = 30.0  # from its first microbatch to the last one that may begin in it
-REMEMBERED_RUNS = 32
 CLOSE_SECONDS = 2.0  # others are told so long that their sessions end, when the driver ends
 
 
@@ -120,6 +119,7 @@ class Driver:
         room: Room,
         journal: Journal,
         waiting: DataWait,
+        flow: FlowRecord,
         next_step: Callable[[], int],
     ) -> None:
         """`next_step` is the number of the step that the next batch will be part of."""
@@ -136,7 +136,7 @@ class Driver:
         self._begun_at = -SESSION_SECONDS
         self._begun = MICROBATCHES_OF_SESSION  # in the present session
         self._under_way: dict[int, _Session] = {}
-        self.finished: deque[MicrobatchRun] = deque(maxlen=REMEMBERED_RUNS)  # the newest last
+        self.flow = flow
 
     async def run(self) -> None:
         """Drive until cancelled. Raises DataError from the feed, StageError for data that no stage can take."""
@@ -195,20 +195,23 @@ class Driver:
         await self._room.opened()
         measured = partial(self._journal.measured, key)
         run = MicrobatchRun(self._routing, key, batch.input_ids, batch.labels, measured=measured)
+        self.flow.began(run)
         try:
             await run.run()
         except (ClosedSessionError, SpoiltMicrobatchError) as error:
             _LOG.warning("A microbatch was given up: %s", error)
             self._give_up(key)
         else:
-            self.finished.append(run)
+            self.flow.accumulated(run)
             self._journal.accumulated(key)
         finally:
+            self.flow.ended(run)
             self._under_way[key.session].asked.update(run.asked)
 
     def _give_up(self, key: MicrobatchKey) -> None:
         """Leave a microbatch out; its session ends soon, so that no stage waits for the rest of it."""
         self._journal.dropped(key)
+        self.flow.gave_up()
         if key.session == self._session:
             self._begun = MICROBATCHES_OF_SESSION
 

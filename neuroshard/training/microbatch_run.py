@@ -55,7 +55,7 @@ class MicrobatchRun:
         stages = routing.stage_count
         self.key = key
         self.replacements: list[Replacement] = []
-        self.seconds = [0.0] * stages  # of the requests to each stage that were answered
+        self.failures = 0  # after which somebody else was asked
         self.hops: list[Hop | None] = [None] * stages
         self.asked: dict[tuple[int, int], tuple[int, Hop]] = {}  # all that were asked for anything, to be told the end
         self._routing = routing
@@ -64,6 +64,11 @@ class MicrobatchRun:
         self._opened: list[tuple[Hop, str] | None] = [None] * stages  # who did the forward pass, with which weights
         self._measured = measured
         self._patience_seconds = patience_seconds
+
+    @property
+    def tokens(self) -> int:
+        """Of this microbatch."""
+        return self._labels.numel()
 
     async def run(self) -> MicrobatchResult:
         """Until every stage has accumulated it. Raises StageError for a microbatch that can never succeed."""
@@ -120,12 +125,12 @@ class MicrobatchRun:
                     raise
                 if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
                     _LOG.info("Stage %d is asked elsewhere: %s", stage + 1, error)
+                    self.failures += 1
                     self._routing.failed(stage, hop, error)
                     self.hops[stage] = None
                 else:
                     await anyio.sleep(RETRY_SECONDS)
             else:
-                self.seconds[stage] += anyio.current_time() - began
                 self._routing.finished(stage, hop, anyio.current_time() - began)
                 return answer
 

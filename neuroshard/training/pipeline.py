@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import anyio
 from torch import Tensor
 
 from neuroshard.training.microbatch import MicrobatchKey
+from neuroshard.training.stage_frames import Operation
 from neuroshard.training.stage_service import StageService
+from neuroshard.training.timing import REMEMBERED_TIMINGS, HopTiming, recompute_seconds
 from neuroshard.types import NodeId
 
+T = TypeVar("T")
 _HERE = NodeId("this node")
 
 
@@ -29,6 +34,11 @@ class Hop(Protocol):
     @property
     def state_root(self) -> str:
         """Names the weights behind the last answer: two hops with one root have equal ones; "" when it is unknown."""
+        ...
+
+    @property
+    def timings(self) -> Sequence[HopTiming]:
+        """Of the last requests of microbatches, the newest last."""
         ...
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
@@ -59,6 +69,7 @@ class LocalHop:
         """`root` names the stage's present weights."""
         self.service = service
         self.node_id = node_id
+        self.timings: deque[HopTiming] = deque(maxlen=REMEMBERED_TIMINGS)
         self._root = root
 
     @property
@@ -68,15 +79,15 @@ class LocalHop:
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """See Hop."""
-        return await self.service.forward(key, inputs)
+        return await self._timed(Operation.FORWARD, key, self.service.forward(key, inputs))
 
     async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """See Hop."""
-        return await self.service.loss(key, inputs, labels)
+        return await self._timed(Operation.LOSS, key, self.service.loss(key, inputs, labels))
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         """See Hop."""
-        return await self.service.backward(key, gradient)
+        return await self._timed(Operation.BACKWARD, key, self.service.backward(key, gradient))
 
     async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
         """See Hop."""
@@ -85,6 +96,16 @@ class LocalHop:
     async def close(self, driver: NodeId, session: int) -> None:
         """See Hop."""
         self.service.close(driver, session)
+
+    async def _timed(self, operation: Operation, key: MicrobatchKey, work: Awaitable[T]) -> T:
+        """The value of `work`; what the service did not compute of the time it waited."""
+        began, before = anyio.current_time(), self.service.compute_seconds(key)
+        answer = await work
+        seconds = anyio.current_time() - began
+        worked = max(0.0, self.service.compute_seconds(key) - before)
+        again = recompute_seconds(operation, before, worked) if self.service.executor.recompute else 0.0
+        self.timings.append(HopTiming(operation, key.session, key.microbatch, seconds, seconds, worked, again))
+        return answer
 
 
 @dataclass(frozen=True)

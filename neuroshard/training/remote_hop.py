@@ -31,38 +31,14 @@ from neuroshard.training.stage_frames import (
     request_frame,
 )
 from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.timing import REMEMBERED_TIMINGS, TIMED, HopTiming
 from neuroshard.training.wire_precision import WirePrecision
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits, WireError
 
 Shape: TypeAlias = "tuple[int, ...]"
 
-REMEMBERED_TIMINGS = 64
 CLOSE_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class HopTiming:
-    """Where the time of one request went."""
-
-    operation: Operation
-    session: int
-    microbatch: int
-    seconds: float  # from the request to the answer
-    stage_seconds: float  # of those at the stage, says the stage
-    compute_seconds: float  # of those at work, says the stage
-    bytes_sent: int  # tensors only
-    bytes_received: int
-
-    @property
-    def wire_seconds(self) -> float:
-        """On the way there and back."""
-        return max(0.0, self.seconds - self.stage_seconds)
-
-    @property
-    def wait_seconds(self) -> float:
-        """At the stage, but not at work."""
-        return max(0.0, self.stage_seconds - self.compute_seconds)
 
 
 @dataclass(frozen=True)
@@ -188,18 +164,8 @@ class RemoteHop:
             raise self._unusable(error.message) from error
         self.state_root = answer.root
         self._report(self.node_id, ScoreReason.GOOD_ANSWER)
-        self.timings.append(
-            HopTiming(
-                request.operation,
-                request.session,
-                request.microbatch,
-                anyio.current_time() - began,
-                answer.seconds,
-                answer.compute_seconds,
-                _tensor_bytes(frame),
-                _tensor_bytes(reply),
-            )
-        )
+        if request.operation in TIMED:
+            self.timings.append(_timing(request, answer, anyio.current_time() - began, frame, reply))
         return answer
 
     async def _sent(self, frame: Frame) -> Frame:
@@ -239,6 +205,23 @@ def _present(tensor: Tensor | None) -> Tensor:
     if tensor is None:
         raise ValueError("an answer without a tensor passed its checks")
     return tensor
+
+
+def _timing(request: StageRequest, answer: StageAnswer, seconds: float, sent: Frame, received: Frame) -> HopTiming:
+    """Nothing that a peer says took longer than its answer did."""
+    at_stage = min(answer.seconds, seconds)
+    at_work = min(answer.compute_seconds, at_stage)
+    return HopTiming(
+        request.operation,
+        request.session,
+        request.microbatch,
+        seconds,
+        at_stage,
+        at_work,
+        min(answer.recompute_seconds, at_work),
+        _tensor_bytes(sent),
+        _tensor_bytes(received),
+    )
 
 
 def _tensor_bytes(frame: Frame) -> int:

@@ -32,6 +32,7 @@ from neuroshard.training.stage_frames import (
 )
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.timing import recompute_seconds
 from neuroshard.types import LayerRange, NodeId
 from neuroshard.wire import Frame
 
@@ -82,13 +83,16 @@ class StageEndpoint:
             output, losses, gradient, loss_sum = await self._carry_out(key, request)
         except StageError as error:
             return refusal_frame(error)
+        worked = max(0.0, self._service.compute_seconds(key) - computed)
+        again = recompute_seconds(request.operation, computed, worked) if self._service.executor.recompute else 0.0
         answer = StageAnswer(
             output,
             losses,
             gradient,
             loss_sum,
             self._root(),
-            compute_seconds=max(0.0, self._service.compute_seconds(key) - computed),
+            compute_seconds=worked,
+            recompute_seconds=again,
             seconds=time.perf_counter() - began,
         )
         return await beside(lambda: answer_frame(request, answer), output, gradient)

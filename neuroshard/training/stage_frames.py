@@ -31,7 +31,7 @@ MAX_HEADER_BYTES = 2048
 MAX_REASON_CHARACTERS = 300
 INPUTS, LABELS, OUTPUT, LOSSES, GRADIENT = "inputs", "labels", "output", "losses", "gradient"
 _REQUEST_FIELDS = {"run", "layers", "version", "root", "session", "microbatch", "precision"}
-_ANSWER_FIELDS = {"session", "microbatch", "root", "loss_sum", "compute_seconds", "seconds"}
+_ANSWER_FIELDS = {"session", "microbatch", "root", "loss_sum", "compute_seconds", "recompute_seconds", "seconds"}
 _LARGEST_NUMBER = 2**63 - 1
 
 
@@ -79,6 +79,7 @@ class StageAnswer:
     loss_sum: float | None = None
     root: str = ""  # the stage's state root, "" while it has none
     compute_seconds: float = 0.0
+    recompute_seconds: float = 0.0  # of those for a forward pass that was done before
     seconds: float = 0.0  # from the request's arrival to this answer: the rest was waiting
 
 
@@ -161,6 +162,7 @@ def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
         "root": answer.root,
         "loss_sum": answer.loss_sum,
         "compute_seconds": answer.compute_seconds,
+        "recompute_seconds": answer.recompute_seconds,
         "seconds": answer.seconds,
     }
     parts: list[TensorPart] = []
@@ -188,6 +190,7 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
         None if loss_sum is None else _real(loss_sum),
         _text(header, "root"),
         _seconds(header["compute_seconds"]),
+        _seconds(header["recompute_seconds"]),
         _seconds(header["seconds"]),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.optim.schedule import learning_rate_at
+from neuroshard.status.pipeline import PipelineFlow
 from neuroshard.status.snapshot import (
     CheckpointStatus,
     DataStatus,
@@ -43,6 +44,7 @@ class TrainerSnapshot:
     checkpoints: CheckpointStatus  # of the stage with the first layers; trouble and losses of any
     history: tuple[LossPoint, ...]
     stages: tuple[StageStatus, ...] = ()
+    flow: PipelineFlow | None = None  # of the microbatches that this node drives
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
         checkpoints=checkpoint_status(checkpoints),
         history=record.history.snapshot(),
         stages=tuple(stage_status(stage, loop.record, saved) for stage, loop, saved in rows),
+        flow=None if loops.drive is None else loops.drive.driver.flow.flow(),
     )
 
 

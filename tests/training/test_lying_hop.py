@@ -117,3 +117,22 @@ def test_an_answer_that_is_none_is_refused_and_another_replica_may_be_asked(lie:
 
     trio.run(main)
     assert reports == ([(LIAR, ScoreReason.UNEXPECTED_TENSOR)] if is_reported else [])
+
+
+def test_a_stage_cannot_have_taken_longer_than_its_answer_did() -> None:
+    boast = StageAnswer(output=activations(2), compute_seconds=1e300, recompute_seconds=1e301, seconds=1e302)
+
+    async def boasting(_sender: NodeId, frame: Frame) -> Frame:
+        await anyio.lowlevel.checkpoint()
+        return answer_frame(read_request(frame, STAGE), boast)
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            network.join(LIAR).serve("stage/forward", boasting, request_limits(Operation.FORWARD, SHAPES))
+            hop = RemoteHop(network.join(NodeId("driver")), LIAR, STAGE, SHAPES)
+            await hop.forward(key(1), activations(2))
+            (timing,) = hop.timings
+            assert timing.seconds < 60
+            assert timing.recompute_seconds == timing.compute_seconds == timing.stage_seconds == timing.seconds
+
+    trio.run(main)

@@ -317,3 +317,24 @@ def test_it_is_told_where_the_time_and_the_bytes_went(compute: ComputeThread) ->
                 assert timing.wait_seconds >= 0
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_stage_tells_what_it_computed_again(compute: ComputeThread, recompute: bool) -> None:
+    services = chain_of(compute, CUTS, recompute=recompute)
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            serve(network, services)
+            hop = one_hop(network, PATIENT)
+            await hop.forward(key(1), activations(2))
+            await hop.backward(key(1), activations(2))
+            await hop.infer(activations(2), None)
+            forward, backward = hop.timings  # what is only inferred is no microbatch's
+            assert forward.recompute_seconds == 0
+            if recompute:
+                assert backward.recompute_seconds == min(forward.compute_seconds, backward.compute_seconds) > 0
+            else:
+                assert backward.recompute_seconds == 0
+
+    trio.run(main)

@@ -78,7 +78,7 @@ def test_a_request_travels(asked_: StageRequest, precision: WirePrecision) -> No
 
 
 ANSWERS = [
-    StageAnswer(output=activations(4), root="cd" * 32, compute_seconds=0.5, seconds=1.0),
+    StageAnswer(output=activations(4), root="cd" * 32, compute_seconds=0.5, recompute_seconds=0.25, seconds=1.0),
     StageAnswer(gradient=activations(4), loss_sum=312.25, seconds=1e-3),
     StageAnswer(losses=torch.tensor([1.0, 2.0]), seconds=0.0),
     StageAnswer(),
@@ -93,7 +93,8 @@ def test_an_answer_travels(answer: StageAnswer) -> None:
         sent, received = getattr(answer, name), getattr(found, name)
         assert (sent is None and received is None) or torch.equal(sent, received)
     assert repr(found.loss_sum) == repr(answer.loss_sum)
-    assert (found.root, found.compute_seconds, found.seconds) == (answer.root, answer.compute_seconds, answer.seconds)
+    for name in ("root", "compute_seconds", "recompute_seconds", "seconds"):
+        assert getattr(found, name) == getattr(answer, name)
     for other in (replace(asked, session=6), replace(asked, microbatch=7), replace(asked, operation=Operation.INFER)):
         with pytest.raises(RefusedTensorError, match="another microbatch"):
             read_answer(answer_frame(asked, answer), other)
