@@ -2,14 +2,13 @@
 
 Stochastic wiring of SWARM parallelism (Ryabinin et al. 2023, section 3.2): a min-heap of virtual runtimes, to which
 every turn of a replica adds the time that it takes on average. So a replica that is twice as fast gets twice as many.
-Plain bookkeeping of one driver for one stage: time is an argument, nothing waits.
+Plain bookkeeping of one driver for one stage: nothing waits, and whom not to ask for a while is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from math import isfinite
 from types import MappingProxyType
@@ -17,25 +16,15 @@ from types import MappingProxyType
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
-BAN_SECONDS = 30.0
-MOST_TRIES = 3  # of one microbatch at a replica that asks for patience
 SMOOTHING = 0.2  # weight of the newest time in the moving average
 FIRST_GUESS_SECONDS = 1.0  # of a turn, while nothing was measured anywhere
 LEAST_SECONDS = 1e-3  # nobody is so fast that it may have everything
 _STALE_ENTRIES = 64
 
 
-class Failure(StrEnum):
-    """What may be done about a microbatch that a replica did not do."""
-
-    RETRY_SAME = "retry_same"  # it is busy: ask it again a little later
-    ELSEWHERE = "elsewhere"  # it cannot be reached or has nothing to offer: ask another one
-    GIVE_UP = "give_up"  # the request itself is wrong
-
-
 @dataclass(frozen=True)
 class Turn:
-    """One microbatch at one replica, from `pick` to `finished` or `failed`."""
+    """One microbatch at one replica, from `pick` to `finished` or `dropped`."""
 
     peer: NodeId
     number: int  # of all turns of this stage
@@ -56,43 +45,28 @@ class BalancedRouting:
         self._driver = driver
         self._stage = stage
         self._replicas: dict[NodeId, _Replica] = {}
-        self._banned: dict[NodeId, float] = {}  # until when
         self._heap: list[tuple[float, bytes, NodeId]] = []  # also entries that are no longer true
         self._turns = 0
 
-    def update(self, replicas: Iterable[NodeId], now: float) -> None:
-        """These are the replicas now. Who is new enters at the end; of who is gone only a ban is remembered."""
+    def update(self, replicas: Iterable[NodeId]) -> None:
+        """These can be asked now. Who is new, or comes back, enters at the end; who is gone is forgotten."""
         present = set(replicas)
-        self._end_bans(now)
         for peer in self._replicas.keys() - present:
             del self._replicas[peer]
-        last = self._last_runtime()
+        last = max((replica.runtime for replica in self._replicas.values()), default=0.0)
         for peer in sorted(present - self._replicas.keys()):
             lot = hash_parts("neuroshard/balanced", self._driver, self._stage, peer)
             self._replicas[peer] = _Replica(last, lot)
             self._push(peer)
 
-    def pick(self, now: float, avoid: Collection[NodeId] = ()) -> Turn | None:
-        """A turn of the replica with the least runtime; None when all are banned or to be avoided.
-
-        A replica that merely does not suit a microbatch has not failed: pick again and avoid it.
-        """
-        self._end_bans(now)
-        aside: list[tuple[float, bytes, NodeId]] = []
-        turn: Turn | None = None
-        while self._heap and turn is None:
-            entry = heappop(self._heap)
-            runtime, _, peer = entry
+    def pick(self) -> Turn | None:
+        """A turn of the replica with the least runtime; None when there is none."""
+        while self._heap:
+            runtime, _, peer = heappop(self._heap)
             replica = self._replicas.get(peer)
-            if replica is None or peer in self._banned or replica.runtime != runtime:
-                continue  # no longer true
-            if peer in avoid:
-                aside.append(entry)
-            else:
-                turn = self._begin(peer, replica)
-        for entry in aside:
-            heappush(self._heap, entry)
-        return turn
+            if replica is not None and replica.runtime == runtime:  # else the entry is no longer true
+                return self._begin(peer, replica)
+        return None
 
     def finished(self, turn: Turn, seconds: float) -> None:
         """The replica did its work in this time, from the request to the answer. Raises ValueError for no real time."""
@@ -107,28 +81,11 @@ class BalancedRouting:
         replica.runtime += replica.seconds - replica.turns.pop(turn.number)
         self._push(turn.peer)
 
-    def failed(self, turn: Turn, failure: Failure, now: float, tries: int = 1) -> Failure:
-        """What to do after so many tries of one microbatch in this turn, which goes on only with RETRY_SAME.
-
-        ELSEWHERE bans the replica. One that asks for patience too often is not banned, but not asked again either.
-        """
-        if failure is Failure.RETRY_SAME and tries < MOST_TRIES:
-            return Failure.RETRY_SAME
+    def dropped(self, turn: Turn) -> None:
+        """The turn came to no end that says how long it takes; what was added for it stays."""
         replica = self._replicas.get(turn.peer)
         if replica is not None:
             replica.turns.pop(turn.number, None)
-        if failure is Failure.ELSEWHERE:
-            self._banned[turn.peer] = now + BAN_SECONDS
-        return Failure.ELSEWHERE if failure is Failure.RETRY_SAME else failure
-
-    def banned(self, now: float) -> tuple[NodeId, ...]:
-        """Peers that are not asked now."""
-        return tuple(sorted(peer for peer, until in self._banned.items() if now < until))
-
-    @property
-    def next_return(self) -> float | None:
-        """When the next ban ends; None without one."""
-        return min(self._banned.values(), default=None)
 
     @property
     def runtimes(self) -> Mapping[NodeId, float]:
@@ -151,27 +108,11 @@ class BalancedRouting:
         self._push(peer)
         return Turn(peer, self._turns)
 
-    def _end_bans(self, now: float) -> None:
-        """Who comes back enters at the end, like a newcomer, so that it need not catch up with what it missed."""
-        ended = sorted(peer for peer, until in self._banned.items() if now >= until)
-        last = self._last_runtime()
-        for peer in ended:
-            del self._banned[peer]
-            replica = self._replicas.get(peer)
-            if replica is not None:
-                replica.runtime = max(replica.runtime, last)
-                self._push(peer)
-
-    def _last_runtime(self) -> float:
-        """The largest runtime of those that can be asked; of all when nobody can."""
-        able = [replica.runtime for peer, replica in self._replicas.items() if peer not in self._banned]
-        return max(able or [replica.runtime for replica in self._replicas.values()], default=0.0)
-
     def _push(self, peer: NodeId) -> None:
         if len(self._heap) > 4 * len(self._replicas) + _STALE_ENTRIES:
-            self._heap = [self._entry(peer) for peer in self._replicas if peer not in self._banned]
+            self._heap = [self._entry(peer) for peer in self._replicas]
             heapify(self._heap)
-        elif peer not in self._banned:
+        else:
             heappush(self._heap, self._entry(peer))
 
     def _entry(self, peer: NodeId) -> tuple[float, bytes, NodeId]:

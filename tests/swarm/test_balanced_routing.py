@@ -8,30 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.swarm.balanced_routing import (
-    BAN_SECONDS,
-    FIRST_GUESS_SECONDS,
-    LEAST_SECONDS,
-    MOST_TRIES,
-    SMOOTHING,
-    BalancedRouting,
-    Failure,
-    Turn,
-)
+from neuroshard.swarm.balanced_routing import FIRST_GUESS_SECONDS, LEAST_SECONDS, SMOOTHING, BalancedRouting, Turn
 from neuroshard.types import NodeId
 
 ME = NodeId("driver")
 A, B, C, D = (NodeId(name) for name in "abcd")
 
 
-def routing_to(*peers: NodeId, now: float = 0.0) -> BalancedRouting:
+def routing_to(*peers: NodeId) -> BalancedRouting:
     routing = BalancedRouting(ME, 0)
-    routing.update(peers, now)
+    routing.update(peers)
     return routing
 
 
-def picked(routing: BalancedRouting, now: float = 0.0, avoid: tuple[NodeId, ...] = ()) -> Turn:
-    turn = routing.pick(now, avoid)
+def picked(routing: BalancedRouting) -> Turn:
+    turn = routing.pick()
     assert turn is not None
     return turn
 
@@ -60,7 +51,7 @@ class Stage:
         now, begun = 0.0, 0
         while begun < microbatches or under_way:
             while begun < microbatches and len(under_way) < self.in_flight:
-                turn = picked(routing, now)
+                turn = picked(routing)
                 free_at[turn.peer] = max(now, free_at[turn.peer]) + self.seconds[turn.peer]
                 heappush(under_way, (free_at[turn.peer], begun, now, turn))
                 begun += 1
@@ -106,7 +97,7 @@ def test_drivers_begin_with_different_replicas() -> None:
 
 def _first_of(driver: NodeId) -> NodeId:
     routing = BalancedRouting(driver, 0)
-    routing.update([A, B, C], 0.0)
+    routing.update([A, B, C])
     return picked(routing).peer
 
 
@@ -114,68 +105,45 @@ def test_a_newcomer_enters_at_the_end_and_then_gets_its_share() -> None:
     routing = routing_to(A, B)
     work_one_by_one(routing, 101, {A: 1.0, B: 1.0})
     last = max(routing.runtimes.values())
-    routing.update([A, B, C], 0.0)
+    routing.update([A, B, C])
     assert routing.runtimes[C] == last
     assert routing.expected_seconds(C) == 1.0  # as long as the others take
     later = work_one_by_one(routing, 300, {A: 1.0, B: 1.0, C: 1.0})
     assert max(later.values()) - min(later.values()) <= 2
 
 
-def test_an_unreachable_replica_is_banned_for_half_a_minute_and_comes_back_at_the_end() -> None:
+def test_a_replica_that_was_gone_for_a_while_need_not_catch_up() -> None:
     routing = routing_to(A, B)
-    turn = picked(routing)
-    gone, other = turn.peer, B if turn.peer == A else A
-    assert routing.failed(turn, Failure.ELSEWHERE, 100.0) is Failure.ELSEWHERE
-    assert routing.banned(100.0) == (gone,)
-    assert routing.next_return == 100.0 + BAN_SECONDS
-    for _ in range(20):
-        other_turn = picked(routing, 129.9)
-        assert other_turn.peer == other
-        routing.finished(other_turn, 1.0)
-    assert routing.pick(129.9, avoid=(other,)) is None
-    assert picked(routing, 130.0, avoid=(other,)).peer == gone
-    assert routing.next_return is None
-    assert routing.runtimes[gone] == pytest.approx(routing.runtimes[other] + 1.0)
-
-
-def test_with_everybody_banned_nobody_is_picked_until_the_first_ban_ends() -> None:
-    routing = routing_to(A, B)
-    for now in (0.0, 10.0):
-        routing.failed(picked(routing, now), Failure.ELSEWHERE, now)
-    assert routing.pick(29.9) is None
-    back = picked(routing, 30.0).peer
-    assert routing.banned(30.0) == ((B if back == A else A),)
-
-
-def test_a_newcomer_among_banned_replicas_does_not_have_to_do_all_that_they_did() -> None:
-    routing = routing_to(A)
+    work_one_by_one(routing, 50, {A: 1.0, B: 1.0})
+    routing.update([A])
     work_one_by_one(routing, 100, {A: 1.0})
-    routing.failed(picked(routing), Failure.ELSEWHERE, 0.0)
-    routing.update([A, B], 1.0)
-    assert picked(routing, 1.0).peer == B
-    picks = Counter(picked(routing, 31.0).peer for _ in range(40))
-    assert picks[A] == pytest.approx(20, abs=2)
+    routing.update([A, B])
+    assert routing.runtimes[B] == routing.runtimes[A]
+    later = work_one_by_one(routing, 40, {A: 1.0, B: 1.0})
+    assert later[B] == pytest.approx(20, abs=2)
 
 
-def test_a_ban_outlasts_a_short_absence() -> None:
+def test_a_newcomer_does_not_wait_for_what_those_who_left_had_done() -> None:
     routing = routing_to(A, B)
-    turn = picked(routing)
-    routing.failed(turn, Failure.ELSEWHERE, 0.0)
-    routing.update([B if turn.peer == A else A], 1.0)
-    routing.update([A, B], 2.0)
-    assert routing.banned(29.0) == (turn.peer,)
-    assert {picked(routing, 29.0).peer for _ in range(9)} == {A, B} - {turn.peer}
-    assert turn.peer in {picked(routing, 31.0).peer for _ in range(9)}
+    work_one_by_one(routing, 20, {A: 1.0, B: 1000.0})
+    routing.update([A, C])
+    assert routing.runtimes[C] == routing.runtimes[A] < 1000
 
 
-def test_failures_are_answered_by_class() -> None:
-    routing = routing_to(A, B)
+def test_without_replicas_nobody_is_picked() -> None:
+    routing = routing_to(A)
+    picked(routing)
+    routing.update([])
+    assert routing.pick() is None
+
+
+def test_a_turn_without_an_end_stays_counted_as_its_replicas_usual_time() -> None:
+    routing = routing_to(A)
+    work_one_by_one(routing, 3, {A: 2.0})
     turn = picked(routing)
-    for tries in range(1, MOST_TRIES):
-        assert routing.failed(turn, Failure.RETRY_SAME, 0.0, tries) is Failure.RETRY_SAME
-    assert routing.failed(turn, Failure.RETRY_SAME, 0.0, MOST_TRIES) is Failure.ELSEWHERE
-    assert routing.failed(picked(routing), Failure.GIVE_UP, 0.0) is Failure.GIVE_UP
-    assert routing.banned(0.0) == ()
+    routing.dropped(turn)
+    routing.finished(turn, 50.0)
+    assert routing.runtimes == {A: 8.0}
 
 
 def test_a_turn_counts_once_and_only_while_its_replica_is_there() -> None:
@@ -186,8 +154,8 @@ def test_a_turn_counts_once_and_only_while_its_replica_is_there() -> None:
     routing.finished(turn, 50.0)
     assert routing.runtimes == runtimes
     late = picked(routing)
-    routing.update([A, B][late.peer == A :][:1], 0.0)
-    routing.update([A, B], 0.0)
+    routing.update([A, B][late.peer == A :][:1])
+    routing.update([A, B])
     runtimes = dict(routing.runtimes)
     routing.finished(late, 50.0)
     assert routing.runtimes == runtimes
@@ -209,7 +177,7 @@ def test_the_heap_stays_small() -> None:
     routing = routing_to(A, B, C)
     work_one_by_one(routing, 5000, {A: 1.0, B: 0.1, C: 3.0})
     for _ in range(500):
-        routing.finished(picked(routing, avoid=(B,)), 1.0)
+        routing.finished(picked(routing), 1.0)
     assert len(routing._heap) < 200
 
 
@@ -218,34 +186,18 @@ class Model:
 
     def __init__(self) -> None:
         self.peers: dict[NodeId, tuple[float, float | None]] = {}  # runtime, average
-        self.bans: dict[NodeId, float] = {}
         self.open: dict[int, tuple[NodeId, float]] = {}
         self.turns = 0
 
-    def last(self) -> float:
-        able = [runtime for peer, (runtime, _) in self.peers.items() if peer not in self.bans]
-        return max(able or [runtime for runtime, _ in self.peers.values()], default=0.0)
-
-    def wake(self, now: float) -> None:
-        ended, last = [peer for peer, until in self.bans.items() if until <= now], self.last()
-        for peer in ended:
-            del self.bans[peer]
-            if peer in self.peers:
-                runtime, average = self.peers[peer]
-                self.peers[peer] = max(runtime, last), average
-
-    def update(self, present: set[NodeId], now: float) -> None:
-        self.wake(now)
+    def update(self, present: set[NodeId]) -> None:
         self.peers = {peer: entry for peer, entry in self.peers.items() if peer in present}
         self.open = {number: entry for number, entry in self.open.items() if entry[0] in present}
-        last = self.last()
+        last = max((runtime for runtime, _ in self.peers.values()), default=0.0)
         for peer in present - set(self.peers):
             self.peers[peer] = last, None
 
-    def candidates(self, now: float, avoid: set[NodeId]) -> set[NodeId]:
-        self.wake(now)
-        able = {peer: entry[0] for peer, entry in self.peers.items() if peer not in self.bans and peer not in avoid}
-        return {peer for peer, runtime in able.items() if runtime == min(able.values())}
+    def candidates(self) -> set[NodeId]:
+        return {peer for peer, entry in self.peers.items() if entry[0] == min(r for r, _ in self.peers.values())}
 
     def pick(self, peer: NodeId) -> None:
         self.turns += 1
@@ -265,34 +217,27 @@ class Model:
         average = seconds if average is None else average + SMOOTHING * (seconds - average)
         self.peers[peer] = runtime + (average - added), average
 
-    def fail(self, turn: Turn, now: float) -> None:
-        self.open.pop(turn.number, None)
-        self.bans[turn.peer] = now + BAN_SECONDS
-
 
 peers = st.sets(st.sampled_from([A, B, C, D]))
 actions = st.one_of(
-    st.tuples(st.just("pick"), peers.filter(lambda avoid: len(avoid) < 2)),
-    st.tuples(st.just("pick"), st.just(set[NodeId]())),
+    st.tuples(st.just("pick")),
     st.tuples(st.just("finish"), st.integers(0, 50), st.sampled_from([0.0, 0.25, 1.0, 3.0])),
-    st.tuples(st.just("fail"), st.integers(0, 50)),
+    st.tuples(st.just("drop"), st.integers(0, 50)),
     st.tuples(st.just("update"), peers),
-    st.tuples(st.just("wait"), st.sampled_from([1.0, 29.0, 30.0])),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_routing_does_what_a_plain_table_does(steps: list[tuple]) -> None:
-    routing, model, now, turns = BalancedRouting(ME, 1), Model(), 0.0, list[Turn]()
-    routing.update({A, B, C}, now)
-    model.update({A, B, C}, now)
+    routing, model, turns = BalancedRouting(ME, 1), Model(), list[Turn]()
+    routing.update({A, B, C})
+    model.update({A, B, C})
     for name, *arguments in steps:
         match name:
             case "pick":
-                (avoid,) = arguments
-                expected = model.candidates(now, avoid)
-                turn = routing.pick(now, avoid)
+                expected = model.candidates()
+                turn = routing.pick()
                 assert (turn is None) == (not expected)
                 if turn is not None:
                     assert turn.peer in expected
@@ -302,16 +247,13 @@ def test_routing_does_what_a_plain_table_does(steps: list[tuple]) -> None:
                 turn = turns[arguments[0] % len(turns)]
                 routing.finished(turn, arguments[1])
                 model.finish(turn.number, arguments[1])
-            case "fail" if turns:
+            case "drop" if turns:
                 turn = turns[arguments[0] % len(turns)]
-                routing.failed(turn, Failure.ELSEWHERE, now)
-                model.fail(turn, now)
+                routing.dropped(turn)
+                model.open.pop(turn.number, None)
             case "update":
-                routing.update(arguments[0], now)
-                model.update(arguments[0], now)
-            case "wait":
-                now += arguments[0]
+                routing.update(arguments[0])
+                model.update(arguments[0])
             case _:
                 pass
         assert routing.runtimes == {peer: runtime for peer, (runtime, _) in model.peers.items()}
-        assert set(routing.banned(now)) == {peer for peer, until in model.bans.items() if until > now}

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.swarm.lanes import Lanes, lane, lane_order
+from neuroshard.swarm.lanes import Lane, lane_order
 from neuroshard.types import NodeId
 
 ROOT, NEXT_ROOT = b"\x01" * 32, b"\x02" * 32
@@ -17,7 +17,11 @@ DRIVERS = tuple(NodeId(f"driver {n}") for n in range(1600))
 names = st.sets(st.sampled_from(REPLICAS))
 
 
-def lanes_of_all(root: bytes, stage: int, replicas: tuple[NodeId, ...] = REPLICAS) -> dict[NodeId, NodeId]:
+def lane(root: bytes, driver: NodeId, stage: int, replicas: Iterable[NodeId]) -> NodeId | None:
+    return Lane.drawn(driver, stage, root, replicas).node
+
+
+def lanes_of_all(root: bytes, stage: int, replicas: tuple[NodeId, ...] = REPLICAS) -> dict[NodeId, NodeId | None]:
     return {driver: lane(root, driver, stage, replicas) for driver in DRIVERS}
 
 
@@ -55,48 +59,46 @@ def test_a_hostile_replica_gets_its_share_of_drivers_and_others_when_lanes_are_d
 
 
 def test_a_stage_without_replicas_has_no_lane() -> None:
-    with pytest.raises(ValueError, match="stage 2 has no replica"):
-        lane(ROOT, ME, 2, ())
-    assert Lanes.drawn(ME, ROOT, [REPLICAS, ()]).lane(1) is None
+    assert Lane.drawn(ME, 1, ROOT, ()).node is None
+    assert Lane.drawn(ME, 1, ROOT, REPLICAS[:1]).seen(ROOT, ()).node is None
 
 
 def test_a_lane_changes_on_failure_to_the_next_in_the_order_and_goes_round() -> None:
-    lanes = Lanes.drawn(ME, ROOT, [REPLICAS[:3], REPLICAS])
+    kept = Lane.drawn(ME, 0, ROOT, REPLICAS[:3])
     order = lane_order(ROOT, ME, 0, REPLICAS[:3])
     for failing, following in ((0, 1), (1, 2), (2, 0), (0, 1)):
-        assert lanes.lane(0) == order[failing]
-        lanes = lanes.after_failure(0, order[failing])
-        assert lanes.lane(0) == order[following]
-    assert lanes.lane(1) == lane(ROOT, ME, 1, REPLICAS)
+        assert kept.node == order[failing]
+        kept = kept.after_failure(order[failing])
+        assert kept.node == order[following]
 
 
 def test_a_late_failure_of_a_replica_that_is_no_lane_changes_no_lane() -> None:
-    lanes = Lanes.drawn(ME, ROOT, [REPLICAS])
-    assert lanes.after_failure(0, lanes.orders[0][4]).lane(0) == lanes.lane(0)
-    assert lanes.after_failure(0, NodeId("stranger")) == lanes
+    kept = Lane.drawn(ME, 0, ROOT, REPLICAS)
+    assert kept.after_failure(kept.order[4]).node == kept.node
+    assert kept.after_failure(NodeId("stranger")) == kept
 
 
 def test_another_root_draws_anew_and_forgives() -> None:
-    lanes = Lanes.drawn(ME, ROOT, [REPLICAS])
+    kept = Lane.drawn(ME, 0, ROOT, REPLICAS)
     for node in REPLICAS[:5]:
-        lanes = lanes.after_failure(0, node)
-    assert lanes.seen(NEXT_ROOT, [REPLICAS]) == Lanes.drawn(ME, NEXT_ROOT, [REPLICAS])
+        kept = kept.after_failure(node)
+    assert kept.seen(NEXT_ROOT, REPLICAS) == Lane.drawn(ME, 0, NEXT_ROOT, REPLICAS)
 
 
 @given(first=names, later=st.lists(names, max_size=8))
 def test_a_lane_stays_while_its_replica_does(first: set[NodeId], later: list[set[NodeId]]) -> None:
-    lanes = Lanes.drawn(ME, ROOT, [first])
+    kept = Lane.drawn(ME, 0, ROOT, first)
     for present in later:
-        before, lanes = lanes.lane(0), lanes.seen(ROOT, [present])
-        assert set(lanes.orders[0]) == present
+        before, kept = kept.node, kept.seen(ROOT, present)
+        assert set(kept.order) == present
         if before in present:
-            assert lanes.lane(0) == before
-        assert lanes.lane(0) in present or not present
+            assert kept.node == before
+        assert kept.node in present or not present
 
 
 def test_a_newcomer_takes_no_lane_before_the_next_root_however_its_hash_falls() -> None:
     names = (NodeId(f"newcomer {n}") for n in range(10_000))
     newcomer = next(name for name in names if lane(ROOT, ME, 0, [*REPLICAS, name]) == name)
-    lanes = Lanes.drawn(ME, ROOT, [REPLICAS]).seen(ROOT, [[*REPLICAS, newcomer]])
-    assert lanes.lane(0) == lane(ROOT, ME, 0, REPLICAS)
-    assert lanes.orders[0][-1] == newcomer
+    kept = Lane.drawn(ME, 0, ROOT, REPLICAS).seen(ROOT, [*REPLICAS, newcomer])
+    assert kept.node == lane(ROOT, ME, 0, REPLICAS)
+    assert kept.order[-1] == newcomer
