@@ -58,12 +58,11 @@ class LedgerCounts:
 
 @dataclass
 class _Work:
-    """The hop named for a place. The root is of the weights behind the output that the next stage has."""
+    """The hop named for a place."""
 
     hop: NodeId
     phase: Phase = Phase.NOTHING
-    root: str | None = None  # None: no output yet
-    is_replacement: bool = False  # of a hop whose output is used, and with no forward pass of its own yet
+    root: str | None = None  # of the weights behind the first output, which the next stages used; None: no output yet
 
 
 @dataclass
@@ -104,7 +103,6 @@ class Ledger:
         elif work.hop != hop:
             if work.phase is Phase.COUNTED:
                 raise ValueError(f"{place} was done by {work.hop}")
-            work.is_replacement = work.root is not None
             work.hop, work.phase = hop, Phase.NOTHING
             self._add(replacements=1)
         self._sessions[place.session].asked.add((place.stage, hop))
@@ -123,8 +121,7 @@ class Ledger:
         work.phase = Phase.FORWARD_DONE
         if work.root is None:
             work.root = root
-        elif work.is_replacement:
-            work.is_replacement = False
+        else:  # by a replacement
             self._add(approximate=int(not root or root != work.root))
         return True
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +56,13 @@ def test_nodes_of_one_wallet_part_although_others_are_needed_less() -> None:
     coverage = covered(2, (1, 2), (1, 2), (1, 2)).with_holder(mine)
     assert chosen(coverage) == (1, 2)
     # but an empty stage comes first
-    assert chosen(covered(2).with_holder(mine), length=2) == (0, 2)
+    assert chosen(covered(4, (2, 3), (3, 4)).with_holder(replace(mine, stages=StageRange(1, 2))), length=2) == (0, 2)
+
+
+def test_of_windows_that_are_needed_alike_the_longer_one_is_taken() -> None:
+    windows = (StageRange(0, 1), StageRange(1, 3))
+    coverage = covered(3, (0, 1), (1, 3))
+    assert all(choose_stages(NodeId(f"n{n}"), MY_WALLET, windows, coverage) == windows[1] for n in range(9))
 
 
 def test_nodes_that_know_nothing_of_each_other_spread_over_tiles_of_the_plan() -> None:

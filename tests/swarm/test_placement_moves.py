@@ -117,6 +117,10 @@ def test_a_node_makes_room_when_nobody_can_go_to_an_empty_stage_directly() -> No
     assert (step.reason, step.about, step.stages) == (MoveReason.EMPTY_STAGE, 5, StageRange(2, 4))
     under_way = coverage.with_holder(replace(holder(0, 2, 4), is_ready=False))
     assert planned_moves(under_way) == ()  # the next one waits for it
+    near = (StageRange(0, 2), StageRange(1, 3))
+    pair = [replace(holder(n, 0, 2, "farm"), windows=near) for n in (7, 8)]
+    assert planned_moves(StageCoverage.of(RUN, 6, pair)) != ()
+    assert planned_moves(StageCoverage.of(RUN, 6, [*under_way.holders, *pair])) == ()  # and everybody waits with it
     after = carried_out(coverage, step)
     (last,) = planned_moves(after)
     assert last.stages == StageRange(4, 6)
@@ -147,6 +151,15 @@ def test_a_crowded_stage_helps_one_with_a_single_holder_when_there_is_time() -> 
     assert (move.reason, move.about, move.stages) == (MoveReason.UNEVEN, 0, StageRange(0, 1))
     assert deciders(coverage, 59) == {}
     assert planned_moves(carried_out(coverage, move)) == ()
+
+
+def test_help_comes_no_faster_than_the_weights_can_be_handed_out() -> None:
+    crowd = [holder(n, 0, 1) for n in range(20)]
+    one_ready = StageCoverage.of(RUN, 2, [*crowd, holder(20, 1, 2)])
+    assert len(planned_moves(one_ready)) == 1
+    assert planned_moves(one_ready.with_holder(holder(21, 1, 2, is_ready=False))) == ()
+    three_ready = StageCoverage.of(RUN, 2, [*crowd, *(holder(n, 1, 2) for n in (20, 21, 22))])
+    assert len(planned_moves(three_ready)) == 3
 
 
 def test_an_empty_stage_comes_before_everything_else() -> None:
