@@ -120,7 +120,9 @@ def test_a_node_makes_room_when_nobody_can_go_to_an_empty_stage_directly() -> No
     near = (StageRange(0, 2), StageRange(1, 3))
     pair = [replace(holder(n, 0, 2, "farm"), windows=near) for n in (7, 8)]
     assert planned_moves(StageCoverage.of(RUN, 6, pair)) != ()
-    assert planned_moves(StageCoverage.of(RUN, 6, [*under_way.holders, *pair])) == ()  # and everybody waits with it
+    stays = replace(holder(2, 0, 2), windows=near)
+    waiting = StageCoverage.of(RUN, 6, [*under_way.holders, *pair, stays])
+    assert planned_moves(waiting) == ()  # and everybody waits with it
     after = carried_out(coverage, step)
     (last,) = planned_moves(after)
     assert last.stages == StageRange(4, 6)
