@@ -117,10 +117,10 @@ def test_a_node_makes_room_when_nobody_can_go_to_an_empty_stage_directly() -> No
     assert (step.reason, step.about, step.stages) == (MoveReason.EMPTY_STAGE, 5, StageRange(2, 4))
     under_way = coverage.with_holder(replace(holder(0, 2, 4), is_ready=False))
     assert planned_moves(under_way) == ()  # the next one waits for it
-    near = (StageRange(0, 2), StageRange(1, 3))
-    pair = [replace(holder(n, 0, 2, "farm"), windows=near) for n in (7, 8)]
-    assert planned_moves(StageCoverage.of(RUN, 6, pair)) != ()
-    stays = replace(holder(2, 0, 2), windows=near)
+    near = (StageRange(0, 1), StageRange(1, 2))
+    pair = [replace(holder(n, 0, 1, "farm"), windows=near) for n in (7, 8)]
+    stays = replace(holder(2, 0, 2), windows=(StageRange(0, 2),))
+    assert planned_moves(StageCoverage.of(RUN, 2, [stays, *pair])) != ()
     waiting = StageCoverage.of(RUN, 6, [*under_way.holders, *pair, stays])
     assert planned_moves(waiting) == ()  # and everybody waits with it
     after = carried_out(coverage, step)
