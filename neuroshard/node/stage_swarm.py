@@ -28,6 +28,7 @@ from neuroshard.training.stage_endpoint import StageEndpoint, StageEndpoints
 from neuroshard.training.stage_frames import StageAddress
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.wire_precision import WirePrecision
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits
 
@@ -56,7 +57,7 @@ class StageSwarm:
         self.plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
         self.membership = membership
         self._version = offer.initial.parameters.version  # no later one changes what stages say to each other
-        self._options = options
+        self._options = options or HopOptions(WirePrecision(parameters.wire_precision))
         self._networking = networking
         self._shapes = [
             StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size) for layers in self.plan
@@ -92,7 +93,12 @@ class StageSwarm:
         return StageCoverage.of(self.run_id, len(self.plan), holders)
 
     def workers(self, stage: int) -> Sequence[NodeId]:
-        """Who can work on a stage now, in the order of their names."""
+        """Who can work on a stage now, in the order of their names.
+
+        The first stage of a node that holds it is its own: it says when data are taken, and a checkpoint how far.
+        """
+        if stage == 0 and stage in self._local:
+            return (self.node_id,)
         members = self.membership.view.members.values()
         layers = self.plan[stage]
         others = [
@@ -105,6 +111,16 @@ class StageSwarm:
             and layers.stop <= member.report.layers.stop
         ]
         return sorted([self.node_id, *others] if stage in self._local else others)
+
+    def lane_root(self, stage: int) -> bytes:
+        """What lanes through a stage are drawn with: the root that most replicas report, else the run.
+
+        Nobody has certified it.
+        """
+        workers = set(self.workers(stage))
+        members = self.membership.view.members.values()
+        roots = [each.report.state_hash for each in members if each.node_id in workers and each.report.state_hash]
+        return bytes.fromhex(max(sorted(set(roots)), key=roots.count, default=self.run_id))
 
     def hop(self, stage: int, node_id: NodeId) -> Hop:
         """The way to a stage at a node."""

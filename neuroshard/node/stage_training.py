@@ -30,8 +30,9 @@ from neuroshard.training.loop import Trainer
 from neuroshard.training.model_chain import ModelChain
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.replica_choice import replica_choice
 from neuroshard.training.routing import FixedRouting
-from neuroshard.training.swarm_routing import InTurn, SwarmRouting
+from neuroshard.training.swarm_routing import SwarmRouting
 
 CHECKPOINT = "Looking for a checkpoint"
 FIRST_STEP = "Making the first step"
@@ -190,6 +191,7 @@ class StageTraining:
         node_id, stage_count = self._identity.node_id, len(swarm.plan)
         if stage_count == 1:
             return Driving(node_id, feed, FixedRouting((LocalHop(lives[0].parts.service, node_id),)))
-        routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, InTurn(), swarm.missing)
+        choice = replica_choice(run.parameters.routing, node_id, swarm.lane_root)
+        routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         in_flight = max(1, min(MOST_IN_FLIGHT, run.parameters.sequences_per_step // run.parameters.batch_size))
         return Driving(node_id, feed, routing, in_flight, first_session=int(time.time()))

@@ -62,6 +62,7 @@ class MicrobatchRun:
         self._labels = labels
         self._inputs: list[Tensor] = [input_ids]  # of each stage that was reached
         self._opened: list[tuple[Hop, str] | None] = [None] * stages  # who did the forward pass, with which weights
+        self._seconds: dict[int, float] = {}  # of the requests that were answered by those who are not done yet
         self._measured = measured
         self._patience_seconds = patience_seconds
 
@@ -72,17 +73,29 @@ class MicrobatchRun:
 
     async def run(self) -> MicrobatchResult:
         """Until every stage has accumulated it. Raises StageError for a microbatch that can never succeed."""
+        try:
+            return await self._through()
+        finally:
+            for stage in self._seconds:
+                self._routing.left(stage, _known(self.hops[stage]))
+
+    async def _through(self) -> MicrobatchResult:
         last = self._routing.stage_count - 1
         for stage in range(last):
             self._inputs.append(await self._at(stage, partial(self._forward, stage)))
         loss_sum, gradient = await self._at(last, self._loss)
         result = MicrobatchResult(loss_sum, self._labels.numel())
+        self._finished(last)
         self._measured(result)
         for stage in reversed(range(last)):
             if gradient is None:
                 raise ValueError("only the first stage of a run has no gradient to send back")
             gradient = await self._at(stage, partial(self._backward, stage, gradient))
+            self._finished(stage)
         return result
+
+    def _finished(self, stage: int) -> None:
+        self._routing.finished(stage, _known(self.hops[stage]), self._seconds.pop(stage))
 
     async def _forward(self, stage: int, hop: Hop) -> Tensor:
         output = await hop.forward(self.key, self._inputs[stage])
@@ -116,6 +129,7 @@ class MicrobatchRun:
             if hop is None:
                 hop = self.hops[stage] = await self._routing.hop(stage)
                 self.asked[stage, id(hop)] = (stage, hop)
+                self._seconds[stage] = 0.0
                 waits_until = anyio.current_time() + self._patience_seconds
             began = anyio.current_time()
             try:
@@ -128,11 +142,18 @@ class MicrobatchRun:
                     self.failures += 1
                     self._routing.failed(stage, hop, error)
                     self.hops[stage] = None
+                    del self._seconds[stage]
                 else:
                     await anyio.sleep(RETRY_SECONDS)
             else:
-                self._routing.finished(stage, hop, anyio.current_time() - began)
+                self._seconds[stage] += anyio.current_time() - began
                 return answer
+
+
+def _known(hop: Hop | None) -> Hop:
+    if hop is None:
+        raise ValueError("a stage that was asked has a hop")
+    return hop
 
 
 async def sequence_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -> Tensor:
@@ -146,9 +167,14 @@ async def sequence_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -
 
 async def _inferred(routing: Routing, stage: int, inputs: Tensor, labels: Tensor | None) -> Tensor:
     hop = await routing.hop(stage)
+    failure: StageError | None = None
     try:
         return await hop.infer(inputs, labels)
     except StageError as error:
-        if error.retry is Retry.ELSEWHERE:
-            routing.failed(stage, hop, error)
+        failure = error if error.retry is Retry.ELSEWHERE else None
         raise
+    finally:
+        if failure is None:
+            routing.left(stage, hop)
+        else:
+            routing.failed(stage, hop, failure)

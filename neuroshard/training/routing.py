@@ -27,11 +27,15 @@ class Routing(Protocol):
         ...
 
     async def hop(self, stage: int) -> Hop:
-        """Whoever shall do a microbatch in this stage; waits while nobody can."""
+        """Whoever shall do a microbatch in this stage; waits while nobody can. One of the other calls ends that."""
         ...
 
     def finished(self, stage: int, hop: Hop, seconds: float) -> None:
-        """A request to it took so long."""
+        """It did the stage's work for the microbatch; its answers took so long altogether."""
+        ...
+
+    def left(self, stage: int, hop: Hop) -> None:
+        """It was needed for something else, or not to the end, and did not fail."""
         ...
 
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:
@@ -64,6 +68,9 @@ class FixedRouting:
         return self._route[stage]
 
     def finished(self, stage: int, hop: Hop, seconds: float) -> None:
+        """See Routing."""
+
+    def left(self, stage: int, hop: Hop) -> None:
         """See Routing."""
 
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:

@@ -4,52 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import anyio
 
 from neuroshard.training.microbatch import StageError
 from neuroshard.training.pipeline import Hop
+from neuroshard.training.replica_choice import ReplicaChoice
 from neuroshard.types import NodeId
 
 LOOK_SECONDS = 0.1
 BAN_SECONDS = 30.0  # of a replica that failed, while there are others
 RETRY_SECONDS = 1.0  # while there are none
 MOST_HOPS = 256  # that are kept ready
-
-
-class Choice(Protocol):
-    """How one of several replicas is chosen."""
-
-    def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
-        """One of them; there is at least one."""
-        ...
-
-    def took(self, stage: int, replica: NodeId, seconds: float) -> None:
-        """A request was answered after so long."""
-        ...
-
-    def lost(self, stage: int, replica: NodeId) -> None:
-        """It failed."""
-        ...
-
-
-class InTurn:
-    """See Choice: one replica after the other."""
-
-    def __init__(self) -> None:
-        self._turns: dict[int, int] = {}
-
-    def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
-        """See Choice."""
-        turn = self._turns[stage] = self._turns.get(stage, -1) + 1
-        return replicas[turn % len(replicas)]
-
-    def took(self, stage: int, replica: NodeId, seconds: float) -> None:
-        """See Choice."""
-
-    def lost(self, stage: int, replica: NodeId) -> None:
-        """See Choice."""
 
 
 class SwarmRouting:
@@ -60,7 +26,7 @@ class SwarmRouting:
         stage_count: int,
         workers: Callable[[int], Sequence[NodeId]],
         connect: Callable[[int, NodeId], Hop],
-        choice: Choice,
+        choice: ReplicaChoice,
         missing: Callable[[], str] = lambda: "",
     ) -> None:
         """`workers` tells who can do a stage now, `connect` makes hops, `missing` says what the swarm lacks."""
@@ -96,6 +62,10 @@ class SwarmRouting:
     def finished(self, stage: int, hop: Hop, seconds: float) -> None:
         """See Routing."""
         self._choice.took(stage, hop.node_id, seconds)
+
+    def left(self, stage: int, hop: Hop) -> None:
+        """See Routing."""
+        self._choice.left(stage, hop.node_id)
 
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:
         """See Routing."""

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import anyio
+import pytest
+import torch
+import trio
+from stage_chain import DRIVER, INPUTS, LABELS, key
+from torch import Tensor
+from trio.testing import MockClock
+
+from neuroshard.training.microbatch import MicrobatchKey, SpoiltMicrobatchError, StageError, StageGoneError
+from neuroshard.training.microbatch_run import MicrobatchRun, sequence_losses
+from neuroshard.training.pipeline import Hop
+from neuroshard.training.replica_choice import BalancedChoice, LaneChoice, ReplicaChoice, replica_choice
+from neuroshard.training.routing import FixedRouting
+from neuroshard.training.swarm_routing import BAN_SECONDS, SwarmRouting
+from neuroshard.training.timing import HopTiming
+from neuroshard.types import NodeId
+
+REPLICAS = tuple(NodeId(f"replica {n}") for n in range(6))
+A, B, C = REPLICAS[:3]
+
+
+class Replica:
+    """A stage that only takes its time, for one request after the other, or fails."""
+
+    def __init__(self, node_id: NodeId, seconds: float, error: StageError | None = None) -> None:
+        self.node_id = node_id
+        self.state_root = ""
+        self.timings: Sequence[HopTiming] = ()
+        self.error = error
+        self.requests = 0
+        self._seconds = seconds
+        self._turn = anyio.Lock()
+
+    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+        """Takes as long as a backward pass."""
+        return await self._work(torch.zeros(1))
+
+    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Takes as long as a backward pass."""
+        return await self._work(torch.zeros(())), torch.zeros(1)
+
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
+        """Takes as long as a forward pass."""
+        return await self._work(torch.zeros(1))
+
+    async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
+        """Takes as long as a forward pass."""
+        return await self._work(torch.zeros(1))
+
+    async def close(self, driver: NodeId, session: int) -> None:
+        """Nothing is kept."""
+
+    async def _work(self, answer: Tensor) -> Tensor:
+        async with self._turn:
+            self.requests += 1
+            await anyio.sleep(self._seconds)
+            if self.error is not None:
+                raise self.error
+            return answer
+
+
+class Noting(FixedRouting):
+    """A fixed route that notes how every pick ended."""
+
+    def __init__(self, route: Sequence[Hop]) -> None:
+        super().__init__(route)
+        self.noted: list[tuple[str, int, float]] = []
+
+    def finished(self, stage: int, hop: Hop, seconds: float) -> None:
+        """Note it."""
+        self.noted.append(("finished", stage, seconds))
+
+    def left(self, stage: int, hop: Hop) -> None:
+        """Note it."""
+        self.noted.append(("left", stage, 0.0))
+
+    def failed(self, stage: int, hop: Hop, error: StageError) -> None:
+        """Note it."""
+        self.noted.append(("failed", stage, 0.0))
+
+
+def root_of(stage: int) -> bytes:
+    return bytes([stage]) * 32
+
+
+def test_a_lane_stays_until_its_replica_fails_or_the_root_changes() -> None:
+    roots = {0: b"\x01" * 32, 1: b"\x01" * 32}
+    choice = LaneChoice(DRIVER, lambda stage: roots[stage])
+    first = choice.pick(0, REPLICAS)
+    assert {choice.pick(0, REPLICAS[::order]) for order in (1, -1)} == {first}
+    choice.took(0, first, 1.0)
+    choice.lost(0, first)
+    second = choice.pick(0, REPLICAS)
+    assert second != first
+    assert choice.pick(0, REPLICAS) == second
+    other_stage = choice.pick(1, REPLICAS)
+    lanes = set[NodeId]()
+    for number in range(40):
+        roots[0] = bytes([number]) * 32
+        lanes.add(choice.pick(0, REPLICAS))
+        assert choice.pick(1, REPLICAS) == other_stage
+    assert lanes == set(REPLICAS)
+
+
+def test_a_driver_that_holds_a_stage_is_its_own_lane() -> None:
+    choice = LaneChoice(DRIVER, root_of)
+    assert choice.pick(1, [*REPLICAS, DRIVER]) == DRIVER
+
+
+def test_the_parameters_name_the_choice() -> None:
+    assert isinstance(replica_choice("lanes", DRIVER, root_of), LaneChoice)
+    assert isinstance(replica_choice("balanced", DRIVER, root_of), BalancedChoice)
+
+
+def test_every_pick_ends_once_with_the_time_of_all_its_answers() -> None:
+    async def main() -> list[tuple[str, int, float]]:
+        routing = Noting([Replica(node, seconds) for node, seconds in ((A, 1.0), (B, 2.0), (C, 4.0))])
+        await MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1]).run()
+        return routing.noted
+
+    noted = trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert noted == [("finished", 2, 4.0), ("finished", 1, 4.0), ("finished", 0, 2.0)]
+
+
+def test_a_microbatch_that_is_given_up_or_cancelled_leaves_all_its_replicas() -> None:
+    async def main() -> None:
+        replicas = [Replica(A, 1.0), Replica(B, 1.0), Replica(C, 1.0, SpoiltMicrobatchError("Not a number."))]
+        routing = Noting(replicas)
+        with pytest.raises(SpoiltMicrobatchError):
+            await MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1]).run()
+        assert routing.noted == [("left", stage, 0.0) for stage in range(3)]
+        routing = Noting(replicas)
+        with anyio.move_on_after(1.5):
+            await MicrobatchRun(routing, key(2), INPUTS[:1], LABELS[:1]).run()
+        assert routing.noted == [("left", 0, 0.0), ("left", 1, 0.0)]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_an_evaluation_leaves_its_replicas_and_tells_who_failed() -> None:
+    async def main() -> None:
+        replicas = [Replica(A, 1.0), Replica(B, 1.0)]
+        routing = Noting(replicas)
+        await sequence_losses(routing, INPUTS[:1], LABELS[:1])
+        assert routing.noted == [("left", 0, 0.0), ("left", 1, 0.0)]
+        replicas[1].error = StageGoneError("Gone.")
+        with pytest.raises(StageGoneError):
+            await sequence_losses(routing, INPUTS[:1], LABELS[:1])
+        assert routing.noted[2:] == [("left", 0, 0.0), ("failed", 1, 0.0)]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def driven(choice: ReplicaChoice, stages: Sequence[Sequence[Replica]], microbatches: int, in_flight: int = 8) -> float:
+    """Seconds until so many microbatches were through, several at a time."""
+    known = {(stage, one.node_id): one for stage, replicas in enumerate(stages) for one in replicas}
+    workers = [[one.node_id for one in replicas] for replicas in stages]
+    routing = SwarmRouting(len(stages), workers.__getitem__, lambda stage, node: known[stage, node], choice)
+    numbers = iter(range(microbatches))
+
+    async def line() -> None:
+        for number in numbers:
+            await MicrobatchRun(routing, key(number), INPUTS[:1], LABELS[:1]).run()
+
+    async def main() -> float:
+        began = trio.current_time()
+        async with trio.open_nursery() as lines:
+            for _ in range(in_flight):
+                lines.start_soon(line)
+        return trio.current_time() - began
+
+    return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_balanced_a_replica_that_is_twice_as_slow_gets_half_and_costs_no_more() -> None:
+    fast, slow = Replica(A, 1.0), Replica(B, 2.0)
+    seconds = driven(BalancedChoice(DRIVER), [[Replica(C, 0.1)], [fast, slow], [Replica(C, 0.1)]], 300)
+    assert fast.requests == pytest.approx(2 * slow.requests, rel=0.1)
+    assert seconds <= 1.15 * (600 / 1.5)  # together they do 1.5 requests a second, two for each microbatch
+
+
+def test_in_a_lane_one_replica_does_everything() -> None:
+    replicas = [Replica(node, 1.0) for node in REPLICAS]
+    driven(LaneChoice(DRIVER, root_of), [replicas, [Replica(A, 0.1)]], 30)
+    assert sorted(one.requests for one in replicas) == [0, 0, 0, 0, 0, 60]
+
+
+@pytest.mark.parametrize("make", [BalancedChoice, lambda driver: LaneChoice(driver, root_of)])
+def test_a_replica_that_fails_is_left_alone_for_half_a_minute(make: type[BalancedChoice]) -> None:
+    gone = [Replica(node, 0.1, StageGoneError("Gone.")) for node in REPLICAS[1:]]
+    good = Replica(A, 1.0)
+    seconds = driven(make(DRIVER), [[good, *gone], [Replica(A, 0.01)]], 80, in_flight=4)
+    tries = Counter({one.node_id: one.requests for one in gone})
+    assert seconds > 2 * BAN_SECONDS
+    assert good.requests == 160
+    assert max(tries.values()) <= 4 * (1 + seconds // BAN_SECONDS)  # four lines may find out at the same time
+
+
+def test_the_only_replica_is_asked_again_after_a_second() -> None:
+    lonely = Replica(A, 0.5, StageGoneError("Gone."))
+
+    async def recovery() -> None:
+        await anyio.sleep(4.0)
+        lonely.error = None
+
+    known = {0: lonely, 1: Replica(B, 0.1)}
+    routing = SwarmRouting(
+        2, lambda stage: [known[stage].node_id], lambda stage, _: known[stage], BalancedChoice(DRIVER)
+    )
+
+    async def main() -> float:
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(recovery)
+            await MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1]).run()
+        return trio.current_time()
+
+    clock = MockClock(autojump_threshold=0)
+    assert 4.0 < trio.run(main, clock=clock) < 8.0
+    assert routing.failures == 3
