@@ -93,7 +93,7 @@ def test_two_hundred_nodes_place_themselves_and_stay() -> None:
         world.join()  # which knows little of those that came just before
         if world.random.random() < 0.05:
             world.tick()
-    for _ in range(70):
+    for _ in range(100):
         world.leave_at_random()
     happen(world, "lose a stage", 1, 200)
     nodes = len(world.nodes)
