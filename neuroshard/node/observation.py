@@ -7,6 +7,7 @@ from dataclasses import replace
 import anyio
 import anyio.to_thread
 
+from neuroshard.node.pipeline_status import pipeline_status
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.resources import peak_megabytes, resident_megabytes
 from neuroshard.node.society import Society
@@ -69,6 +70,7 @@ class Observer:
             checkpoints=seen.checkpoints,
             stages=seen.stages,
             resources=self._resources,
+            pipeline=pipeline_status(self._node.ground.swarm, seen.state, seen.flow),
             history=seen.history,
             network=sight.network,
             peers=sight.peers,

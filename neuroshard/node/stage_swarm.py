@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 import anyio
 
@@ -36,6 +37,7 @@ AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.W
 HOLDING = AT_WORK | {NodeState.PAUSED}
 GONE = frozenset({NodeState.STOPPING, NodeState.NOT_TRAINING, NodeState.FAILED})
 DIAL_SECONDS = 10.0
+MOST_RANGES = 4096  # that are remembered
 
 
 class StageSwarm:
@@ -64,6 +66,7 @@ class StageSwarm:
         ]
         self._endpoints = StageEndpoints(self._shapes)
         self._local: dict[int, LocalHop] = {}
+        self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers
 
     async def live(self, network: Network) -> None:
         """Answer the requests of drivers until cancelled."""
@@ -82,12 +85,17 @@ class StageSwarm:
         self._local.clear()
         self._endpoints.clear()
 
+    @property
+    def held(self) -> StageRange | None:
+        """The stages that this node can work on; None while there are none."""
+        return StageRange(min(self._local), max(self._local) + 1) if self._local else None
+
     def coverage(self) -> StageCoverage:
         """Who holds which stages, this node as its own last report has it."""
         holders = list[StageHolder]()
         for member in self.membership.view.members.values():
             report = member.report
-            stages = None if report.layers is None else stages_of(report.layers, self.plan)
+            stages = None if report.layers is None else self.stages_of(report.layers)
             if stages is not None and report.state not in GONE:
                 holders.append(StageHolder(member.node_id, member.wallet_id, stages, is_ready=report.state in HOLDING))
         return StageCoverage.of(self.run_id, len(self.plan), holders)
@@ -131,9 +139,8 @@ class StageSwarm:
     def missing(self) -> str:
         """Which layers nobody can work on now, in a sentence; "" when there are none."""
         coverage = self.coverage()
-        if self._local:
-            own = StageRange(min(self._local), max(self._local) + 1)
-            coverage = coverage.with_holder(StageHolder(self.node_id, self.wallet_id, own))
+        if self.held is not None:
+            coverage = coverage.with_holder(StageHolder(self.node_id, self.wallet_id, self.held))
         return missing_sentence(missing_layers(coverage, self.plan))
 
     async def request(

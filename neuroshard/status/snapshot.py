@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
 
 
@@ -378,6 +379,7 @@ class NodeStatus:
     data: DataStatus | None = None
     checkpoints: CheckpointStatus = field(default_factory=CheckpointStatus)
     stages: tuple[StageStatus, ...] = ()  # that this node holds, in the order of their layers
+    pipeline: PipelineStatus | None = None  # None before the run and its stages are known
     resources: ResourceStatus = field(default_factory=ResourceStatus)
     peers: tuple[PeerStatus, ...] = ()
     network: NetworkStatus = field(default_factory=NetworkStatus)

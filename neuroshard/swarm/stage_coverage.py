@@ -140,8 +140,13 @@ class StageCoverage:
 
 def missing_layers(coverage: StageCoverage, plan: StagePlan) -> tuple[LayerRange, ...]:
     """The layers that nobody can work on now, neighbouring stages as one range."""
+    return layers_of(coverage.missing, plan)
+
+
+def layers_of(stages: Iterable[int], plan: StagePlan) -> tuple[LayerRange, ...]:
+    """The layers of these stages, given in order; neighbours as one range."""
     ranges: list[LayerRange] = []
-    for stage in coverage.missing:
+    for stage in stages:
         layers = plan[stage]
         if ranges and ranges[-1].stop == layers.start:
             layers = LayerRange(ranges.pop().start, layers.stop)
@@ -150,7 +155,7 @@ def missing_layers(coverage: StageCoverage, plan: StagePlan) -> tuple[LayerRange
 
 
 def missing_sentence(missing: Iterable[LayerRange]) -> str:
-    """What to tell people of layers that are missing; "" when none are."""
+    """What to tell people of layers that are missing, counted from 1; "" when none are."""
     layers = tuple(missing)
     if not layers:
         return ""
@@ -162,4 +167,5 @@ def missing_sentence(missing: Iterable[LayerRange]) -> str:
 
 
 def _layers_text(layers: LayerRange) -> str:
-    return str(layers.start) if len(layers) == 1 else f"{layers.start}-{layers.stop - 1}"
+    first, last = layers.start + 1, layers.stop
+    return str(first) if first == last else f"{first}-{last}"

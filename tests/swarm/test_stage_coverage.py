@@ -70,9 +70,9 @@ def test_a_node_counts_once_and_only_on_stages_of_the_plan() -> None:
     ("held", "missing", "sentence"),
     [
         ([(0, 4)], (), ""),
-        ([(0, 2), (3, 4)], (LayerRange(8, 12),), "Layers 8-11 are missing."),
-        ([(0, 1)], (LayerRange(4, 16),), "Layers 4-15 are missing."),
-        ([(1, 2), (3, 4)], (LayerRange(0, 4), LayerRange(8, 12)), "Layers 0-3 and 8-11 are missing."),
+        ([(0, 2), (3, 4)], (LayerRange(8, 12),), "Layers 9-12 are missing."),
+        ([(0, 1)], (LayerRange(4, 16),), "Layers 5-16 are missing."),
+        ([(1, 2), (3, 4)], (LayerRange(0, 4), LayerRange(8, 12)), "Layers 1-4 and 9-12 are missing."),
     ],
 )
 def test_missing_stages_are_named_by_their_layers(
@@ -86,6 +86,6 @@ def test_missing_stages_are_named_by_their_layers(
 def test_single_layers_are_named_as_such() -> None:
     plan = StagePlan.even(3, 3)
     one = StageCoverage.of(RUN, 3, [holder("a", 0, 2)])
-    assert missing_sentence(missing_layers(one, plan)) == "Layer 2 is missing."
+    assert missing_sentence(missing_layers(one, plan)) == "Layer 3 is missing."
     both = StageCoverage.of(RUN, 3, [holder("a", 1, 2)])
-    assert missing_sentence(missing_layers(both, plan)) == "Layers 0 and 2 are missing."
+    assert missing_sentence(missing_layers(both, plan)) == "Layers 1 and 3 are missing."
