@@ -51,7 +51,8 @@ def build_stage(
 ) -> Stage:
     """Build the stage of `identity.layers`; runs on the compute thread, whose thread count identity.threads tells.
 
-    A restored stage keeps the precision of its checkpoint; a new one takes `precision`, or what a probe shows.
+    A restored stage keeps the precision of its checkpoint; a new one, or one whose state came from another computer,
+    takes `precision`, or what a probe shows.
     Raises StorageError, CheckpointError.
     """
     model = StageModel(identity.architecture, identity.layers)
@@ -65,6 +66,8 @@ def build_stage(
     restoration = keeper.restore(expectation(identity))
     executor = StageExecutor(model, optimizer, device)
     if restoration.loaded is not None:
+        if not restoration.loaded.meta.precision:  # the state came from another computer
+            executor.precision = precision or _probe(model, parameters, device).chosen
         return _restored_stage(
             restoration.loaded,
             warnings=restoration.warnings,
@@ -76,11 +79,15 @@ def build_stage(
     initialise(model, parameters.initial_weights_seed)
     probe = None
     if precision is None:
-        probe = probe_precision(model, device, sequences=min(2, parameters.batch_size))
+        probe = _probe(model, parameters, device)
         precision = probe.chosen
     executor.precision = precision
     outer_state = fresh_outer_state(flatten(model))
     return Stage(executor, outer_state, staging, keeper, warnings=restoration.warnings, probe=probe)
+
+
+def _probe(model: StageModel, parameters: RunParameters, device: torch.device) -> PrecisionProbe:
+    return probe_precision(model, device, sequences=min(2, parameters.batch_size))
 
 
 def _restored_stage(

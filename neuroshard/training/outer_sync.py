@@ -20,6 +20,8 @@ from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
 
+ROOT_LABEL = b"neuroshard/outer-state"
+
 
 @dataclass(frozen=True)
 class Agreed:
@@ -73,7 +75,7 @@ def next_outer_state(state: OuterState, local: Tensor, agreed: Agreed, parameter
 
 def state_root(state: OuterState) -> str:
     """Hex SHA-256 over the outer step (8 bytes), the anchor's and the velocity's bytes: what replicas compare."""
-    digest = sha256(b"neuroshard/outer-state" + state.outer_step.to_bytes(8, "big"))
+    digest = sha256(ROOT_LABEL + state.outer_step.to_bytes(8, "big"))
     for vector in (state.anchor, state.velocity):
         digest.update(bytes_of(vector.contiguous()))
     return digest.hexdigest()

@@ -34,6 +34,14 @@ class StageIdentity:
     threads: int  # of one torch operation: results are bit-identical only with the same number
 
 
+@dataclass(frozen=True)
+class Inherited:
+    """What others had made of a stage when this node took it over: it is not counted as this node's work."""
+
+    steps: int = 0
+    tokens: int = 0
+
+
 @dataclass
 class TrainingRecord:
     """What the trainer knows beside tensors; the trainer is its only writer."""
@@ -44,6 +52,7 @@ class TrainingRecord:
     evaluation_seconds: float | None = None  # what the last evaluation cost
     node_id: NodeId | None = None  # whose data position a restored record holds
     pinned_digest: str = ""  # SHA-256 of the pinned sequences: results on others are not comparable
+    inherited: Inherited = field(default_factory=Inherited)
 
     def note_loss(self, loss: float | None, time: float, learning_rate: float) -> None:
         """Add the last step to the curve; `time` in seconds since the epoch."""
@@ -71,6 +80,7 @@ def to_meta(
         "noted": [[n.step, n.train_loss, n.held_out_loss] for n in progress.noted],
         "non_finite": asdict(progress.non_finite),
         "outer": asdict(outer),
+        "inherited": asdict(record.inherited),
     }
     return CheckpointMeta(
         wallet_id=identity.wallet_id,
@@ -119,6 +129,7 @@ def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress]:
             extra["evaluation_seconds"],
             meta.node_id,
             str(extra["pinned_digest"]),
+            Inherited(**extra.get("inherited", {})),
         )
         return record, OuterProgress(**extra["outer"])
     except (KeyError, TypeError, ValueError) as error:

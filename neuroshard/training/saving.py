@@ -118,6 +118,7 @@ def put_back(loaded: LoadedCheckpoint, executor: StageExecutor) -> tuple[Trainin
     record, progress = from_meta(loaded.meta)
     state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
     restore_random_state(loaded.meta)
-    executor.precision = Precision(loaded.meta.precision)  # another one would not continue bit for bit
+    if loaded.meta.precision:  # another one would not continue bit for bit
+        executor.precision = Precision(loaded.meta.precision)
     executor.zero()
     return record, state, progress

@@ -47,6 +47,7 @@ class CheckpointKeeper:
         self._write_seconds = staging.layout.file_bytes / ASSUMED_BYTES_PER_SECOND  # until one was measured
         self._restored: str | None = None
         self._seen: WriteReport | None = None
+        self._is_wanted = False
         self._generations = store.generations()
 
     def restore(self, expected: Expectation) -> Restoration:
@@ -73,10 +74,16 @@ class CheckpointKeeper:
         """Tell that an outer step was completed: the next offer that time and budget allow is taken."""
         self._schedule = self._schedule.outer_step_done()
 
+    def want(self) -> None:
+        """Somebody needs a new state: the next offer is taken, whatever the schedule says. From any thread."""
+        self._is_wanted = True
+
     def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
         """After every step: save in the background when it is due. Returns whether the state was taken."""
         self._notice()
-        if not self._schedule.is_due(step, self._clock(), write_in_flight=self._writer.in_flight):
+        in_flight = self._writer.in_flight
+        is_wanted = self._is_wanted and not in_flight and step > self._schedule.last_step
+        if not is_wanted and not self._schedule.is_due(step, self._clock(), write_in_flight=in_flight):
             return False
         self._take(capture())
         return True
@@ -141,6 +148,7 @@ class CheckpointKeeper:
         self._stall_seconds = self._clock() - started
         self._writer.submit(state.meta, self._staging)
         self._schedule = self._schedule.taken(state.meta.step, started)
+        self._is_wanted = False
 
     def _notice(self) -> None:
         """Take over what the writer finished since the last look."""

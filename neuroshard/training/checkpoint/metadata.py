@@ -51,7 +51,7 @@ class CheckpointMeta:
     data_position: DataPosition | None = None
     rng: Mapping[str, str] = field(default_factory=dict[str, str])  # generator name -> state as hex
     threads: int = 1  # results are bit-identical only with the same number
-    precision: str = "fp32"
+    precision: str = "fp32"  # "": of a state that came from another computer, and was not trained on here yet
     held_out: tuple[HeldOutPoint, ...] = ()
     history: tuple[LossPoint, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON values the trainer adds (read as lists)

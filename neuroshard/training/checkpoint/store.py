@@ -137,6 +137,31 @@ class CheckpointStore:
         self._prune()
         return generation
 
+    def adopt(self, meta: CheckpointMeta, tensors: Path, digest: str) -> CheckpointGeneration:
+        """Make a generation of a tensor file that came from elsewhere: it is moved here, whole and flushed as it is.
+
+        Own generations that are not older belong to another line of the training: they are set aside. Raises
+        StorageError.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            overtaken = [path for path in self._manifests() if _step_of(path) >= meta.step]
+            for number, path in enumerate(overtaken):
+                set_aside(self.folder, path.stem, "other-line", clear_first=number == 0)
+            file_bytes, final = tensors.stat().st_size, self._free_tensor_name(meta.step)
+            tensors.replace(final)
+            return self._commit(meta, TensorFile(final.name, file_bytes, digest))
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+
+    def ensure_room(self, new_bytes: int) -> None:
+        """Delete old generations so that one of this size fits. Raises DiskFullError, StorageError."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._ensure_room(new_bytes)
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+
     def load_newest(self, expected: Expectation, staging: StagingBuffers) -> Restoration:
         """Restore the newest whole generation into the buffers.
 
@@ -229,20 +254,23 @@ class CheckpointStore:
 
         final = self._free_tensor_name(meta.step)
         temporary = self.folder / f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}"
-        json_path = self.folder / f"step-{meta.step}.json"
         try:
             with temporary.open("xb") as file:
                 digest = write_tensor_file(file, staging.layout, staging.chunks(), cancelled)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(final)
-            sync_folder(self.folder)
-            manifest = Manifest(meta, TensorFile(final.name, staging.layout.file_bytes, digest))
-            write_atomically(json_path, encode_manifest(manifest))  # the commit point
+            return self._commit(meta, TensorFile(final.name, staging.layout.file_bytes, digest))
         except BaseException:
             self._remove_leftovers()  # the temporary file, and a tensor file that no JSON names yet
             raise
-        return _generation(json_path, manifest)
+
+    def _commit(self, meta: CheckpointMeta, tensors: TensorFile) -> CheckpointGeneration:
+        """Write the JSON of a tensor file that lies in its place: from then on the generation exists."""
+        sync_folder(self.folder)
+        path, manifest = self.folder / f"step-{meta.step}.json", Manifest(meta, tensors)
+        write_atomically(path, encode_manifest(manifest))
+        return _generation(path, manifest)
 
     def _free_tensor_name(self, step: int) -> Path:
         """A step saved twice gets a second tensor file, so that the first stays whole until the JSON names the new."""
@@ -305,8 +333,8 @@ class CheckpointStore:
 
     def _manifests(self) -> list[Path]:
         """JSON files of generations, newest first."""
-        steps = [(int(match[1]), path) for path in self._entries() if (match := _JSON_NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(steps, reverse=True)]
+        found = [path for path in self._entries() if _JSON_NAME.fullmatch(path.name)]
+        return sorted(found, key=_step_of, reverse=True)
 
     def _entries(self) -> list[Path]:
         try:
@@ -315,6 +343,10 @@ class CheckpointStore:
             return []
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be listed: {error.strerror or error}.") from error
+
+
+def _step_of(manifest: Path) -> int:
+    return int(manifest.stem.removeprefix("step-"))
 
 
 def _generation(path: Path, manifest: Manifest) -> CheckpointGeneration:

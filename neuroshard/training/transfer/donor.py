@@ -1,0 +1,260 @@
+"""Lets others fetch the state of stages that this node trains or keeps a copy of: never more than a few at once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import IO, Protocol
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.errors import StorageError
+from neuroshard.identity.fields import number_field
+from neuroshard.network import RequestRefusedError, Transport
+from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.swarm.round import Offload
+from neuroshard.training.checkpoint.metadata import MAX_META_BYTES, decode_manifest
+from neuroshard.training.transfer.fields import StageName, read_request_about
+from neuroshard.training.transfer.manifest import (
+    CHUNK,
+    COPIED,
+    MANIFEST,
+    REQUEST_LIMITS,
+    SnapshotManifest,
+    chunk_count,
+    chunk_digest,
+    chunk_frame,
+    chunk_range,
+    manifest_frame,
+    read_index,
+)
+from neuroshard.training.transfer.standing import LIMITS, STANDING, Standing, standing_answer
+from neuroshard.types import JsonValue, NodeId
+from neuroshard.wire import Frame
+
+CHUNKS_AT_ONCE = 4
+QUESTIONS_AT_ONCE = 16
+LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class DonorLimits:
+    """What others may cost this node."""
+
+    receivers: int = 4  # nodes that fetch at the same time
+    snapshots: int = 3  # that stay readable though newer ones exist; each holds its place on the disk
+    idle_seconds: float = 180.0  # after that a receiver is gone, and a snapshot is let go
+    wait_seconds: float = 15.0  # for a snapshot that is wished for
+    youngest_seconds: float = 20.0  # nobody gets snapshots made more often than so
+
+
+class Snapshots(Protocol):
+    """The states of one stage that lie on this node's disk."""
+
+    def standing(self) -> Standing | None:
+        """How far it is now; None when there is nothing of it."""
+        ...
+
+    def newest(self) -> CheckpointGeneration | None:
+        """The newest one; blocks, for a worker thread."""
+        ...
+
+    def want(self) -> None:
+        """A new one is wished for as soon as possible."""
+        ...
+
+    def copied(self, peer: NodeId, taken_at: float) -> None:
+        """A node says that it keeps a copy of the state of this time (seconds since the epoch)."""
+        ...
+
+
+@dataclass(eq=False)
+class _Opened:
+    """A snapshot that others read: its file stays readable when it is deleted."""
+
+    manifest: SnapshotManifest
+    file: IO[bytes]
+    used_at: float = 0.0
+    lock: Lock = field(default_factory=Lock)
+
+    def read(self, index: int) -> bytes:
+        """One chunk; blocks."""
+        place = chunk_range(index, self.manifest.file_bytes)
+        with self.lock:
+            self.file.seek(place.start)
+            return self.file.read(len(place))
+
+    def close(self) -> None:
+        """Let the file go; waits for a read."""
+        with self.lock:
+            self.file.close()
+
+
+class Donor:
+    """One for a node. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        limits: DonorLimits | None = None,
+        *,
+        now: Callable[[], float] = time.time,
+        offload: Offload = anyio.to_thread.run_sync,
+    ) -> None:
+        """`now` in seconds since the epoch, for ages; `offload` runs what reads the disk."""
+        self._limits = limits or DonorLimits()
+        self._now = now
+        self._offload = offload
+        self._stages: dict[StageName, Snapshots] = {}
+        self._opened: OrderedDict[str, _Opened] = OrderedDict()
+        self._receivers: dict[NodeId, float] = {}
+        self._opening = anyio.Lock()
+
+    def offer(self, stage: StageName, snapshots: Snapshots) -> None:
+        """Let others have this stage's state from now on."""
+        self._stages[stage] = snapshots
+
+    def withdraw(self, stage: StageName) -> None:
+        """There is nothing of this stage any more; what is being read stays readable."""
+        self._stages.pop(stage, None)
+
+    def standing(self, stage: StageName) -> Standing | None:
+        """How far this node's own state of a stage is."""
+        snapshots = self._stages.get(stage)
+        return None if snapshots is None else snapshots.standing()
+
+    def serve(self, transport: Transport) -> None:
+        """Answer from now on. Raises ValueError when this transport has a donor already."""
+        transport.serve(STANDING, self.tell_standing, LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
+        transport.serve(MANIFEST, self.give_manifest, REQUEST_LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
+        transport.serve(CHUNK, self.give_chunk, REQUEST_LIMITS, max_concurrent=CHUNKS_AT_ONCE)
+        transport.serve(COPIED, self.note_copy, LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
+
+    def close(self) -> None:
+        """Let all files go."""
+        for opened in self._opened.values():
+            opened.close()
+        self._opened.clear()
+
+    async def tell_standing(self, _sender: NodeId, frame: Frame) -> Frame:
+        """Answer the question how far a stage is here."""
+        stage, _ = read_request_about(frame)
+        return standing_answer(self.standing(stage))
+
+    async def give_manifest(self, sender: NodeId, frame: Frame) -> Frame:
+        """Answer with a snapshot's manifest. Raises RequestRefusedError."""
+        stage, fields = read_request_about(frame, "max_age_seconds", "preferred")
+        max_age = max(_number(fields["max_age_seconds"], "max_age_seconds"), self._limits.youngest_seconds)
+        self._admit(sender)
+        opened = self._opened.get(str(fields["preferred"])) or await self._newest(self._of(stage), max_age)
+        self._use(opened)
+        manifest = opened.manifest
+        age = max(0.0, self._now() - manifest.meta.time)
+        return await self._offload(lambda: manifest_frame(SnapshotManifest(manifest.document, manifest.digests, age)))
+
+    async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
+        """Answer with one chunk. Raises RequestRefusedError."""
+        _, fields = read_request_about(frame, "snapshot", "index")
+        opened = self._opened.get(str(fields["snapshot"]))
+        if opened is None:
+            raise RequestRefusedError("This snapshot is not kept any more; ask for a newer one.")
+        index = _index(fields["index"])
+        if index >= len(opened.manifest.digests):
+            raise RequestRefusedError("The snapshot has no such chunk.")
+        self._admit(sender)
+        self._use(opened)
+        try:
+            data = await self._offload(lambda: opened.read(index))
+        except (OSError, ValueError):  # ValueError: it was let go just now
+            raise RequestRefusedError("This snapshot cannot be read any more; ask for a newer one.") from None
+        return chunk_frame(data)
+
+    async def note_copy(self, sender: NodeId, frame: Frame) -> Frame:
+        """Learn that a node keeps a copy. Raises RequestRefusedError."""
+        stage, fields = read_request_about(frame, "taken_at")
+        self._of(stage).copied(sender, _number(fields["taken_at"], "taken_at"))
+        return Frame(COPIED)
+
+    def _of(self, stage: StageName) -> Snapshots:
+        snapshots = self._stages.get(stage)
+        if snapshots is None:
+            raise RequestRefusedError("This node has nothing of these layers.")
+        return snapshots
+
+    def _admit(self, receiver: NodeId) -> None:
+        now = anyio.current_time()
+        idle_since = now - self._limits.idle_seconds
+        self._receivers = {node: used for node, used in self._receivers.items() if used > idle_since}
+        if receiver not in self._receivers and len(self._receivers) >= self._limits.receivers:
+            raise RequestRefusedError("Others fetch from this node; try again a little later.")
+        self._receivers[receiver] = now
+
+    async def _newest(self, snapshots: Snapshots, max_age_seconds: float) -> _Opened:
+        """A snapshot that is young enough, or the youngest there is after some waiting."""
+        found = None
+        with anyio.move_on_after(self._limits.wait_seconds):
+            while True:
+                found = await self._offload(snapshots.newest)
+                if found is not None and self._now() - found.time <= max_age_seconds:
+                    break
+                snapshots.want()
+                await anyio.sleep(LOOK_SECONDS)
+        if found is None:
+            raise RequestRefusedError("There is no snapshot of this stage yet; try again a little later.")
+        async with self._opening:  # digests cost a second: one at a time, each once
+            return await self._open(Path(found.path))
+
+    async def _open(self, path: Path) -> _Opened:
+        try:
+            document = await self._offload(lambda: _document_in(path))
+            known = next((one for one in self._opened.values() if one.manifest.document == document), None)
+            return known or await self._offload(lambda: _opened_file(path, document))
+        except (OSError, StorageError) as error:
+            raise RequestRefusedError(f"The snapshot cannot be read here: {error}") from None
+
+    def _use(self, opened: _Opened) -> None:
+        """Keep it open, and let those go that nobody has used for long, or that are too many."""
+        now = opened.used_at = anyio.current_time()
+        self._opened[opened.manifest.snapshot] = opened
+        self._opened.move_to_end(opened.manifest.snapshot)
+        idle = [one for one in self._opened.values() if one.used_at < now - self._limits.idle_seconds]
+        surplus = list(self._opened.values())[: max(0, len(self._opened) - self._limits.snapshots)]
+        for one in dict.fromkeys((*idle, *surplus)):
+            del self._opened[one.manifest.snapshot]
+            one.close()
+
+
+def _document_in(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_META_BYTES + 1)
+
+
+def _opened_file(path: Path, document: bytes) -> _Opened:
+    """The tensor file of a generation with the digests of its chunks. Raises OSError, CheckpointError."""
+    tensors = decode_manifest(document).tensors
+    file = path.with_name(tensors.file).open("rb")
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(file)
+        places = [chunk_range(index, tensors.bytes) for index in range(chunk_count(tensors.bytes))]
+        digests = tuple(chunk_digest(file.read(len(place))) for place in places)
+        closing.pop_all()
+    return _Opened(SnapshotManifest(document, digests, 0.0), file)
+
+
+def _number(value: JsonValue, name: str) -> float:
+    try:
+        return number_field(value, name)
+    except ValueError as error:
+        raise RequestRefusedError(str(error)) from None
+
+
+def _index(value: JsonValue) -> int:
+    try:
+        return read_index(value)
+    except ValueError as error:
+        raise RequestRefusedError(str(error)) from None

@@ -1,0 +1,59 @@
+"""What others can have of a stage that this node trains: checkpoints, made sooner when somebody wishes for one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.training.checkpoint.keeper import CheckpointKeeper
+from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.transfer.standing import Standing
+from neuroshard.types import NodeId
+
+
+@dataclass(frozen=True)
+class SecondCopy:
+    """The newest copy of a stage that another node keeps."""
+
+    node_id: NodeId
+    taken_at: float  # when its state was taken, seconds since the epoch
+
+
+@dataclass
+class LiveSnapshots:
+    """See Snapshots. `steps` tells the stage's applied steps."""
+
+    keeper: CheckpointKeeper
+    outer: OuterSync
+    steps: Callable[[], int]
+    now: Callable[[], float] = time.time
+    copy: SecondCopy | None = field(default=None, init=False)
+
+    def standing(self) -> Standing:
+        """See Snapshots."""
+        progress = self.outer.progress
+        return Standing(
+            is_live=True,
+            steps=self.steps(),
+            outer_step=self.outer.state.outer_step,
+            root=progress.state_root,
+            copied_seconds=None if self.copy is None else max(0.0, self.now() - self.copy.taken_at),
+            sequences=progress.sequences,
+        )
+
+    def newest(self) -> CheckpointGeneration | None:
+        """See Snapshots."""
+        generations = self.keeper.store.generations()
+        return generations[0] if generations else None
+
+    def want(self) -> None:
+        """See Snapshots."""
+        self.keeper.want()
+
+    def copied(self, peer: NodeId, taken_at: float) -> None:
+        """See Snapshots; the newest one counts."""
+        taken_at = min(taken_at, self.now())
+        if self.copy is None or taken_at >= self.copy.taken_at:
+            self.copy = SecondCopy(peer, taken_at)

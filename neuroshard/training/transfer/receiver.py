@@ -1,0 +1,126 @@
+"""Fetches a stage's state from the nodes that have it: every chunk checked, several donors, resumed after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from neuroshard.network import ScoreReason
+from neuroshard.training.transfer.chunk_board import ChunkBoard
+from neuroshard.training.transfer.download import Asking, Download, Progress, ReceivingOptions, StageFile, held_bytes
+from neuroshard.training.transfer.errors import DonorError, LyingDonorError
+from neuroshard.training.transfer.layout import outer_root
+from neuroshard.training.transfer.manifest import (
+    ANY,
+    SnapshotManifest,
+    copied_frame,
+    manifest_limits,
+    manifest_request,
+    read_manifest,
+)
+from neuroshard.training.transfer.partial_file import PartialFile
+from neuroshard.training.transfer.standing import LIMITS, Standing, read_standing, standing_request
+from neuroshard.types import NodeId
+
+STANDING_SECONDS = 5.0
+MANIFEST_SECONDS = 60.0  # a donor may wait for its next step
+QUESTIONS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Received:
+    """A state that is here as a whole and was checked."""
+
+    manifest: SnapshotManifest
+    path: Path  # of its tensor file
+    root: str  # of its outer state
+
+
+@dataclass
+class Receiver:
+    """For one stage."""
+
+    asking: Asking
+    file: StageFile
+    options: ReceivingOptions = field(default_factory=ReceivingOptions)
+    progress: Progress = field(default_factory=Progress)
+
+    async def standings(self, peers: Sequence[NodeId]) -> dict[NodeId, Standing]:
+        """What these nodes say of their state of the stage; who does not answer or has nothing is left out."""
+        found: dict[NodeId, Standing] = {}
+        slots = anyio.CapacityLimiter(QUESTIONS_AT_ONCE)
+
+        async def ask(peer: NodeId) -> None:
+            async with slots:
+                standing = await self._standing(peer)
+            if standing is not None:
+                found[peer] = standing
+
+        async with anyio.create_task_group() as tasks:
+            for peer in peers:
+                tasks.start_soon(ask, peer)
+        return found
+
+    async def manifest(self, donor: NodeId, max_age_seconds: float, preferred: str = ANY) -> SnapshotManifest:
+        """A donor's newest snapshot, or the preferred one while it has that. Raises DonorError."""
+        request = manifest_request(self.file.stage, max_age_seconds, preferred)
+        expected = self.file.expected
+        try:
+            answer = await self.asking.ask(donor, request, manifest_limits(expected), MANIFEST_SECONDS)
+            return await self.asking.offload(lambda: read_manifest(answer, expected))
+        except LyingDonorError as error:
+            self.asking.report(donor, error.reason)
+            raise
+
+    async def fetch(
+        self, first: NodeId, manifests: Mapping[NodeId, SnapshotManifest], into: PartialFile, reuse: Sequence[Path] = ()
+    ) -> Received:
+        """The snapshot of the first donor, with chunks from others where theirs are the same.
+
+        `reuse` are files that may hold some of the chunks. Raises DonorError when it cannot be completed: what has come
+        stays in the file. Raises StorageError.
+        """
+        manifest, offload = manifests[first], self.asking.offload
+        held = await offload(lambda: _held(into, manifest.digests, reuse))
+        board = ChunkBoard(manifest.digests, {donor: told.digests for donor, told in manifests.items()}, held)
+        self.progress.bytes_total = into.file_bytes
+        self.progress.bytes_done = held_bytes(held, into.file_bytes)
+        download = Download(self.asking, self.file, manifests, first, into, board, self.options, self.progress)
+        await download.run()
+        try:
+            return await offload(lambda: self._finished(manifest, into))
+        except LyingDonorError as error:
+            self.asking.report(first, error.reason)
+            raise
+
+    async def tell_copied(self, donor: NodeId, taken_at: float) -> None:
+        """Let a donor know that its state of this time is kept here. Raises DonorError."""
+        await self.asking.ask(donor, copied_frame(self.file.stage, taken_at), LIMITS, STANDING_SECONDS)
+
+    def _finished(self, manifest: SnapshotManifest, into: PartialFile) -> Received:
+        if into.finish() != manifest.checkpoint.tensors.sha256:
+            into.remove()
+            raise LyingDonorError("Its snapshot is not the one that its checkpoint names.", ScoreReason.DIGEST_MISMATCH)
+        return Received(manifest, into.path, outer_root(into.path, self.file.layout, manifest.meta.outer_step))
+
+    async def _standing(self, peer: NodeId) -> Standing | None:
+        try:
+            answer = await self.asking.ask(peer, standing_request(self.file.stage), LIMITS, STANDING_SECONDS)
+            return read_standing(answer)
+        except LyingDonorError as error:
+            self.asking.report(peer, error.reason)
+        except DonorError:
+            pass  # it may be gone
+        return None
+
+
+def _held(into: PartialFile, digests: Sequence[bytes], reuse: Sequence[Path]) -> set[int]:
+    """The chunks that need not be fetched; blocks. Raises StorageError."""
+    into.open()
+    held = into.held(digests)
+    for path in reuse:
+        held |= into.take_from(path, digests, set(range(len(digests))) - held)
+    return held

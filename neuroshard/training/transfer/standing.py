@@ -1,0 +1,89 @@
+"""How far a node's state of a stage is: what it tells whoever looks for that state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from neuroshard.identity.fields import exact_object, number_field
+from neuroshard.swarm.claim_fields import flag_field, hash_field, whole_field
+from neuroshard.training.transfer.errors import LyingDonorError
+from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_header, request_about
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, FrameLimits
+
+STANDING = "stage/standing"
+LIMITS = FrameLimits(max_header_bytes=1024)  # of request and answer
+_LONGEST_SECONDS = 1e10
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Numbers are that node's word until its state has been fetched and checked."""
+
+    is_live: bool  # the node trains the stage; otherwise it keeps a copy of another one's state
+    steps: int
+    outer_step: int
+    root: str  # hex hash of the outer state; "" while it is not known
+    age_seconds: float = 0.0  # of a copy: since its state was taken
+    copied_seconds: float | None = None  # of a live one: age of the newest copy that another node keeps of it
+    sequences: int = 0  # counted since the last round
+    view: int = 0  # of the next round of this outer step, as far as this node has heard
+    in_round: bool = False
+
+    @property
+    def line(self) -> tuple[int, str]:
+        """Replicas with the same one went apart after the same round: they can be averaged."""
+        return self.outer_step, self.root
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """What is compared to find the furthest."""
+        return self.outer_step, self.steps
+
+
+def best_of(standings: Mapping[NodeId, Standing]) -> NodeId | None:
+    """From whom to take a stage's state: a live one before copies, then the furthest; None when nobody made a step.
+
+    A copy is of somebody who is gone: where the stage goes on without him, it is of a line that has ended.
+    """
+    trained = {node: standing for node, standing in standings.items() if standing.steps > 0}
+    chosen = {node: standing for node, standing in trained.items() if standing.is_live} or trained
+    return max(sorted(chosen), key=lambda node: chosen[node].work, default=None)
+
+
+def standing_request(stage: StageName) -> Frame:
+    """Asks a node how far its state of a stage is."""
+    return request_about(STANDING, stage)
+
+
+def standing_answer(standing: Standing | None) -> Frame:
+    """None: the node has nothing of this stage."""
+    return Frame(STANDING, {"standing": None if standing is None else asdict(standing)})
+
+
+def read_standing(frame: Frame) -> Standing | None:
+    """What a node has told. Raises LyingDonorError for what cannot be read."""
+    try:
+        told = read_header(frame, "standing")["standing"]
+        if told is None:
+            return None
+        fields = exact_object(told, set(Standing.__dataclass_fields__), "standing")
+        root, copied = fields["root"], fields["copied_seconds"]
+        return Standing(
+            is_live=flag_field(fields["is_live"], "is_live"),
+            steps=whole_field(fields["steps"], 0, LARGEST_NUMBER, "steps"),
+            outer_step=whole_field(fields["outer_step"], 0, LARGEST_NUMBER, "outer_step"),
+            root="" if root == "" else hash_field(root, "root"),
+            age_seconds=_age(number_field(fields["age_seconds"], "age_seconds")),
+            copied_seconds=None if copied is None else _age(number_field(copied, "copied_seconds")),
+            sequences=whole_field(fields["sequences"], 0, LARGEST_NUMBER, "sequences"),
+            view=whole_field(fields["view"], 0, LARGEST_NUMBER, "view"),
+            in_round=flag_field(fields["in_round"], "in_round"),
+        )
+    except ValueError as error:
+        raise LyingDonorError(f"What it says of its state cannot be read: {error}.") from None
+
+
+def _age(seconds: float) -> float:
+    return min(max(0.0, seconds), _LONGEST_SECONDS)

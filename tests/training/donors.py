@@ -1,0 +1,163 @@
+"""Nodes in memory that have states of one stage to give, and one that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import torch
+import trio
+from small_stage import PARAMETERS, make_stage
+from trio.testing import MockClock
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
+from neuroshard.optim.outer import OuterState
+from neuroshard.training.assembly import Stage
+from neuroshard.training.checkpoint.keeper import StateCapture
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.outer_sync import OuterProgress, OuterSync, state_root
+from neuroshard.training.precision import Precision
+from neuroshard.training.progress import Progress
+from neuroshard.training.record import StageIdentity, TrainingRecord, to_meta
+from neuroshard.training.stage_state import stage_tensors
+from neuroshard.training.transfer.donor import Donor, DonorLimits
+from neuroshard.training.transfer.download import Asking, ReceivingOptions, StageFile
+from neuroshard.training.transfer.fields import StageName
+from neuroshard.training.transfer.layout import snapshot_layout
+from neuroshard.training.transfer.live_snapshots import LiveSnapshots
+from neuroshard.training.transfer.receiver import Receiver
+from neuroshard.types import Architecture, LayerRange, NodeId, RunId, WalletId
+
+Value = TypeVar("Value")
+
+ARCHITECTURE = Architecture(
+    hidden_size=96,
+    layer_count=3,
+    head_count=2,
+    key_value_head_count=1,
+    feed_forward_size=512,
+    vocabulary_size=512,
+    sequence_length=16,
+)
+RUN = RunId("1" * 64)
+LAYERS = LayerRange(1, 3)
+NAME = StageName(RUN, LAYERS)
+MODEL: RunParameters = replace(PARAMETERS, architecture=ARCHITECTURE, stage_count=2)
+FILE = StageFile(NAME, ARCHITECTURE, snapshot_layout(ARCHITECTURE, LAYERS))
+NOW = 1_000_000.0
+HERE = NodeId("here")
+
+
+async def at_once(function: Callable[[], Value], /) -> Value:
+    """Run what would block on the event loop's own thread: a virtual clock must not run on meanwhile."""
+    await anyio.lowlevel.checkpoint()
+    return function()
+
+
+def identity_of(node: str) -> StageIdentity:
+    return StageIdentity(WalletId(f"{len(node):016x}"), NodeId(node), RUN, ARCHITECTURE, LAYERS, 1)
+
+
+@dataclass
+class DonorNode:
+    """A node that trains the stage."""
+
+    name: NodeId
+    stage: Stage
+    record: TrainingRecord
+    outer: OuterSync
+    snapshots: LiveSnapshots
+    donor: Donor
+    compute: ComputeThread
+
+    def save(self, step: int) -> None:
+        """Take a checkpoint as if after this step."""
+        self.record.progress = replace(self.record.progress, steps=step)
+        meta = to_meta(
+            self.record,
+            outer=self.outer.progress,
+            outer_step=self.outer.state.outer_step,
+            identity=identity_of(self.name),
+            precision=Precision.FP32,
+            time=NOW + anyio.current_time() if _is_in_loop() else NOW,
+        )
+        tensors = stage_tensors(self.stage.executor.model, self.stage.executor.optimizer, self.outer.state)
+        self.compute.submit(lambda: self.stage.keeper.save(lambda: StateCapture(meta, tensors))).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+def donor_node(
+    compute: ComputeThread, folder: Path, name: str, *, weights: int, outer: int = 3, outer_seed: int = 0
+) -> DonorNode:
+    """`weights` and `outer_seed` make other weights and moments, and another anchor and velocity."""
+    stage = make_stage(compute, folder / name, MODEL, identity_of(name))
+    generator = torch.Generator().manual_seed(weights)
+    for tensor in stage_tensors(stage.executor.model, stage.executor.optimizer, stage.outer_state).values():
+        if tensor.dim():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator))
+    agreed = torch.Generator().manual_seed(outer_seed)
+    size = stage.outer_state.anchor.shape
+    state = OuterState(torch.rand(size, generator=agreed), torch.rand(size, generator=agreed), outer)
+    sync = OuterSync(
+        compute=compute,
+        model=stage.executor.model,
+        parameters=MODEL.outer,
+        exchange=_no_rounds,
+        state=state,
+        progress=OuterProgress(inner_steps=2, sequences=8, members=2, state_root=state_root(state)),
+    )
+    record = TrainingRecord(Progress(steps=40, tokens=4000, sequences=160, loss_ema=3.25))
+
+    def now() -> float:
+        return NOW + anyio.current_time()
+
+    snapshots = LiveSnapshots(stage.keeper, sync, lambda: record.progress.steps, now)
+    limits = DonorLimits(receivers=2, wait_seconds=5.0)
+    node = DonorNode(NodeId(name), stage, record, sync, snapshots, Donor(limits, now=now, offload=at_once), compute)
+    node.donor.offer(NAME, snapshots)
+    return node
+
+
+async def _no_rounds(*_: object) -> None:
+    raise AssertionError("no round is run here")
+
+
+@dataclass
+class World:
+    """Everybody joined, with what was reported of peers by the one that needs the state."""
+
+    network: InMemoryNetwork
+    transport: Transport
+    receiver: Receiver
+    reports: list[tuple[NodeId, ScoreReason]]
+
+
+def play(scenario: Callable[[World], Awaitable[Value]], *donors: DonorNode) -> Value:
+    """Run a scenario among these donors under a virtual clock that never waits."""
+    reports: list[tuple[NodeId, ScoreReason]] = []
+
+    async def main() -> Value:
+        with InMemoryNetwork() as network:
+            for node in donors:
+                node.donor.serve(network.join(node.name))
+            transport = network.join(HERE)
+            asking = Asking(transport, lambda peer, reason: reports.append((peer, reason)), at_once)
+            with anyio.fail_after(10_000):
+                return await scenario(World(network, transport, Receiver(asking, FILE, ReceivingOptions()), reports))
+
+    try:
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+    finally:
+        for node in donors:
+            node.donor.close()
