@@ -132,8 +132,8 @@ class Download:
                 await self._fetch(donor, index)
             except (StorageError, SpoiltSnapshotError) as error:
                 self._trouble = error
-            self._changed = anyio.Event()
-            changed.set()
+            waking, self._changed = self._changed, anyio.Event()
+            waking.set()
 
     async def _fetch(self, donor: NodeId, index: int) -> None:
         began = anyio.current_time()
