@@ -27,12 +27,11 @@ from neuroshard.node.probe import Device, choose_device, matmul_flops_per_second
 from neuroshard.node.proposal import Room, propose, propose_demo, run_parameters
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.resources import peak_megabytes, resident_megabytes
-from neuroshard.node.run_choice import FoundRun, RunFinder, RunOrigin, explanation
+from neuroshard.node.run_choice import A_DEMONSTRATION, FoundRun, NoRun, RunFinder, not_joinable
 from neuroshard.node.stage import kept_stages
 from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, Ground
 from neuroshard.node.tasks import accompanied
 from neuroshard.status.snapshot import DataStatus, MemoryStatus, ModelStatus, NodeState, RunStatus
-from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.compute import ComputeThread
 
@@ -69,8 +68,8 @@ class Assembly:
         self._demo = demo
         self._closing = AsyncExitStack()
         first = (HARDWARE,) if demo is None else (HARDWARE, DEMO_DATA)
-        named = (RUN,) if self._settings.run else ()
-        self.startup = StartupProgress(publisher, (*first, *named, DATA, MODEL, CHECKPOINT, FIRST_STEP))
+        finding = (RUN, DATA) if self._settings.run else (DATA,) if demo else (DATA, RUN)
+        self.startup = StartupProgress(publisher, (*first, *finding, MODEL, CHECKPOINT, FIRST_STEP))
 
     async def lay(self) -> tuple[Ground, StageRange]:
         """The ground, and the stages to begin with. Raises NeuroShardError when something cannot be used.
@@ -160,25 +159,39 @@ class Assembly:
 
     async def _open_data(
         self, fetcher: Fetcher, runs: OwnRuns, room: Room, named: FoundRun | None
-    ) -> tuple[OpenedData, FoundRun | None]:
+    ) -> tuple[OpenedData, FoundRun | NoRun]:
         """Open the data set of a run to join, or of a run of one's own; what is waited for stands in the status."""
         store = self._settings.data_dir / "data_cache" / "descriptions"
         limit = largest_tokenizer_bytes(room.tier_mb)
 
-        async def opened() -> tuple[OpenedData, FoundRun | None]:
+        async def opened() -> tuple[OpenedData, FoundRun | NoRun]:
             if named is not None:
                 return await open_joined_data(fetcher, store, OwnRun.of(named.offer, is_joined=True), limit), named
             data = await open_data(fetcher, store, runs, limit)
-            found = None if self._demo else await self._finder.suggested(fetcher, data.genesis)
-            if found is None:
-                return data, None
+            found = A_DEMONSTRATION if self._demo else await self._suggested_run(fetcher, data)
+            if isinstance(found, NoRun):
+                return data, found
             try:
                 return await open_joined_data(fetcher, store, OwnRun.of(found.offer, is_joined=True), limit), found
             except DataError as error:
                 self._publisher.warn(f"The run {found.offer.run_id[:16]} was found but not joined: {error}")
-                return data, None
+                return data, not_joinable(found, str(error))
 
         return await accompanied(opened, partial(self._tell_waiting, fetcher))
+
+    async def _suggested_run(self, fetcher: Fetcher, data: OpenedData) -> FoundRun | NoRun:
+        """A run that the data or peers name; while they are asked, the status says so."""
+
+        def tell(reason: str, fraction: float | None) -> None:
+            self.startup.tell(RUN, reason, fraction)
+            self._publisher.state(NodeState.STARTING, reason)
+
+        with self.startup.stage(RUN):
+            found = await self._finder.suggested(fetcher, data.genesis, tell)
+        if isinstance(found, NoRun):
+            log.info("%s", found.explanation)
+        self._publisher.state(NodeState.STARTING, f"{DATA} ...")
+        return found
 
     async def _tell_waiting(self, fetcher: Fetcher) -> None:
         while True:
@@ -213,7 +226,7 @@ class Assembly:
         runs.remember_source(source, run)
         return run
 
-    def _announce(self, run: OwnRun, found: FoundRun | None) -> None:
+    def _announce(self, run: OwnRun, found: FoundRun | NoRun) -> None:
         """Publish what the run is; which layers this node holds comes later."""
         architecture = run.parameters.architecture
         self._publisher.change(
@@ -222,11 +235,6 @@ class Assembly:
                 run_id=run.run_id,
                 is_own=run.offer.owner == self._identity.wallet_id,
                 is_demo=self._demo is not None,
-                explanation=explanation(*self._origin(found)),
+                explanation=found.explanation,
             ),
         )
-
-    def _origin(self, found: FoundRun | None) -> tuple[RunOrigin, RunOffer | None]:
-        if found is not None:
-            return found.origin, found.offer
-        return (RunOrigin.DEMO if self._demo else RunOrigin.OWN), None
