@@ -29,6 +29,8 @@ from neuroshard.training.stage_endpoint import StageEndpoint, StageEndpoints
 from neuroshard.training.stage_frames import StageAddress
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.transfer.donor import Donor
+from neuroshard.training.transfer.download import Asking
 from neuroshard.training.wire_precision import WirePrecision
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits
@@ -66,11 +68,14 @@ class StageSwarm:
         ]
         self._endpoints = StageEndpoints(self._shapes)
         self._local: dict[int, LocalHop] = {}
+        self.donor = Donor()  # of the state of stages that lies here
+        self.asking = Asking(self, self._report)  # others for theirs
         self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers
 
     async def live(self, network: Network) -> None:
         """Answer the requests of drivers until cancelled."""
         self._endpoints.serve(network.transport)
+        self.donor.serve(network.transport)
         await anyio.sleep_forever()
 
     def hold(self, stage: int, service: StageService, root: Callable[[], str]) -> None:
