@@ -29,7 +29,6 @@ class Replacement:
     stage: int
     before: Hop
     after: Hop
-    reason: str
     is_exact: bool  # both said that their weights are the same
 
 
@@ -61,7 +60,8 @@ class MicrobatchRun:
         self._routing = routing
         self._labels = labels
         self._inputs: list[Tensor] = [input_ids]  # of each stage that was reached
-        self._opened: list[tuple[Hop, str] | None] = [None] * stages  # who did the forward pass, with which weights
+        self._opened: list[Hop | None] = [None] * stages  # who did the forward pass
+        self._roots: dict[int, str] = {}  # names the weights behind the output that the next stage got
         self._seconds: dict[int, float] = {}  # of the requests that were answered by those who are not done yet
         self._measured = measured
         self._patience_seconds = patience_seconds
@@ -106,8 +106,7 @@ class MicrobatchRun:
         return await hop.loss(self.key, self._inputs[-1], self._labels)
 
     async def _backward(self, stage: int, gradient: Tensor, hop: Hop) -> Tensor | None:
-        opened = self._opened[stage]
-        if opened is None or opened[0] is not hop:  # it does not know the forward pass
+        if self._opened[stage] is not hop:  # it does not know the forward pass
             await self._forward(stage, hop)
         try:
             return await hop.backward(self.key, gradient)
@@ -116,10 +115,11 @@ class MicrobatchRun:
             raise
 
     def _note_opened(self, stage: int, hop: Hop) -> None:
-        before, self._opened[stage] = self._opened[stage], (hop, hop.state_root)
-        if before is not None and before[0] is not hop:
-            is_exact = bool(hop.state_root) and hop.state_root == before[1]
-            self.replacements.append(Replacement(stage, before[0], hop, "after its forward pass", is_exact))
+        """A replacement is exact when its weights are those whose output the next stage has worked on."""
+        before, self._opened[stage] = self._opened[stage], hop
+        root = self._roots.setdefault(stage, hop.state_root)
+        if before is not None and before is not hop:
+            self.replacements.append(Replacement(stage, before, hop, bool(root) and hop.state_root == root))
 
     async def _at(self, stage: int, work: Callable[[Hop], Awaitable[T]]) -> T:
         """The answer of whoever does this stage in the end."""
