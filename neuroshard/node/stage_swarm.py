@@ -146,7 +146,11 @@ class StageSwarm:
         coverage = self.coverage()
         if self.held is not None:
             coverage = coverage.with_holder(StageHolder(self.node_id, self.wallet_id, self.held))
-        return missing_sentence(missing_layers(coverage, self.plan))
+        missing = missing_sentence(missing_layers(coverage, self.plan))
+        if missing:
+            return missing
+        idle = [layers for stage, layers in enumerate(self.plan) if not self.workers(stage)]
+        return missing_sentence(idle, "held only by nodes that are paused")
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float

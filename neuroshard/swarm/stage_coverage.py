@@ -154,16 +154,16 @@ def layers_of(stages: Iterable[int], plan: StagePlan) -> tuple[LayerRange, ...]:
     return tuple(ranges)
 
 
-def missing_sentence(missing: Iterable[LayerRange]) -> str:
-    """What to tell people of layers that are missing, counted from 1; "" when none are."""
+def missing_sentence(missing: Iterable[LayerRange], what: str = "missing") -> str:
+    """What to tell people of layers that are missing, or whatever `what` says, counted from 1; "" when none are."""
     layers = tuple(missing)
     if not layers:
         return ""
     *before, last = [_layers_text(item) for item in layers]
     text = f"{', '.join(before)} and {last}" if before else last
     if len(layers) == 1 and len(layers[0]) == 1:
-        return f"Layer {text} is missing."
-    return f"Layers {text} are missing."
+        return f"Layer {text} is {what}."
+    return f"Layers {text} are {what}."
 
 
 def _layers_text(layers: LayerRange) -> str:
