@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from neuroshard.model.transformer import StageModel
 from neuroshard.types import Architecture, JsonValue
 
 
-def to_llama_state_dict(model: StageModel) -> dict[str, Tensor]:
-    """Weights under Llama's names: detached views of the model's own memory; a stage gives the part that it holds.
+@dataclass(frozen=True)
+class LlamaPart:
+    """Some rows of one of our matrices under their name in that layout; they follow each other in memory."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def llama_parts(name: str, rows: int, architecture: Architecture) -> tuple[LlamaPart, ...]:
+    """What a parameter of ours with so many rows (its first dimension) is there, in the order of its rows.
 
     Rotary pairs are already in the half-split order of that layout, so nothing is permuted.
     """
-    heads, key_value_heads = model.architecture.head_count, model.architecture.key_value_head_count
-    rows = [count * model.architecture.head_size for count in (heads, key_value_heads, key_value_heads)]
+    prefix, _, kind = name.removesuffix(".weight").rpartition(".")
+    match kind:
+        case "query_key_value":
+            layer = f"model.{prefix.removesuffix('.attention')}.self_attn"
+            queries = architecture.head_count * architecture.head_size
+            keys = queries + architecture.key_value_head_count * architecture.head_size
+            edges = (("q_proj", 0, queries), ("k_proj", queries, keys), ("v_proj", keys, rows))
+        case "gate_up":
+            layer = f"model.{prefix.removesuffix('.feed_forward')}.mlp"
+            gates = architecture.feed_forward_size
+            edges = (("gate_proj", 0, gates), ("up_proj", gates, rows))
+        case _:
+            return (LlamaPart(_llama_name(name), 0, rows),)
+    return tuple(LlamaPart(f"{layer}.{part}.weight", start, stop) for part, start, stop in edges)
+
+
+def to_llama_state_dict(model: StageModel) -> dict[str, Tensor]:
+    """Weights under Llama's names: detached views of the model's own memory; a stage gives the part that it holds."""
     exported: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
-        prefix, _, kind = name.removesuffix(".weight").rpartition(".")
-        match kind:
-            case "query_key_value":
-                layer = f"model.{prefix.removesuffix('.attention')}.self_attn"
-                exported[f"{layer}.q_proj.weight"] = weight[: rows[0]]
-                exported[f"{layer}.k_proj.weight"] = weight[rows[0] : rows[0] + rows[1]]
-                exported[f"{layer}.v_proj.weight"] = weight[rows[0] + rows[1] :]
-            case "gate_up":
-                layer = f"model.{prefix.removesuffix('.feed_forward')}.mlp"
-                exported[f"{layer}.gate_proj.weight"] = weight[: model.architecture.feed_forward_size]
-                exported[f"{layer}.up_proj.weight"] = weight[model.architecture.feed_forward_size :]
-            case _:
-                exported[_llama_name(name)] = weight
+        for part in llama_parts(name, len(weight), model.architecture):
+            exported[part.name] = weight[part.start : part.stop]
     return exported
 
 
