@@ -36,6 +36,7 @@ class ServiceLimits:
     wait_seconds: float = 10.0  # a new microbatch waits so long for the step to end, then it is refused
     waiting: int = 32  # more than that are refused at once
     drain_seconds: float = 30.0  # open microbatches may end so long after the intake is closed, then they are given up
+    leave_seconds: float = 10.0  # the same when the node ends, which must leave time for a final checkpoint
     look_seconds: float = 15.0  # how often idle sessions are looked for
 
 
@@ -183,7 +184,7 @@ class StageService:
         """
         self._is_leaving = self._is_leaving or for_good
         self.intake.close(reason)
-        with anyio.move_on_after(self._limits.drain_seconds):
+        with anyio.move_on_after(self._limits.leave_seconds if for_good else self._limits.drain_seconds):
             await self.intake.until(lambda: self.intake.is_idle)
             return
         self._give_up_open()

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
+from neuroshard.training.checkpoint.catalogue import saved_stages
 from neuroshard.training.checkpoint.export import export_torch
 from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits, find_stage_folders, stage_folder
 
@@ -298,8 +299,9 @@ def test_verify_tells_damage_and_changes_nothing(tmp_path: Path) -> None:
 
 def test_export_has_the_classic_keys_and_needs_no_unpickler(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
-    generation = store.write(meta_at(10, outer_step=2), staged(10))
-    export_torch(store.open(Path(generation.path)), tmp_path / "classic.pt")
+    store.write(meta_at(10, outer_step=2), staged(10))
+    stages = saved_stages([tmp_path])
+    export_torch(stages, tmp_path / "classic.pt")
     content = torch.load(tmp_path / "classic.pt", weights_only=True)
     classic = "layer_ids architecture layers optimizer diloco training_rounds current_loss timestamp"
     assert set(classic.split()) <= content.keys()
@@ -309,7 +311,7 @@ def test_export_has_the_classic_keys_and_needs_no_unpickler(tmp_path: Path) -> N
     assert content["optimizer"]["state"]["layers.0.norm.weight"]["step"].item() == 10
     assert torch.equal(content["diloco"]["anchor"], tensors_at(10)["outer/anchor"])
     with pytest.raises(StorageError):
-        export_torch(store.open(Path(generation.path)), tmp_path / "missing" / "classic.pt")
+        export_torch(stages, tmp_path / "missing" / "classic.pt")
 
 
 def test_the_stage_folder_follows_the_contract(tmp_path: Path) -> None:

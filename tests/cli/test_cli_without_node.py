@@ -106,12 +106,26 @@ def test_a_damaged_state_is_5_and_named(neuroshard: Command, stopped: Path) -> N
 
 def test_the_exported_file_has_the_classic_keys(neuroshard: Command, stopped: Path, tmp_path: Path) -> None:
     chosen = saved_states(stopped)[1]
-    outcome = neuroshard("checkpoint", "export", tmp_path / "model.pt", "--data-dir", stopped, "--checkpoint", chosen)
+    export = ("checkpoint", "export", "--data-dir", stopped, "--out")
+    outcome = neuroshard(*export, tmp_path / "model.pt", "--format", "torch", "--checkpoint", chosen)
     assert outcome.code == 0
     classic = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {"layer_ids", "architecture", "layers", "optimizer", "diloco", "training_rounds"} <= classic.keys()
     assert classic["training_rounds"] == decode_manifest(chosen.read_bytes()).meta.step
-    assert neuroshard("checkpoint", "export", tmp_path / "x", "--format", "onnx", "--data-dir", stopped).code == 2
+    assert neuroshard(*export, tmp_path / "x", "--format", "onnx").code == 2
+
+
+def test_a_damaged_state_is_passed_over_in_an_export(neuroshard: Command, stopped: Path, tmp_path: Path) -> None:
+    newest, before, *_ = saved_states(stopped)
+    flip(newest.with_name(decode_manifest(newest.read_bytes()).tensors.file))
+    outcome = neuroshard("checkpoint", "export", "--data-dir", stopped, "--out", tmp_path / "model")
+    assert outcome.code == 0
+    assert f"{newest} is damaged" in outcome.err
+    assert f"Step {decode_manifest(before.read_bytes()).meta.step:,} written" in outcome.out
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    again = neuroshard("checkpoint", "export", "--data-dir", stopped, "--out", tmp_path / "model")
+    assert again.code == 5
+    assert "is not empty" in again.err
 
 
 def test_the_time_in_the_list_is_the_time_to_go_back_to(neuroshard: Command, stopped: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from threading import Event
 
 import pytest
@@ -16,6 +17,7 @@ from neuroshard.training.microbatch import (
     MicrobatchKey,
     Retry,
     StageBusyError,
+    StageGoneError,
     UnknownMicrobatchError,
 )
 from neuroshard.training.stage_service import StageService
@@ -130,6 +132,24 @@ def test_draining_gives_up_what_does_not_end(compute: ComputeThread) -> None:
         assert service.intake.is_idle
         assert service.intake.accumulated.sequences == 1
         assert "paused" in await refused_in_the_end(clock, service, key(3))
+
+    play(scenario)
+
+
+def test_a_node_that_ends_waits_less_so_that_its_final_checkpoint_is_written_in_time(compute: ComputeThread) -> None:
+    service = service_of(compute, 1, 2)
+
+    async def scenario(clock: MockClock) -> None:
+        await service.forward(key(1), activations())
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(partial(service.drain, "The node stops.", for_good=True))
+            await wait_all_tasks_blocked()
+            assert not service.intake.is_idle
+            clock.jump(11.0)
+            await wait_all_tasks_blocked()
+            assert service.intake.is_idle
+            with pytest.raises(StageGoneError):
+                await service.forward(key(2), activations())
 
     play(scenario)
 

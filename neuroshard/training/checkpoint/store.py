@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +96,14 @@ def find_stage_folders(data_dir: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for path in data_dir.glob("checkpoints/*/*/*") if path.is_dir()))
 
 
+def search_stage_folders(folder: Path) -> tuple[Path, ...]:
+    """The same for a folder that may also hold data folders, or folders with data folders: several nodes' together."""
+    found = {path for above in ("", "*/", "*/*/") for path in folder.glob(f"{above}checkpoints/*/*/*")}
+    if folder.name == "checkpoints":
+        found |= set(folder.glob("*/*/*"))
+    return tuple(sorted(path for path in found if path.is_dir()))
+
+
 class CheckpointStore:
     """Writes and reads generations. One writer at a time; generations() may be called from any thread."""
 
@@ -111,6 +119,13 @@ class CheckpointStore:
             with contextlib.suppress(StorageError):  # load_newest tells about damage
                 found.append(self._entry(path).generation)
         return tuple(found)
+
+    def manifests(self) -> Iterator[tuple[CheckpointGeneration, Manifest]]:
+        """Complete generations and all that their JSON files say, newest first; unreadable ones are left out."""
+        for path in self._manifests():
+            with contextlib.suppress(StorageError):  # as above
+                manifest = self.read_manifest(path)
+                yield _generation(path, manifest), manifest
 
     def write(
         self, meta: CheckpointMeta, staging: StagingBuffers, cancelled: Callable[[], bool] | None = None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from itertools import pairwise
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -178,6 +179,23 @@ def read_tensor_file(path: Path, expected: TensorLayout, digest: str, into: Call
         raise CheckpointError(f"{path.name} is damaged: its SHA-256 is not the one it was written with.")
 
 
+def map_tensor_file(path: Path, digest: str) -> dict[str, Tensor]:
+    """The tensors of a file whose digest is right, mapped: memory is taken only where they are read.
+
+    Writing to them changes nothing on disk. Raises CheckpointError.
+    """
+    try:
+        with path.open("rb") as file:
+            layout, header = read_layout(file, path.stat().st_size)
+            file.seek(0)
+            if file_digest(file, "sha256").hexdigest() != digest:
+                raise CheckpointError(f"{path.name} is damaged: its SHA-256 is not the one it was written with.")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return {name: _mapped(mapped, len(header) + spec.start, spec) for name, spec in layout.specs.items()}
+
+
 def layout_difference(found: TensorLayout, expected: TensorLayout) -> str | None:
     """The first thing in which two layouts differ, in words, or None when they are the same."""
     for name, spec in expected.specs.items():
@@ -188,6 +206,13 @@ def layout_difference(found: TensorLayout, expected: TensorLayout) -> str | None
             return f"tensor {name} is {other.dtype} {list(other.shape)}, not {spec.dtype} {list(spec.shape)}"
     extra = [name for name in found.specs if name not in expected.specs]
     return f"tensor {extra[0]} is not known" if extra else None
+
+
+def _mapped(memory: mmap.mmap, offset: int, spec: TensorSpec) -> Tensor:
+    count = math.prod(spec.shape)
+    if count == 0:
+        return torch.zeros(spec.shape, dtype=spec.dtype)
+    return torch.frombuffer(memory, dtype=spec.dtype, count=count, offset=offset).view(spec.shape)
 
 
 def _pieces(memory: memoryview) -> Iterator[memoryview]:
