@@ -6,33 +6,41 @@ python -m tests.fuzz.guided TARGET [libFuzzer options and corpus folders]
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import atheris
 
+from tests.fuzz.target import MODULES
+
 if TYPE_CHECKING:  # imported below, where it is watched with all that it imports
     from tests.fuzz.target import Target
 
-WATCHED = ["neuroshard.wire", "neuroshard.identity", "neuroshard.swarm", "json", "tests.fuzz"]
+WATCHED = [
+    "neuroshard.wire",
+    "neuroshard.identity",
+    "neuroshard.network",
+    "neuroshard.swarm",
+    "neuroshard.training",
+    "json",
+    "tests.fuzz",
+]
 
 
-def targets_with(name: str) -> Sequence[Target]:
-    """The tuple of targets that has this one; imported here, because what is imported is watched from then on."""
+def target_named(name: str) -> Target:
+    """Imported here, because what is imported is watched from then on; no more than it takes to find the target."""
     with atheris.instrument_imports(include=WATCHED):
-        from tests.fuzz.wire_targets import WIRE_TARGETS
-
-        if any(target.name == name for target in WIRE_TARGETS):
-            return WIRE_TARGETS  # without the records: their room imports torch
-        from tests.fuzz.targets import TARGETS
-
-        return TARGETS
+        for module in MODULES:
+            for target in import_module(module).TARGETS:
+                if target.name == name:
+                    return target
+    raise ValueError(f"there is no target {name!r}")
 
 
 def main() -> None:
     """Fuzz until the time given by libFuzzer's options is over; libFuzzer sets the exit code."""
     name = sys.argv[1]
-    target = next(target for target in targets_with(name) if target.name == name)
+    target = target_named(name)
     atheris.Setup([sys.argv[0], *sys.argv[2:]], target.check)
     atheris.Fuzz()
 

@@ -88,7 +88,7 @@ def offer_of(run_id: str, initial: str, current: str) -> bytes:
     return f'{{"run_id":"{run_id}","initial":{initial},"current":{current}}}'.encode()
 
 
-RECORD_TARGETS = (
+TARGETS = (
     Target("claim", check_claim, claim_seeds),
     Target("run-parameters", check_run_parameters, run_parameters_seeds),
     Target("run-offer", check_run_offer, run_offer_seeds),

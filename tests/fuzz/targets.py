@@ -1,6 +1,9 @@
-"""All that is fuzzed. A reader of another room joins by one more `Target` in one of these tuples."""
+"""All that is fuzzed. A reader of another room joins by one more `Target` in one of the modules."""
 
-from tests.fuzz.record_targets import RECORD_TARGETS
-from tests.fuzz.wire_targets import WIRE_TARGETS
+from __future__ import annotations
 
-TARGETS = (*WIRE_TARGETS, *RECORD_TARGETS)
+from importlib import import_module
+
+from tests.fuzz.target import MODULES, Target
+
+TARGETS: tuple[Target, ...] = tuple(target for module in MODULES for target in import_module(module).TARGETS)

@@ -99,7 +99,11 @@ def sealed(data: bytes) -> bytes:
     if len(data) < 2:
         return data
     kind, body = data[2 : 2 + data[0]], data[max(2 + data[0], len(data) - data[1]) :]
-    header = data[2 + data[0] : len(data) - len(body)]
+    return seal(kind, data[2 + data[0] : len(data) - len(body)], body)
+
+
+def seal(kind: bytes, header: bytes, body: bytes = b"") -> bytes:
+    """A frame of these parts, whatever is in them; its body is at most one chunk."""
     bound = _PREFIX.pack(b"NSHF", 1, 0, len(kind), 0, len(header), len(body)) + kind + header
     bound += blake3(body).digest() if body else b""
     return bound + blake3(bound).digest() + body
@@ -142,8 +146,10 @@ def tensor_bytes(vector: dict[str, Any]) -> bytes:
     return b"".join(bytes.fromhex(tensor["data"]) for tensor in vector["tensors"])
 
 
-WIRE_TARGETS = (
-    Target("frame", check_frame, frame_seeds),
-    Target("sealed-frame", check_sealed_frame, sealed_frame_seeds),
+_MEMORY_BYTES = LIMITS.max_body_bytes + 2_000_000
+
+TARGETS = (
+    Target("frame", check_frame, frame_seeds, _MEMORY_BYTES),
+    Target("sealed-frame", check_sealed_frame, sealed_frame_seeds, _MEMORY_BYTES),
     Target("header", check_header, header_seeds),
 )

@@ -1,0 +1,306 @@
+"""Readers of what nodes say to each other on an open connection: hellos, claims in them, the directory, relays."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from random import Random
+from typing import Any, cast
+
+import trio
+from google.protobuf.message import Message
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Reservation, Status, StopMessage
+from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+from multiaddr import Multiaddr
+
+from neuroshard.errors import UsageError
+from neuroshard.identity import ClaimTooLargeError, MalformedClaimError, canonical_json, parse_json
+from neuroshard.network import RequestRefusedError, Transport
+from neuroshard.network.libp2p.addresses import parse_address
+from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.directory import FIND_KIND, STORE_KIND, KademliaDirectory
+from neuroshard.network.libp2p.relay_messages import MAX_MESSAGE_BYTES, RelayError, bytes_of, encoded, node_of, received
+from neuroshard.network.libp2p.streams import YamuxStream
+from neuroshard.network.records import checked_record
+from neuroshard.swarm.announcement import Announcement
+from neuroshard.swarm.claim_kinds import signed_announcement, signed_report
+from neuroshard.swarm.hello import HELLO, MAX_HELLO_BYTES, Hello, HelloRefusedError
+from neuroshard.swarm.packing import MAX_PACKED_BYTES, MAX_REPORT_BYTES, packed, unpacked
+from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, FrameDecoder, FrameLimits, WireError, WireValue, encode
+from neuroshard.wire.strict_msgpack import pack
+from tests.fuzz.target import Target
+from tests.fuzz.wire_targets import seal
+from tests.swarm.claim_samples import EPOCH, REPORT, announcement_of, identity_of
+
+LOCAL, PEER = identity_of(1), identity_of(2)
+_NAMESPACE = "run/0"
+_ANNOUNCED = signed_announcement(PEER, announcement_of(PEER), EPOCH)
+_REPORTED = signed_report(PEER, REPORT, EPOCH)
+_ADDRESS = f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER.node_id}"
+_MESSAGES: tuple[Callable[[], Message], ...] = (HopMessage, StopMessage, HolePunch)
+
+
+def read_frame(kind: str, header: bytes, limits: FrameLimits, body: bytes = b"") -> Frame | None:
+    """The frame that a peer makes of these parts; None when the decoder refuses it."""
+    stream = seal(kind.encode(), header, body)
+    decoder = FrameDecoder(lambda _: limits)
+    try:
+        position = 0
+        while position < len(stream) and not decoder.is_complete:
+            position += decoder.feed(stream[position:])
+        return decoder.frame()
+    except WireError:
+        return None
+
+
+def written(frame: Frame, limits: FrameLimits) -> Frame | None:
+    """The frame after it was bytes."""
+    encoded_frame = encode(frame)
+    decoder = FrameDecoder(lambda _: limits)
+    for piece in (encoded_frame.head, *encoded_frame.body):
+        view = memoryview(piece).cast("B")
+        while view:
+            view = view[decoder.feed(bytes(view)) :]
+    return decoder.frame()
+
+
+def head(header: Mapping[str, WireValue]) -> bytes:
+    """A header as it stands in a frame without tensors."""
+    return pack({"h": header, "t": []})
+
+
+def check_hello(data: bytes) -> None:
+    """A hello that is read can be said again; of any other only HelloRefusedError is raised."""
+    limits = FrameLimits(max_header_bytes=MAX_HELLO_BYTES)
+    frame = read_frame(HELLO, data, limits)
+    if frame is None:
+        return
+    try:
+        hello = Hello.from_frame(frame)
+    except HelloRefusedError:
+        return
+    again = written(hello.to_frame(), limits)
+    assert again is not None
+    assert Hello.from_frame(again) == hello
+
+
+def hello_seeds() -> tuple[bytes, ...]:
+    """Good ones and wrong ones."""
+    values: tuple[dict[str, WireValue], ...] = (
+        {"announcement": _ANNOUNCED, "report": _REPORTED, "addresses": [_ADDRESS, "/memory"]},
+        {"announcement": b"", "report": None, "addresses": []},
+        {"announcement": b"x", "report": b"y", "addresses": ["no address"]},
+        {"announcement": "text", "report": 1, "addresses": {"a": 1}},
+        {"announcement": b"x", "report": None, "addresses": [_ADDRESS] * 40},
+        {"other": 1},
+    )
+    return tuple(head(value) for value in values)
+
+
+def check_packed_report(data: bytes) -> None:
+    """The first byte says whether the rest is deflated here. What is unpacked is small and can be packed again."""
+    content = data[1:]
+    if data[:1] == b"\1":
+        deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+        content = b"\x01" + deflate.compress(content) + deflate.flush()
+    try:
+        claim = unpacked(content)
+    except (ClaimTooLargeError, MalformedClaimError):
+        return
+    assert len(content) <= MAX_PACKED_BYTES
+    with suppress(ClaimTooLargeError):
+        assert unpacked(packed(claim)) == claim
+        assert len(claim.encode()) <= MAX_REPORT_BYTES
+
+
+def packed_report_seeds() -> tuple[bytes, ...]:
+    """A report as it travels, its content, and a bomb."""
+    claim = unpacked(_REPORTED)
+    return (b"\0" + _REPORTED, b"\1" + claim.encode(), b"\1" + bytes(60_000), b"\0\2", b"\0\1")
+
+
+def check_statements(data: bytes) -> None:
+    """Announcements and reports before their signature counts: what is read can be said again and means the same."""
+    try:
+        value = parse_json(data, MAX_REPORT_BYTES)
+    except ValueError:
+        return
+    with suppress(ValueError):
+        report = TrainingReport.from_json(value)
+        report_json = canonical_json(report.to_json())
+        assert TrainingReport.from_json(again_of(report_json)).to_json() == report.to_json()
+    with suppress(ValueError):
+        announcement = Announcement.from_json(value, PEER.node_id)
+        announcement_json = canonical_json(announcement.to_json())
+        again = Announcement.from_json(again_of(announcement_json), PEER.node_id)
+        assert again.to_json() == announcement.to_json()
+
+
+def again_of(data: bytes) -> Any:
+    """What was written, read again; to be unable to is a defect."""
+    try:
+        return parse_json(data, 10 * MAX_REPORT_BYTES)
+    except ValueError as error:
+        raise AssertionError(data) from error
+
+
+def statement_seeds() -> tuple[bytes, ...]:
+    """One of each, and one without optional parts."""
+    announcement = announcement_of(PEER, addresses=(_ADDRESS,))
+    bare = {**REPORT.to_json(), "loss_ema": None, "shard": None, "layers": None, "state_hash": "", "roles": []}
+    silent = {**announcement.to_json(), "pool": None, "layers": None, "addresses": []}
+    return tuple(canonical_json(value) for value in (REPORT.to_json(), announcement.to_json(), bare, silent))
+
+
+class Reader:
+    """Stands for a stream that has all its bytes already: what reads it never waits."""
+
+    def __init__(self, data: bytes, portion: int) -> None:
+        self._data = data
+        self._portion = portion
+        self.largest = 0
+
+    async def read(self, n: int) -> bytes:
+        """At least one byte and at most n."""
+        self.largest = max(self.largest, n)
+        piece, self._data = self._data[: min(n, self._portion)], self._data[min(n, self._portion) :]
+        if not piece:
+            raise MuxedStreamEOF
+        return piece
+
+
+def at_once(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of work that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        return ended.value
+    finally:
+        work.close()
+    raise AssertionError("it waits")
+
+
+def check_relay_message(data: bytes) -> None:
+    """The first byte chooses the message and the portions. What is read can be written; its parts are checked."""
+    if not data:
+        return
+    kind = _MESSAGES[data[0] % len(_MESSAGES)]
+    reader = Reader(data[1:], 1 + data[0])
+    try:
+        message = at_once(received(cast("YamuxStream", reader), kind()))
+    except (RelayError, MuxedStreamEOF):
+        return
+    finally:
+        assert reader.largest <= MAX_MESSAGE_BYTES
+    assert message.HasField("type")
+    again = at_once(received(cast("YamuxStream", Reader(encoded(message), 4096)), kind()))
+    assert again.SerializeToString() == message.SerializeToString()
+    if isinstance(message, HolePunch):
+        check_addresses(message.ObsAddrs, NodeId(PEER.node_id))
+        return
+    with suppress(RelayError):
+        node = node_of(message.peer.id)
+        assert bytes_of(node) == message.peer.id
+    if isinstance(message, HopMessage):
+        check_addresses(message.reservation.addrs, None)
+
+
+def check_addresses(addresses: Any, peer: NodeId | None) -> None:
+    """Multiaddrs of strangers are text that is an address, or are refused."""
+    for address in addresses[:8]:
+        with suppress(ValueError, UsageError):
+            parse_address(str(Multiaddr(address)) + (f"/p2p/{peer}" if peer else ""))
+
+
+def relay_message_seeds() -> tuple[bytes, ...]:
+    """The messages of a whole talk."""
+    peer = PeerId(id=bytes_of(PEER.node_id), addrs=[Multiaddr(_ADDRESS).to_bytes()])
+    place = Reservation(expire=1_700_000_000, addrs=[Multiaddr(_ADDRESS).to_bytes()])
+    address = Multiaddr("/ip4/192.0.2.7/tcp/4001").to_bytes()
+    messages = (
+        (0, HopMessage(type=HopMessage.RESERVE)),
+        (0, HopMessage(type=HopMessage.CONNECT, peer=peer)),
+        (0, HopMessage(type=HopMessage.STATUS, status=Status.OK, reservation=place)),
+        (1, StopMessage(type=StopMessage.CONNECT, peer=peer)),
+        (1, StopMessage(type=StopMessage.STATUS, status=Status.PERMISSION_DENIED)),
+        (2, HolePunch(type=HolePunch.CONNECT, ObsAddrs=[address, address])),
+        (2, HolePunch(type=HolePunch.SYNC)),
+    )
+    return tuple(bytes([kind + 30]) + encoded(message) for kind, message in messages)
+
+
+class AnsweringPeer:
+    """The transport of a directory whose only peer always gives the same answer."""
+
+    local_id = LOCAL.node_id
+
+    def __init__(self, answer: Frame) -> None:
+        self.handlers: dict[str, Callable[[NodeId, Frame], Coroutine[Any, Any, Frame]]] = {}
+        self._answer = answer
+
+    def serve(self, kind: str, handler: Any, **_: object) -> None:
+        """Keep what the directory answers with."""
+        self.handlers[kind] = handler
+
+    def addresses(self) -> tuple[str, ...]:
+        """Nobody dials this."""
+        return ()
+
+    async def request(self, _peer: NodeId, _frame: Frame, **_: object) -> Frame:
+        """The same for every question."""
+        await trio.lowlevel.checkpoint()
+        return self._answer
+
+
+def check_directory(data: bytes) -> None:
+    """Questions are answered within limits or refused; answers give only records that hold."""
+    frame = read_frame(FIND_KIND, data, FrameLimits())
+    if frame is not None:
+        trio.run(_converse, frame)
+
+
+async def _converse(frame: Frame) -> None:
+    peer = AnsweringPeer(frame)
+    contacts = Contacts(LOCAL.node_id)
+    directory = KademliaDirectory(
+        cast("Transport", peer), contacts, now=lambda: EPOCH, random=Random(1), report=lambda *_: None
+    )
+    directory.meet(PEER.node_id)
+    for kind in (STORE_KIND, FIND_KIND):
+        with suppress(RequestRefusedError):
+            answer = await peer.handlers[kind](PEER.node_id, frame)
+            assert written(answer, FrameLimits()) is not None
+    for record in await directory.find(_NAMESPACE):
+        checked_record(None, record, EPOCH)
+    assert len(contacts) <= 17
+    for address in contacts.of(PEER.node_id):
+        assert parse_address(address.text) == address
+
+
+def directory_seeds() -> tuple[bytes, ...]:
+    """Questions, records to keep, and answers; good ones and bad ones."""
+    key = bytes(range(32))
+    other = identity_of(3)
+    other_address = f"/ip4/192.0.2.9/tcp/4001/p2p/{other.node_id}"
+    values: tuple[dict[str, WireValue], ...] = (
+        {"key": key, "from": [_ADDRESS]},
+        {"key": key, "from": [_ADDRESS, 7], "namespace": _NAMESPACE},
+        {"namespace": _NAMESPACE, "record": _ANNOUNCED, "key": key},
+        {"namespace": "x" * 1000, "record": b"no record"},
+        {"nodes": [[other.node_id, [other_address]], [PEER.node_id, [_ADDRESS]]], "records": [_ANNOUNCED, b"none"]},
+        {"nodes": [["x", "y"], [1], 5, ["z", [other_address]]], "records": "text"},
+    )
+    return tuple(head(value) for value in values)
+
+
+TARGETS = (
+    Target("hello", check_hello, hello_seeds),
+    Target("packed-report", check_packed_report, packed_report_seeds),
+    Target("statement", check_statements, statement_seeds),
+    Target("relay-message", check_relay_message, relay_message_seeds),
+    Target("directory", check_directory, directory_seeds, short_inputs=300),
+)
