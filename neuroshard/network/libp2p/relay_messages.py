@@ -43,6 +43,8 @@ async def received(stream: YamuxStream, message: _Message) -> _Message:
         message.ParseFromString(data)
     except DecodeError as error:
         raise RelayError(f"no message of a relay: {error}") from None
+    if not message.HasField("type"):  # every message has one; a missing one would read as the first there is
+        raise RelayError("a message without its type")
     return message
 
 
