@@ -11,12 +11,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from neuroshard.api.metric_families import PREFIX, known_gauges
+from neuroshard.api.pipeline_metrics import pipeline_metrics
 from neuroshard.api.views.network import refusals
 from neuroshard.status.snapshot import ConnectionKind, NetworkState, NodeState, NodeStatus
 from neuroshard.telemetry.counters import CounterValue
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-PREFIX: Final = "neuroshard_"
 
 
 def metrics_text(status: NodeStatus, counters: Sequence[CounterValue], now: float) -> bytes:
@@ -52,6 +53,7 @@ def snapshot_metrics(status: NodeStatus, now: float) -> Iterator[Metric]:
     yield from _totals(status)
     yield from _network(status)
     yield from _swarm(status)
+    yield from pipeline_metrics(status)
 
 
 def _gauges(status: NodeStatus, now: float) -> Iterator[Metric]:
@@ -78,7 +80,7 @@ def _gauges(status: NodeStatus, now: float) -> Iterator[Metric]:
         ("disk_free_bytes", "Free space of the data folder's disk", status.resources.disk_free_bytes),
         ("checkpoint_could_lose_steps", "Steps that a kill now would lose", status.checkpoints.could_lose_steps),
     ]
-    yield from _known_gauges(values)
+    yield from known_gauges(values)
     threads = GaugeMetricFamily(PREFIX + "thread_cpu_cores", "CPU use of a thread, in cores", labels=["thread"])
     for thread in status.resources.threads:
         if isfinite(thread.cores):
@@ -109,7 +111,7 @@ def _network(status: NodeStatus) -> Iterator[Metric]:
         ("network_download_bytes_per_second", "Bytes received a second", network.download_rate),
         ("network_upload_limit_bytes_per_second", "Limit the owner set", network.upload_limit),
     ]
-    yield from _known_gauges(gauges)
+    yield from known_gauges(gauges)
     yield CounterMetricFamily(PREFIX + "network_sent_bytes", "Bytes sent to other nodes", network.bytes_sent)
     yield CounterMetricFamily(PREFIX + "network_received_bytes", "Bytes received from nodes", network.bytes_received)
     states = GaugeMetricFamily(PREFIX + "network_state", "1 for the state the network is in", labels=["state"])
@@ -135,15 +137,9 @@ def _swarm(status: NodeStatus) -> Iterator[Metric]:
         ("swarm_tokens_per_second", "Tokens all nodes train on a second", swarm.tokens_per_second),
         ("swarm_shards_covered", "Shards that some node has read", swarm.shards_covered),
     ]
-    yield from _known_gauges(gauges)
+    yield from known_gauges(gauges)
     yield CounterMetricFamily(PREFIX + "swarm_steps", "Inner steps of all nodes", swarm.total_steps)
     yield CounterMetricFamily(PREFIX + "swarm_tokens", "Tokens all nodes trained on", swarm.total_tokens)
-
-
-def _known_gauges(values: Iterable[tuple[str, str, float | None]]) -> Iterator[Metric]:
-    for name, help_text, value in values:
-        if value is not None and isfinite(value):
-            yield GaugeMetricFamily(PREFIX + name, help_text, value)
 
 
 def _counted(counters: Sequence[CounterValue]) -> Iterator[Metric]:

@@ -62,5 +62,5 @@ def pipeline_status(swarm: StageSwarm, state: NodeState, flow: PipelineFlow | No
         and (stages := swarm.stages_of(member.report.layers)) is not None
     ]
     stages = pipeline_stages(swarm.plan, [*own, *others])
-    missing = layers_of([stage.index for stage in stages if not (stage.ready or stage.paused)], swarm.plan)
+    missing = layers_of((stage.index for stage in stages if stage.is_missing), swarm.plan)
     return PipelineStatus(stages, missing_sentence(missing), flow)

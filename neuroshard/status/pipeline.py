@@ -19,13 +19,23 @@ class PipelineStage:
 
     @property
     def is_missing(self) -> bool:
-        """Whether nobody can work on it now: without it nothing is trained."""
-        return not self.ready
+        """Whether nobody has it: nothing is trained until somebody does."""
+        return not (self.ready or self.paused)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether all that have it are paused: nothing is trained until one of them goes on."""
+        return bool(self.paused) and not self.ready
 
     @property
     def has_single_holder(self) -> bool:
-        """Whether the weights are on one node only."""
+        """Whether its weights are on one node only."""
         return len(self.ready) + len(self.paused) == 1
+
+    @property
+    def holders(self) -> tuple[NodeId, ...]:
+        """All of them, those that get ready for it last."""
+        return (*self.ready, *self.paused, *self.joining)
 
 
 @dataclass(frozen=True)

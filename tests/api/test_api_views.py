@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
 from fake_node import training_status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipeline_samples import STAGES, in_a_pipeline
 
 from neuroshard.api.bodies.base import Answer, finite_json
 from neuroshard.api.events import events_between, peers_between
 from neuroshard.api.metrics import metrics_text
 from neuroshard.api.rendering import RenderedViews, View
 from neuroshard.api.views.network import peers_view
-from neuroshard.api.views.node import checkpoints_view, data_view, health_view, pipeline_view, status_view
+from neuroshard.api.views.node import checkpoints_view, data_view, health_view, status_view
+from neuroshard.api.views.pipeline import pipeline_view
 from neuroshard.api.views.training import global_view, history_view, thin_out, verify_view
 from neuroshard.status.board import StatusBoard
+from neuroshard.status.pipeline import Bottleneck, HopTimes, Passage, PipelineFlow, PipelineStatus, StageLoad
 from neuroshard.status.snapshot import (
     CheckpointStatus,
     ConnectionKind,
@@ -102,6 +106,36 @@ SWARMS = st.builds(
     tokens_per_second=NUMBERS,
     model_hashes=st.lists(st.tuples(st.just("peer"), st.just("aa")), max_size=1).map(tuple),
 )
+HOPS = st.builds(HopTimes, node_id=st.just("peer"), compute_seconds=NUMBERS, wait_seconds=NUMBERS, wire_seconds=NUMBERS)
+PASSAGES = st.builds(
+    Passage,
+    session=COUNTS,
+    microbatch=COUNTS,
+    ended_at=NUMBERS,
+    seconds=NUMBERS,
+    tokens=COUNTS,
+    hops=st.lists(HOPS, max_size=2).map(tuple),
+)
+LOADS = st.builds(
+    StageLoad, stage=COUNTS, compute_seconds=NUMBERS, wait_seconds=NUMBERS, wire_seconds=NUMBERS, nodes=COUNTS
+)
+FLOWS = st.builds(
+    PipelineFlow,
+    window_seconds=NUMBERS,
+    tokens=COUNTS,
+    bubble_share=st.none() | NUMBERS,
+    recompute_share=st.none() | NUMBERS,
+    wire_bytes_per_token=st.none() | NUMBERS,
+    loads=st.lists(LOADS, max_size=2).map(tuple),
+    bottleneck=st.none() | st.builds(Bottleneck, stage=COUNTS, node_id=st.just("peer"), seconds=NUMBERS, share=NUMBERS),
+    recent=st.lists(PASSAGES, max_size=2).map(tuple),
+)
+PIPELINES = st.builds(
+    PipelineStatus,
+    stages=st.sampled_from([(), STAGES, (replace(STAGES[0], ready=()), *STAGES[1:])]),
+    missing=TEXTS,
+    flow=st.none() | FLOWS,
+)
 STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     NodeStatus,
     version=st.just("1"),
@@ -121,6 +155,8 @@ STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     data=st.none() | st.builds(DataStatus, source=TEXTS, verified=st.booleans(), explanation=TEXTS),
     checkpoints=st.builds(CheckpointStatus, folder=TEXTS, could_lose_seconds=NUMBERS, last_saved_time=NUMBERS),
     resources=st.builds(ResourceStatus, cpu_cores=NUMBERS, gpu_utilisation=NUMBERS),
+    stages=st.sampled_from([(), in_a_pipeline().stages]),
+    pipeline=st.none() | PIPELINES,
     peers=st.lists(PEERS, max_size=3).map(tuple),
     network=NETWORKS,
     swarm=st.none() | SWARMS,

@@ -68,7 +68,10 @@ def test_what_a_node_does_decides_where_it_stands(state: NodeState, place: str |
     stage = pipeline_stages(PLAN, [holding(A, 0, 1, state)])[0]
     found = {name for name in ("ready", "paused", "joining") if getattr(stage, name)}
     assert found == ({place} if place else set())
-    assert stage.is_missing == (place != "ready")
+    assert stage.is_missing == (place in ("joining", None))
+    assert stage.is_resting == (place == "paused")
+    assert stage.has_single_holder == (not stage.is_missing)
+    assert stage.holders == ((A,) if place else ())
 
 
 def report(layers: LayerRange | None, state: NodeState) -> TrainingReport:

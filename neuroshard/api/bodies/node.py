@@ -1,4 +1,4 @@
-"""Answers about this node: status, pipeline, data, checkpoints, configuration and logs."""
+"""Answers about this node: status, data, checkpoints, configuration and logs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pydantic import Field
 
 from neuroshard.api.bodies.base import Answer, Layers, Number, Text
 from neuroshard.api.bodies.network import NetworkBody, PeerBody, SwarmBody
+from neuroshard.api.bodies.pipeline import PipelineSummary
 from neuroshard.status.snapshot import LossTrend, NodeState, StageState, Verdict
 from neuroshard.types import Role
 
@@ -233,27 +234,9 @@ class StatusBody(Answer):
     checkpoints: CheckpointsBody
     resources: ResourcesBody
     network: NetworkBody
+    pipeline: PipelineSummary | None = Field(description="the run's stages in short; null before they are known")
     swarm: SwarmBody | None = Field(description="all nodes of the run together; null before the first look around")
     peers: list[PeerBody] = Field(description="the first 32; all of them are at /api/peers")
-
-
-class StageBody(Answer):
-    """One stage of the pipeline and who holds it."""
-
-    stage: int
-    layers: Layers
-    roles: list[Role]
-    holders: list[str] = Field(description="node ids; this node first")
-
-
-class PipelineBody(Answer):
-    """GET /api/pipeline: stages, and which layers somebody holds."""
-
-    stages: list[StageBody]
-    layer_count: int
-    layers_covered: int
-    coverage: Number = Field(description="share of the layers that at least one node holds, 0..1")
-    complete: bool
 
 
 class DataAnswer(Answer):

@@ -16,15 +16,16 @@ from neuroshard.api.bodies.node import (
     HealthBody,
     LogRecordBody,
     LogsBody,
-    PipelineBody,
     StatusBody,
 )
+from neuroshard.api.bodies.pipeline import PipelineBody
 from neuroshard.api.bodies.training import GlobalBody, HistoryBody, VerifyBody
 from neuroshard.api.context import ApiContext
 from neuroshard.api.metrics import CONTENT_TYPE, metrics_text
 from neuroshard.api.rendering import JSON, RenderedViews
 from neuroshard.api.views.network import peers_view
-from neuroshard.api.views.node import checkpoints_view, data_view, health_view, pipeline_view, status_view
+from neuroshard.api.views.node import checkpoints_view, data_view, health_view, status_view
+from neuroshard.api.views.pipeline import pipeline_view
 from neuroshard.api.views.training import global_view, history_view, verify_view
 
 CONFIG_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -57,7 +58,7 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
 
     @router.get("/api/pipeline", response_model=PipelineBody)
     async def pipeline() -> Response:
-        """Stages of the model and who holds them."""
+        """Stages of the run's plan and who holds them; how this node's microbatches go through them."""
         return views.respond(pipeline_view)
 
     @router.get("/api/peers", response_model=PeersBody)

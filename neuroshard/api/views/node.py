@@ -12,18 +12,16 @@ from neuroshard.api.bodies.node import (
     HealthBody,
     MemoryBody,
     ModelBody,
-    PipelineBody,
     ResourcesBody,
     RunBody,
-    StageBody,
     StartupStageBody,
     StatusBody,
     TrainingBody,
     VerificationBody,
 )
 from neuroshard.api.views.network import network_body, peer_body, swarm_body
-from neuroshard.status.snapshot import ModelStatus, NodeStatus
-from neuroshard.types import LayerRange
+from neuroshard.api.views.pipeline import pipeline_summary
+from neuroshard.status.snapshot import NodeStatus
 
 STALE_SECONDS = 30.0  # the node publishes several times a second; this long without one means that it hangs
 PEERS_IN_STATUS = 32  # the status is sent to every dashboard several times a second
@@ -60,45 +58,10 @@ def status_view(status: NodeStatus) -> StatusBody:
         checkpoints=checkpoints_view(status),
         resources=ResourcesBody.model_validate(status.resources),
         network=network_body(status),
+        pipeline=pipeline_summary(status),
         swarm=swarm_body(status),
         peers=[peer_body(peer) for peer in status.peers[:PEERS_IN_STATUS]],
     )
-
-
-def pipeline_view(status: NodeStatus) -> PipelineBody:
-    """GET /api/pipeline: the distinct layer ranges that nodes hold are its stages."""
-    if status.model is None:
-        return PipelineBody(stages=[], layer_count=0, layers_covered=0, coverage=0.0, complete=False)
-    layer_count = status.model.architecture.layer_count
-    holders = _holders(status, status.model)
-    stages = [
-        StageBody(
-            stage=index,
-            layers=Layers.model_validate(layers),
-            roles=list(layers.roles(layer_count)),
-            holders=holders[layers],
-        )
-        for index, layers in enumerate(sorted(holders))
-    ]
-    covered = len({layer for layers in holders for layer in range(layers.start, min(layers.stop, layer_count))})
-    return PipelineBody(
-        stages=stages,
-        layer_count=layer_count,
-        layers_covered=covered,
-        coverage=covered / layer_count if layer_count else 0.0,
-        complete=covered == layer_count,
-    )
-
-
-def _holders(status: NodeStatus, model: ModelStatus) -> dict[LayerRange, list[str]]:
-    """Node ids by the layers they hold, this node first."""
-    holders: dict[LayerRange, list[str]] = {}
-    if model.layers is not None:
-        holders[model.layers] = [status.node_id or "this node"]
-    for peer in status.peers:
-        if peer.layers is not None:
-            holders.setdefault(peer.layers, []).append(peer.node_id)
-    return holders
 
 
 def data_view(status: NodeStatus) -> DataAnswer:
