@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.options import DataDir, DeviceOption, Host, MemoryLimit, Port, Threads, given
+from neuroshard.cli.options import (
+    DataDir,
+    DeviceOption,
+    Headless,
+    Host,
+    LogJson,
+    MemoryLimit,
+    Port,
+    Threads,
+    Verbose,
+    given,
+)
 
 MOST_NODES = 16
 DEMO_LAYERS = 4
@@ -35,9 +46,9 @@ def demo(
     device: DeviceOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
-    headless: Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")] = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log details.")] = False,
+    headless: Headless = False,
+    log_json: LogJson = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a small model on text found in every Python installation and watch it learn in the dashboard."""
     from neuroshard.config.loading import load_settings, resolve_data_dir

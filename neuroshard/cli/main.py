@@ -5,33 +5,40 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from neuroshard import __version__
-from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, seed, text, wallet
+from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, seed, text, trainer, wallet
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, tell
 from neuroshard.cli.options import (
     DataDir,
     DeviceOption,
+    EndWithStdin,
     GenesisSource,
+    Headless,
     Host,
+    LogJson,
     MaxStages,
+    MaxStorage,
     MaxUpload,
     MemoryLimit,
     NoLanDiscovery,
     NoNetwork,
     NoPortMapping,
     NoRelay,
+    NoTraining,
     P2pHost,
     P2pPort,
     Peers,
     Port,
     RunId,
     Threads,
+    Token,
+    TokenFile,
+    Verbose,
     settings_given,
 )
 from neuroshard.errors import NeuroShardError, UsageError
@@ -50,6 +57,7 @@ app.add_typer(genesis.app, name="genesis")
 app.add_typer(run.app, name="run")
 app.command("demo")(demo.demo)
 app.command("seed")(seed.seed)
+app.command("trainer")(trainer.trainer)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(text.generate)
 remote.register(app)
@@ -64,11 +72,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def node(
     context: typer.Context,
-    token: Annotated[
-        str | None,
-        typer.Option(help="Wallet: a 12/24-word phrase, 64 hex digits, or any text. Better: NEUROSHARD_TOKEN."),
-    ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    token: Token = None,
+    token_file: TokenFile = None,
     port: Port = None,
     host: Host = None,
     genesis_source: GenesisSource = None,
@@ -86,9 +91,7 @@ def node(
     device: DeviceOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
-    max_storage: Annotated[
-        int | None, typer.Option("--max-storage", metavar="MB", help="Space for cached shards. (default: 2000)")
-    ] = None,
+    max_storage: MaxStorage = None,
     inner_steps: Annotated[
         int | None,
         typer.Option(
@@ -98,13 +101,11 @@ def node(
             help="Local steps between two outer steps, for a run of your own. (default: 500)",
         ),
     ] = None,
-    no_training: Annotated[bool, typer.Option("--no-training", help="Start without training.")] = False,
-    headless: Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")] = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log details.")] = False,
-    end_with_stdin: Annotated[  # for programs that start nodes and must not leave any behind
-        bool, typer.Option("--end-with-stdin", hidden=True, help="Stop cleanly when standard input closes.")
-    ] = False,
+    no_training: NoTraining = False,
+    headless: Headless = False,
+    log_json: LogJson = False,
+    verbose: Verbose = False,
+    end_with_stdin: EndWithStdin = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,

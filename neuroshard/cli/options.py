@@ -92,6 +92,21 @@ NoPortMapping = Annotated[
 NoRelay = Annotated[
     bool, typer.Option("--no-relay", help="Do not be reached through relays.", rich_help_panel=_MEETING)
 ]
+Token = Annotated[
+    str | None,
+    typer.Option(help="Wallet: a 12/24-word phrase, 64 hex digits, or any text. Better: NEUROSHARD_TOKEN."),
+]
+TokenFile = Annotated[Path | None, typer.Option(help="File that holds the token.")]
+MaxStorage = Annotated[
+    int | None, typer.Option("--max-storage", metavar="MB", help="Space for cached shards. (default: 2000)")
+]
+NoTraining = Annotated[bool, typer.Option("--no-training", help="Start without training.")]
+Headless = Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Log details.")]
+EndWithStdin = Annotated[  # for programs that start nodes and must not leave any behind
+    bool, typer.Option("--end-with-stdin", hidden=True, help="Stop cleanly when standard input closes.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

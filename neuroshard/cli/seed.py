@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.options import DataDir, MaxUpload, NoLanDiscovery, NoPortMapping, P2pHost, Peers, settings_given
+from neuroshard.cli.options import (
+    DataDir,
+    LogJson,
+    MaxUpload,
+    NoLanDiscovery,
+    NoPortMapping,
+    P2pHost,
+    Peers,
+    Verbose,
+    settings_given,
+)
 
 
 def seed(
@@ -18,8 +28,8 @@ def seed(
     max_upload: MaxUpload = None,
     no_lan_discovery: NoLanDiscovery = False,
     no_port_mapping: NoPortMapping = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log details.")] = False,
+    log_json: LogJson = False,
+    verbose: Verbose = False,
 ) -> None:
     """Help nodes find each other: a stateless node that trains nothing and needs no token. Prints its addresses.
 

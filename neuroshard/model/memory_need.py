@@ -107,6 +107,14 @@ def memory_need(
     )
 
 
+def driving_bytes(a: Architecture, batch_size: int, stage_count: int, in_flight: int) -> int:
+    """Peak memory of a process that drives so many microbatches at a time and holds no layers."""
+    stream = 4 * batch_size * a.sequence_length * a.hidden_size
+    kept = stage_count + 1  # inputs of each stage and a gradient, so that a stage that is lost can be replaced
+    on_the_way = 3  # a request as tensors and as bytes, and its answer
+    return PROCESS_BYTES + _padded(in_flight * (kept + on_the_way) * stream)
+
+
 def _device_need(a: Architecture, layers: LayerRange, batch_size: int, device: DeviceKind, vector: int) -> DeviceNeed:
     tokens = batch_size * a.sequence_length
     stream = 4 * tokens * a.hidden_size  # bytes of the residual stream of one microbatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ from neuroshard.node.assembly import Assembly
 from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
+from neuroshard.node.drive_training import begin_driving
 from neuroshard.node.identity import node_identity
 from neuroshard.node.local_swarm import Invitation, LocalSwarm
 from neuroshard.node.observation import Observer
@@ -56,13 +58,16 @@ class Application:
         counters: Counters,
         stop: StopRequest,
         demo: DemoOptions | None,
+        is_trainer: bool,
     ) -> None:
+        """A trainer drives the layers of others and holds none."""
         self._configuration = configuration
         self._wallet = wallet
         self._board = board
         self._commands = commands
         self._counters = counters
         self._demo = demo
+        self._is_trainer = is_trainer
         self._publisher = Publisher(board)
         self._stop = stop
 
@@ -88,6 +93,7 @@ class Application:
             finder=society.finder,
             enter=partial(self._enter, society),
             demo=self._demo,
+            holds_layers=not self._is_trainer,
         )
         training = StageTraining(
             self._configuration.settings,
@@ -96,8 +102,16 @@ class Application:
             assembly.startup,
             is_demo=self._demo is not None,
         )
+
+        async def begin() -> RunningNode:
+            if self._is_trainer:
+                settings = self._configuration.settings
+                ground = await assembly.lay_to_drive()
+                return begin_driving(ground, settings, society.identity, self._publisher, assembly.startup)
+            return await training.begin(*await assembly.lay())
+
         try:
-            node = await self._start_up(assembly, training)
+            node = await self._start_up(begin)
             if node is not None:
                 further = partial(self._further_nodes, node.ground, society)
                 await accompanied(
@@ -110,7 +124,7 @@ class Application:
             with anyio.CancelScope(shield=True):
                 await assembly.close()
 
-    async def _start_up(self, assembly: Assembly, training: StageTraining) -> RunningNode | None:
+    async def _start_up(self, begin: Callable[[], Awaitable[RunningNode]]) -> RunningNode | None:
         """The running parts, or None when a stop came first."""
         with anyio.CancelScope() as scope:
 
@@ -119,7 +133,7 @@ class Application:
                 scope.cancel()
 
             self._stop.react(give_up)
-            return await training.begin(*await assembly.lay())
+            return await begin()
         return None
 
     async def _train_on(self, node: RunningNode, training: StageTraining, loop: CommandLoop, society: Society) -> None:
@@ -148,13 +162,19 @@ class Application:
             elsewhere.append(await Relocating(node.ground.swarm, node.ground.windows).wanted())
             trainer.stop()
 
-        companions = [observer.run, look_for_need]
+        companions = [observer.run]
+        if node.stages is not None:
+            companions.append(look_for_need)
         if node.is_driving:
             companions.append(node.feed.run)
+        if node.keeper is not None:
+            companions.append(node.keeper.run)
         try:
             await accompanied(partial(trainer.run, last_step), *companions)
         finally:
             observer.publish()
+        if node.keeper is not None:
+            await node.keeper.save_in_the_end()
         if trainer.last_save_failed:
             raise StorageError(
                 "The final checkpoint could not be saved; the steps since the one before it are lost.",

@@ -13,7 +13,7 @@ import anyio.to_thread
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
-from neuroshard.errors import DataError
+from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import NodeIdentity, Wallet
 from neuroshard.model.family import parameter_count
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
@@ -27,7 +27,7 @@ from neuroshard.node.probe import Device, choose_device, matmul_flops_per_second
 from neuroshard.node.proposal import Room, propose, propose_demo, run_parameters
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.resources import peak_megabytes, resident_megabytes
-from neuroshard.node.run_choice import A_DEMONSTRATION, FoundRun, NoRun, RunFinder, not_joinable
+from neuroshard.node.run_choice import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, NoRun, RunFinder, not_joinable
 from neuroshard.node.stage import kept_stages
 from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, Ground
 from neuroshard.node.tasks import accompanied
@@ -58,7 +58,9 @@ class Assembly:
         finder: RunFinder,
         enter: Callable[[OwnRun], Placing],
         demo: DemoOptions | None,
+        holds_layers: bool = True,
     ) -> None:
+        """`enter` is called once the run is known: it makes this node a part of the run's swarm."""
         self._settings = configuration.settings
         self._wallet = wallet
         self._identity = identity
@@ -66,30 +68,26 @@ class Assembly:
         self._finder = finder
         self._enter = enter
         self._demo = demo
+        self._holds_layers = holds_layers
         self._closing = AsyncExitStack()
         first = (HARDWARE,) if demo is None else (HARDWARE, DEMO_DATA)
         finding = (RUN, DATA) if self._settings.run else (DATA,) if demo else (DATA, RUN)
-        self.startup = StartupProgress(publisher, (*first, *finding, MODEL, CHECKPOINT, FIRST_STEP))
+        holding = (MODEL, CHECKPOINT) if holds_layers else ()
+        self.startup = StartupProgress(publisher, (*first, *finding, *holding, FIRST_STEP))
 
     async def lay(self) -> tuple[Ground, StageRange]:
-        """The ground, and the stages to begin with. Raises NeuroShardError when something cannot be used.
-
-        `enter` is called once the run is known: it makes this node a part of the run's swarm.
-        """
+        """The ground, and the stages to begin with. Raises NeuroShardError when something cannot be used."""
         with self.startup.stage(HARDWARE):
             device = choose_device(self._settings.device)
             threads = self._settings.cpu_threads or default_threads()
             compute = self._compute_thread(threads)
-            room, memory = await self._measure(compute, device)
+            speed = await compute.run(partial(matmul_flops_per_second, device.torch_device()))
+            room, memory = self._measure(device, speed)
             if self._demo is None:
                 propose(room, FIRST_MERGE_ID)  # memory too small for any model is told before anything is fetched
         location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
         runs = OwnRuns(self._settings.data_dir, self._wallet)
-        named = await self._named_run()
-        with self.startup.stage(DATA):
-            fetcher = Fetcher(open_source(location))
-            self._closing.push_async_callback(fetcher.source.aclose)
-            data, found = await self._open_data(fetcher, runs, room, named)
+        fetcher, data, found = await self._find_run(location, runs, room)
         with self.startup.stage(MODEL):
             run = self._choose_run(data, room, runs, "demo" if self._demo else fetcher.source.description)
             windows = windows_of(run.parameters, room, self._settings.max_stages)
@@ -101,6 +99,22 @@ class Assembly:
         ground = Ground(run, data, fetcher, compute, device, threads, room, memory, placing.swarm, windows)
         return ground, stages
 
+    async def lay_to_drive(self) -> Ground:
+        """The ground of a trainer, which holds no layers. Raises NeuroShardError when something cannot be used.
+
+        Raises UsageError when there is no run of others to drive.
+        """
+        with self.startup.stage(HARDWARE):
+            device, compute = choose_device("cpu"), self._compute_thread(1)
+            room, memory = self._measure(device, 0.0)
+        runs = OwnRuns(self._settings.data_dir, self._wallet)
+        fetcher, data, found = await self._find_run(self._settings.genesis, runs, room)
+        if data.run is None or not data.run.is_joined:
+            raise UsageError("A trainer drives a run of others, and none was found.", HOW_TO_JOIN)
+        self._announce(data.run, found)
+        swarm = self._enter(data.run).swarm
+        return Ground(data.run, data, fetcher, compute, device, 1, room, memory, swarm, ())
+
     async def close(self) -> None:
         """End threads, files and connections."""
         await self._closing.aclose()
@@ -110,10 +124,9 @@ class Assembly:
         self._closing.callback(compute.close)
         return compute
 
-    async def _measure(self, compute: ComputeThread, device: Device) -> tuple[Room, MemoryStatus]:
+    def _measure(self, device: Device, flops_per_second: float) -> tuple[Room, MemoryStatus]:
         probe = probe_memory()
         limit = available_mb(probe, self._settings.memory)
-        speed = await compute.run(partial(matmul_flops_per_second, device.torch_device()))
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
         source = "--memory" if limit == self._settings.memory else "this computer's memory, less a reserve"
         memory = MemoryStatus(
@@ -125,7 +138,7 @@ class Assembly:
             peak_mb=peak_megabytes(),
         )
         self._publisher.change(memory=memory)
-        return Room(memory.tier_mb, device.kind, device_tier, speed), memory
+        return Room(memory.tier_mb, device.kind, device_tier, flops_per_second), memory
 
     async def _demo_source(self, options: DemoOptions) -> str:
         """Build the embedded data and serve it on loopback, so that the demo takes the way of every other node."""
@@ -144,6 +157,14 @@ class Assembly:
                 built.report.source,
             )
             return data.serve()
+
+    async def _find_run(self, location: str, runs: OwnRuns, room: Room) -> tuple[Fetcher, OpenedData, FoundRun | NoRun]:
+        """The source of the data, opened, and what is known of a run on them."""
+        named = await self._named_run()
+        with self.startup.stage(DATA):
+            fetcher = Fetcher(open_source(location))
+            self._closing.push_async_callback(fetcher.source.aclose)
+            return fetcher, *await self._open_data(fetcher, runs, room, named)
 
     async def _named_run(self) -> FoundRun | None:
         """The run given with --run; while nobody knows it, the status says so."""
@@ -187,8 +208,9 @@ class Assembly:
             self._publisher.state(NodeState.STARTING, reason)
 
         with self.startup.stage(RUN):
-            found = await self._finder.suggested(fetcher, data.genesis, tell)
-        if isinstance(found, NoRun):
+            otherwise = "this computer trains a run of its own" if self._holds_layers else "the trainer ends"
+            found = await self._finder.suggested(fetcher, data.genesis, tell, otherwise)
+        if isinstance(found, NoRun) and self._holds_layers:
             log.info("%s", found.explanation)
         self._publisher.state(NodeState.STARTING, f"{DATA} ...")
         return found

@@ -45,8 +45,14 @@ log = logging.getLogger(__name__)
 WAIT_SECONDS = 0.2  # how often the main thread looks up, so that signals work on Windows as well
 
 
-def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None, *, ends_with_stdin: bool = False) -> int:
-    """Run a node until it is told to stop, by the end of its input too when wished; the exit code.
+def run_node(
+    loaded: LoadedSettings,
+    demo: DemoOptions | None = None,
+    *,
+    is_trainer: bool = False,
+    ends_with_stdin: bool = False,
+) -> int:
+    """Run a node or a trainer until it is told to stop, by the end of its input too when wished; the exit code.
 
     Raises NeuroShardError when it cannot run.
     """
@@ -99,6 +105,7 @@ def run_node(loaded: LoadedSettings, demo: DemoOptions | None = None, *, ends_wi
                 counters=counters,
                 stop=stop,
                 demo=demo,
+                is_trainer=is_trainer,
             )
             report = _run_to_the_end(application.run)
         log.info("%s", report.message)

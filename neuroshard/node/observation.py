@@ -98,6 +98,6 @@ class Observer:
 
 def among_others(diloco: DilocoStatus, others: int) -> DilocoStatus:
     """Outer steps as told to whoever sees `others` nodes beside this one: without a common round, nothing is common."""
-    if others == 0 or diloco.members > 1:
+    if others == 0 or diloco.members != 1:  # 0: this node holds nothing to synchronise
         return diloco
     return replace(diloco, explanation=NOT_SYNCHRONISED)

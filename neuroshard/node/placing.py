@@ -96,8 +96,10 @@ def megabytes_for(parameters: RunParameters, stages: StageRange, room: Room) -> 
 def _too_little(parameters: RunParameters, plan: StagePlan, room: Room) -> TooLittleMemoryError:
     needs = [megabytes_for(parameters, StageRange(stage, stage + 1), room) for stage in range(len(plan))]
     least = min(needs)
+    allow = f"Allow {-(-least // TIER_MB) * TIER_MB} MB with --memory, "
+    help_on = "help without holding layers with `neuroshard trainer`, " if len(plan) > 1 else ""
     what = "This run needs" if len(plan) == 1 else f"The smallest of the {len(plan)} stages of this run needs"
     return TooLittleMemoryError(
         f"{what} {least:,} MB of memory here, but only {room.tier_mb:,} MB may be used, counted in steps of 500 MB.",
-        f"Allow {-(-least // TIER_MB) * TIER_MB} MB with --memory, or start a new run with another --data-dir.",
+        f"{allow}{help_on}or start a new run with another --data-dir.",
     )

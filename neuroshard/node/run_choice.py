@@ -98,38 +98,42 @@ class RunFinder:
             offer = await self._exchange.fetch(run_id, self._networking, tell)
         return FoundRun(offer, RunOrigin.NAMED)
 
-    async def suggested(self, fetcher: Fetcher, genesis: Genesis, tell: Tell) -> FoundRun | NoRun:
-        """The data set's default run, else one that peers tell of within seconds, else why there is none."""
+    async def suggested(
+        self, fetcher: Fetcher, genesis: Genesis, tell: Tell, otherwise: str = "this computer trains a run of its own"
+    ) -> FoundRun | NoRun:
+        """The data set's default run, else one that peers tell of within seconds, else why there is none.
+
+        `otherwise` tells what happens without one.
+        """
         tell("Asking the source of the data which run is their default one.", None)
         default = await default_run_of(fetcher, genesis.manifest.signing_key)
-        offer = None if default is None else await self._default_offer(default, tell)
+        offer = None if default is None else await self._default_offer(default, tell, otherwise)
         if offer is not None:
             return FoundRun(offer, RunOrigin.DEFAULT)
         if self._networking.meets_strangers:
             listening = partial(self._exchange.hear_of_any, self._networking, NEARBY_SECONDS)
             words = "Listening for a node nearby that shares a run"
-            offer = await accompanied(listening, partial(self._count_down, words, NEARBY_SECONDS, tell))
+            offer = await accompanied(listening, partial(self._count_down, words, NEARBY_SECONDS, tell, otherwise))
             if offer is not None:
                 return FoundRun(offer, RunOrigin.NEARBY)
         return NoRun(self._why_none(default))
 
-    async def _default_offer(self, default: DefaultRun, tell: Tell) -> RunOffer | None:
+    async def _default_offer(self, default: DefaultRun, tell: Tell, otherwise: str) -> RunOffer | None:
         """The offer of the data set's default run; None when nobody gives it in time, or it is another owner's."""
         self._networking.book.add(default.seeds, is_given=True)
         offer = self._exchange.shelf.find(default.run_id)
         if offer is None and self._networking.is_wanted:
             asking = partial(self._exchange.fetch_soon, default.run_id, self._networking, DEFAULT_RUN_SECONDS)
             words = f"Asking the network for the default run {default.run_id[:16]} of these data"
-            offer = await accompanied(asking, partial(self._count_down, words, DEFAULT_RUN_SECONDS, tell))
+            counting = partial(self._count_down, words, DEFAULT_RUN_SECONDS, tell, otherwise)
+            offer = await accompanied(asking, counting)
         return offer if offer is not None and offer.initial.owner_public_key == default.owner_public_key else None
 
-    async def _count_down(self, words: str, seconds: float, tell: Tell) -> None:
+    async def _count_down(self, words: str, seconds: float, tell: Tell, otherwise: str) -> None:
         """Tell every second what is waited for, for how long still, and what the network does meanwhile."""
         for left in range(round(seconds), 0, -1):
             network = self._networking.state()[1]
-            tell(
-                f"{words}, for {left} s more; else this computer trains a run of its own. {network}", 1 - left / seconds
-            )
+            tell(f"{words}, for {left} s more; else {otherwise}. {network}", 1 - left / seconds)
             await anyio.sleep(1)
 
     def _why_none(self, default: DefaultRun | None) -> str:

@@ -18,6 +18,7 @@ from neuroshard.node.placing import megabytes_for
 from neuroshard.node.probe import Device
 from neuroshard.node.proposal import Room
 from neuroshard.node.publisher import Publisher, StartupProgress
+from neuroshard.node.record_keeper import RecordKeeper
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
 from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.stage import LiveStage, bring_up_stage, checkpoint_policy, storage_limits
@@ -60,7 +61,7 @@ class RunningNode:
     """The parts that live while the node trains."""
 
     ground: Ground
-    stages: StageRange
+    stages: StageRange | None  # None: a trainer holds none
     trainer: Trainer
     feed: DataFeed
     lives: tuple[LiveStage, ...]
@@ -69,6 +70,7 @@ class RunningNode:
     sampler: ResourceSampler
     rotations: RotationLog
     startup: StartupProgress
+    keeper: RecordKeeper | None = None  # of a trainer
 
     @property
     def is_driving(self) -> bool:

@@ -1,0 +1,105 @@
+"""Makes and keeps the parts of a trainer: a node that drives the run's stages and holds none of its layers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.config.settings import Settings
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.feed import DataFeed
+from neuroshard.errors import TooLittleMemoryError
+from neuroshard.identity import NodeIdentity
+from neuroshard.model.family import parameter_count
+from neuroshard.model.memory_need import MEGABYTE, driving_bytes
+from neuroshard.node.publisher import Publisher, StartupProgress
+from neuroshard.node.record_keeper import RecordKeeper
+from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
+from neuroshard.node.rotation_log import RotationLog
+from neuroshard.node.stage_training import FIRST_STEP, MOST_IN_FLIGHT, Ground, RunningNode
+from neuroshard.status.snapshot import ModelStatus
+from neuroshard.training.drive_store import DriveStore
+from neuroshard.training.journaled_feed import JournaledFeed
+from neuroshard.training.loop import Trainer
+from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.record import TrainingRecord
+from neuroshard.training.replica_choice import replica_choice
+from neuroshard.training.swarm_routing import SwarmRouting
+from neuroshard.types import Role
+
+
+def begin_driving(
+    ground: Ground, settings: Settings, identity: NodeIdentity, publisher: Publisher, startup: StartupProgress
+) -> RunningNode:
+    """The parts of a trainer. Raises StorageError, TooLittleMemoryError."""
+    parameters, architecture = ground.run.parameters, ground.run.parameters.architecture
+    in_flight = microbatches_in_flight(parameters, ground.memory.limit_mb)
+    need = -(-driving_bytes(architecture, parameters.batch_size, parameters.stage_count, in_flight) // MEGABYTE)
+    memory = replace(ground.memory, need_mb=need, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
+    model = ModelStatus(architecture, parameter_count(architecture), None, (Role.DRIVER,))
+    publisher.change(memory=memory, model=model)
+    store = DriveStore(settings.data_dir, identity.wallet_id, identity.node_id, ground.run.run_id)
+    record = store.load()
+    feed, cache = _feed(ground, settings, identity, record)
+    choice = replica_choice(parameters.routing, identity.node_id, ground.swarm.lane_root)
+    routing = SwarmRouting(parameters.stage_count, ground.swarm.workers, ground.swarm.hop, choice, ground.swarm.missing)
+    journaled = JournaledFeed(feed, store.note_position)
+    driving = Driving(identity.node_id, journaled, routing, in_flight, first_session=int(time.time()))
+    trainer = Trainer(TrainerParts(parameters, (), driving), [record])
+    if not settings.training:
+        trainer.pause(reason="Started without training: resume to train.")
+        startup.complete()
+    else:
+        startup.tell(FIRST_STEP, "")
+    return RunningNode(
+        ground=ground,
+        stages=None,
+        trainer=trainer,
+        feed=feed,
+        lives=(),
+        cache=cache,
+        memory=memory,
+        sampler=ResourceSampler(ground.device, settings.data_dir, ground.threads),
+        rotations=RotationLog(settings.data_dir, ground.run.run_id, identity),
+        startup=startup,
+        keeper=RecordKeeper(store, trainer),
+    )
+
+
+def microbatches_in_flight(parameters: RunParameters, limit_mb: int) -> int:
+    """How many microbatches a trainer has under way: those of a step, as far as memory allows.
+
+    Raises TooLittleMemoryError with numbers when there is no room for one.
+    """
+    most = max(1, min(MOST_IN_FLIGHT, parameters.sequences_per_step // parameters.batch_size))
+    for count in range(most, 0, -1):
+        need = driving_bytes(parameters.architecture, parameters.batch_size, parameters.stage_count, count)
+        if need <= limit_mb * MEGABYTE:
+            return count
+    need = driving_bytes(parameters.architecture, parameters.batch_size, parameters.stage_count, 1)
+    raise TooLittleMemoryError(
+        f"Driving this run needs {-(-need // MEGABYTE):,} MB of memory here, but only {limit_mb:,} MB may be used.",
+        f"Allow {-(-need // MEGABYTE):,} MB with --memory.",
+    )
+
+
+def _feed(
+    ground: Ground, settings: Settings, identity: NodeIdentity, record: TrainingRecord
+) -> tuple[DataFeed, ShardCache]:
+    architecture = ground.run.parameters.architecture
+    cache = ShardCache(
+        settings.data_dir / "data_cache",
+        limit_bytes=settings.max_storage * 1_000_000,
+        vocabulary_size=architecture.vocabulary_size,
+    )
+    feed = DataFeed(
+        ground.data.genesis,
+        cache,
+        run_id=ground.run.run_id,
+        node_id=identity.node_id,
+        sequence_length=architecture.sequence_length,
+        start=record.progress.position,
+        start_node=record.node_id,
+    )
+    return feed, cache

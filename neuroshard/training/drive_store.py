@@ -1,0 +1,132 @@
+"""What a node that drives and holds no layers keeps on disk: how far its data went, and its record.
+
+The position is written before the data behind it are sent, so that no restart sends a sequence twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neuroshard.config.atomic_write import write_atomically
+from neuroshard.errors import StorageError
+from neuroshard.status.snapshot import LossPoint
+from neuroshard.training.evaluation import Evaluation, EvaluationRecord
+from neuroshard.training.history import LossHistory
+from neuroshard.training.progress import Progress
+from neuroshard.training.record import TrainingRecord
+from neuroshard.types import DataPosition, NodeId, RunId, WalletId
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+MAX_FILE_BYTES = 4_000_000
+POSITION_FILE = "position.json"
+RECORD_FILE = "record.json"
+_START_ANEW = "Move it away: the data then go on where the other file in its folder says, or from the beginning."
+
+
+@dataclass(frozen=True)
+class _StoredPosition:
+    node_id: NodeId  # whose assignment it is a place in
+    position: DataPosition  # everything before it was sent, or was about to be
+
+
+@dataclass(frozen=True)
+class _StoredRecord:
+    node_id: NodeId
+    progress: Progress
+    history: tuple[LossPoint, ...]
+    evaluations: tuple[Evaluation, ...]
+    evaluation_seconds: float | None
+    pinned_digest: str
+
+
+class DriveStore:
+    """Two small files of one node and run. What writes may be called in any thread, once at a time."""
+
+    def __init__(self, data_dir: Path, wallet_id: WalletId, node_id: NodeId, run_id: RunId) -> None:
+        self.folder = data_dir / "drives" / wallet_id / run_id
+        self._node_id = node_id
+
+    def load(self) -> TrainingRecord:
+        """The record of earlier starts, with the position that was written last; a new one when there are none.
+
+        Raises StorageError for files that cannot be read.
+        """
+        stored: _StoredRecord | None = self._read(RECORD_FILE, _record_reader())
+        place: _StoredPosition | None = self._read(POSITION_FILE, _position_reader())
+        record = TrainingRecord()
+        if stored is not None:
+            record = TrainingRecord(
+                stored.progress,
+                LossHistory(stored.history),
+                EvaluationRecord(stored.evaluations),
+                stored.evaluation_seconds,
+                stored.node_id,
+                stored.pinned_digest,
+            )
+        if place is not None:
+            record.node_id = place.node_id
+            record.progress = replace(record.progress, position=place.position)
+        return record
+
+    def note_position(self, position: DataPosition) -> None:
+        """Make a position safe. Raises OSError."""
+        self._write(POSITION_FILE, _encoded(_StoredPosition(self._node_id, position)))
+
+    def encoded(self, record: TrainingRecord) -> bytes:
+        """The record as it is now, for `save`."""
+        stored = _StoredRecord(
+            self._node_id,
+            record.progress,
+            record.history.snapshot(),
+            record.evaluations.evaluations,
+            record.evaluation_seconds,
+            record.pinned_digest,
+        )
+        return _encoded(stored)
+
+    def save(self, record: bytes) -> None:
+        """Make an encoded record safe. Raises OSError."""
+        self._write(RECORD_FILE, record)
+
+    def _write(self, name: str, data: bytes) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(self.folder / name, data)
+
+    def _read(self, name: str, reader: TypeAdapter[Any]) -> Any:
+        from pydantic import ValidationError
+
+        file = self.folder / name
+        try:
+            with file.open("rb") as stream:
+                return reader.validate_json(stream.read(MAX_FILE_BYTES), strict=True)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{file} cannot be read: {error.strerror}.", "Give it back to this user.") from error
+        except ValidationError as error:
+            raise StorageError(f"{file} is damaged.", _START_ANEW) from error
+
+
+def _encoded(value: _StoredPosition | _StoredRecord) -> bytes:
+    return json.dumps(asdict(value), allow_nan=False).encode()
+
+
+@cache
+def _position_reader() -> TypeAdapter[Any]:
+    """Built on first use: pydantic is not needed to train."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_StoredPosition)
+
+
+@cache
+def _record_reader() -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_StoredRecord)

@@ -1,0 +1,142 @@
+"""What a trainer keeps: its record, and a position that is on disk before the data behind it are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+import trio
+from small_stage import SHARD_WINDOWS, MemoryFeed
+from trio.testing import MockClock
+
+from neuroshard.errors import StorageError
+from neuroshard.status.snapshot import LossPoint
+from neuroshard.training.drive_store import POSITION_FILE, RECORD_FILE, DriveStore
+from neuroshard.training.evaluation import Evaluation
+from neuroshard.training.journaled_feed import RETRY_SECONDS, JournaledFeed
+from neuroshard.training.non_finite import NonFinitePolicy
+from neuroshard.training.progress import NotedLoss, Progress
+from neuroshard.training.record import TrainingRecord
+from neuroshard.types import DataPosition, NodeId, RunId, ShardId, WalletId
+
+WALLET, ME, OTHER, RUN = WalletId("0" * 16), NodeId("me"), NodeId("other"), RunId("1" * 64)
+PLACE = DataPosition(3, ShardId(9), 17)
+
+
+def store_in(folder: Path, node: NodeId = ME) -> DriveStore:
+    return DriveStore(folder, WALLET, node, RUN)
+
+
+def written_record() -> TrainingRecord:
+    record = TrainingRecord(
+        Progress(7, 700, 70, 2.5, 2.75, 5.0, None, PLACE, (NotedLoss(6, 2.5, None),), NonFinitePolicy(1, 0, 3)),
+        evaluation_seconds=1.5,
+        pinned_digest="ab",
+    )
+    record.history.add(LossPoint(7, 1000.0, 2.5, 1e-3, 700))
+    record.evaluations.add(Evaluation(0, 900.0, (5.0, 6.0)))
+    record.evaluations.add(Evaluation(7, 1000.0, (4.0, 5.5)))
+    return record
+
+
+def test_a_record_survives(tmp_path: Path) -> None:
+    record = written_record()
+    store = store_in(tmp_path)
+    store.save(store.encoded(record))
+    found = store_in(tmp_path).load()
+    assert found.progress == record.progress
+    assert found.history.snapshot() == record.history.snapshot()
+    assert found.evaluations.evaluations == record.evaluations.evaluations
+    assert (found.evaluation_seconds, found.pinned_digest, found.node_id) == (1.5, "ab", ME)
+
+
+def test_the_position_that_was_written_last_counts(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    assert store.load().progress.position is None
+    store.note_position(PLACE)
+    assert store.load().progress.position == PLACE
+    store.save(store.encoded(written_record()))
+    later = replace(PLACE, window=40)
+    store.note_position(later)
+    found = store_in(tmp_path).load()
+    assert (found.progress.position, found.progress.steps) == (later, 7)
+
+
+def test_another_key_is_told_whose_position_it_finds(tmp_path: Path) -> None:
+    store_in(tmp_path).note_position(PLACE)
+    assert store_in(tmp_path, OTHER).load().node_id == ME
+
+
+def test_runs_do_not_mix(tmp_path: Path) -> None:
+    store_in(tmp_path).note_position(PLACE)
+    assert DriveStore(tmp_path, WALLET, ME, RunId("2" * 64)).load().progress.position is None
+
+
+@pytest.mark.parametrize("name", [POSITION_FILE, RECORD_FILE])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"node_id": 1, "position": null}', b"[" * 10_000])
+def test_a_damaged_file_is_named_and_not_written_over(tmp_path: Path, name: str, content: bytes) -> None:
+    store = store_in(tmp_path)
+    store.folder.mkdir(parents=True)
+    (store.folder / name).write_bytes(content)
+    with pytest.raises(StorageError, match=f"{name} is damaged"):
+        store.load()
+    assert (store.folder / name).read_bytes() == content
+
+
+def played(scenario: Callable[[], object]) -> None:
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_position_is_safe_before_its_data_are_given_out(tmp_path: Path) -> None:
+    store, feed = store_in(tmp_path), MemoryFeed()
+
+    async def main() -> None:
+        journaled = JournaledFeed(feed, store.note_position)
+        for _ in range(SHARD_WINDOWS // 2 + 1):
+            batch = await journaled.next_batch(2)
+            assert store.load().progress.position == batch.position == journaled.position
+
+    trio.run(main)
+
+
+def test_without_room_on_the_disk_nothing_is_given_out_and_nothing_is_lost() -> None:
+    feed, noted = MemoryFeed(), list[DataPosition]()
+
+    def note(position: DataPosition) -> None:
+        if len(noted) < 2:
+            noted.append(position)
+            raise OSError(28, "No space left on device")
+
+    async def main() -> None:
+        journaled = JournaledFeed(feed, note)
+        with anyio.move_on_after(RETRY_SECONDS / 2) as patience:
+            await journaled.next_batch(2)
+        assert patience.cancelled_caught
+        assert "No space left" in journaled.status().explanation
+        batch = await journaled.next_batch(2)
+        assert trio.current_time() >= RETRY_SECONDS
+        assert batch.position == DataPosition(0, ShardId(0), 2)
+        assert journaled.status().explanation == feed.status().explanation
+        assert noted == [batch.position] * 2
+
+    played(main)
+
+
+def test_whatever_kills_a_trainer_no_window_is_given_out_twice(tmp_path: Path) -> None:
+    given: list[tuple[int, int]] = []
+
+    async def live(until: int) -> None:
+        position = store_in(tmp_path).load().progress.position
+        journaled = JournaledFeed(MemoryFeed(position), store_in(tmp_path).note_position)
+        for _ in range(until):
+            batch = await journaled.next_batch(4)
+            given.append((batch.position.order, batch.position.window))
+
+    for batches in (3, 0, 30, 1):
+        trio.run(partial(live, batches))
+    assert len(given) == len(set(given)) == 34
+    assert given == sorted(given)
