@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +39,23 @@ class Stage:
     is_restored: bool = False
     warnings: tuple[str, ...] = ()
     probe: PrecisionProbe | None = None  # None: the precision was given or stored
+
+
+def steps_behind(stages: Sequence[Stage]) -> tuple[str, ...]:
+    """What to say about stages of one node whose checkpoints are older than those of its others."""
+    newest = max((stage.record.progress.steps for stage in stages), default=0)
+    warnings: list[str] = []
+    for stage in stages:
+        layers, steps = stage.executor.model.layer_range, stage.record.progress.steps
+        if steps < newest:
+            numbers = f"Layer {layers.start}" if len(layers) == 1 else f"Layers {layers.start}-{layers.stop - 1}"
+            found = f"goes on from step {steps:,}" if stage.is_restored else "begins anew"
+            found = found if len(layers) == 1 else found.replace("goes", "go").replace("begins", "begin")
+            warnings.append(
+                f"{numbers} {found}, while other layers here are at step {newest:,}: the node ended between the saving "
+                f"of the two, and {newest - steps:,} steps of these layers are lost."
+            )
+    return tuple(warnings)
 
 
 def build_stage(

@@ -103,6 +103,7 @@ class DriverOptions:
 @dataclass
 class _Session:
     left: int = 0  # microbatches that have not ended
+    is_closing: bool = False
     asked: dict[tuple[int, int], tuple[int, Hop]] = field(default_factory=dict[tuple[int, int], tuple[int, Hop]])
 
 
@@ -158,7 +159,8 @@ class Driver:
             await self._drive(key, batch)  # enters the first stage before another line can take a batch
             self._under_way[key.session].left -= 1
             for number in self._ended_sessions():
-                lines.start_soon(self._close, number, self._under_way.pop(number))
+                self._under_way[number].is_closing = True
+                lines.start_soon(self._close, number, self._under_way[number])
 
     async def _next_batch(self) -> Batch:
         """The next batch, taken when the first stage wants it and not before."""
@@ -185,7 +187,11 @@ class Driver:
     def _ended_sessions(self) -> list[int]:
         """Sessions whose microbatches have ended, and in which none will begin."""
         is_over = self._begun >= MICROBATCHES_OF_SESSION
-        return [n for n, one in self._under_way.items() if one.left == 0 and (n != self._session or is_over)]
+        return [
+            number
+            for number, session in self._under_way.items()
+            if session.left == 0 and (number != self._session or is_over) and not session.is_closing
+        ]
 
     async def _drive(self, key: MicrobatchKey, batch: Batch) -> None:
         """Until every stage has accumulated it.
@@ -222,3 +228,4 @@ class Driver:
                 await hop.close(self._node_id, number)
             except StageError as error:
                 _LOG.debug("A session was not closed: %s", error)
+        self._under_way.pop(number, None)

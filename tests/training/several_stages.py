@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ from neuroshard.config.run_parameters import RunParameters
 from neuroshard.training.assembly import Stage
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.loop import Trainer
-from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.parts import Driving, StageParts, TrainerParts
 from neuroshard.training.pipeline import Hop, LocalHop
 from neuroshard.training.routing import FixedRouting
 from neuroshard.types import LayerRange
@@ -32,6 +32,16 @@ def make_stages(compute: ComputeThread, folder: Path, parameters: RunParameters 
     ]
 
 
+def parts_of(
+    compute: ComputeThread, stages: Sequence[Stage], parameters: RunParameters = SPLIT
+) -> tuple[StageParts, ...]:
+    """Each stage in a sync group of one."""
+    return tuple(
+        make_parts(compute, stage, parameters, replace(IDENTITY, layers=LayerRange(start, stop)), number)
+        for number, (stage, (start, stop)) in enumerate(zip(stages, pairwise(CUTS), strict=True))
+    )
+
+
 def make_split_trainer(
     compute: ComputeThread,
     stages: Path | list[Stage],
@@ -44,10 +54,7 @@ def make_split_trainer(
 ) -> Trainer:
     """Drives microbatches through its own three stages, given ones or those that a folder holds."""
     stages = make_stages(compute, stages, parameters) if isinstance(stages, Path) else stages
-    held = tuple(
-        make_parts(compute, stage, parameters, replace(IDENTITY, layers=LayerRange(start, stop)), number)
-        for number, (stage, (start, stop)) in enumerate(zip(stages, pairwise(CUTS), strict=True))
-    )
+    held = parts_of(compute, stages, parameters)
     feed = feed or MemoryFeed(stages[0].record.progress.position)
     routing = FixedRouting([wrap(part.index, LocalHop(part.service)) for part in held])
     parts = TrainerParts(parameters, held, Driving(IDENTITY.node_id, feed, routing, in_flight))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
+from math import sqrt
 from pathlib import Path
 
 import anyio
 import pytest
 import torch
 import trio
-from several_stages import WHOLE, make_split_trainer, make_stages, weights
+from several_stages import SPLIT, WHOLE, make_split_trainer, make_stages, weights
 from small_stage import make_stage, make_trainer, state_digest
 
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training.assembly import steps_behind
 from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits
 from neuroshard.training.compute import ComputeThread
+from neuroshard.training.executor import StepResult
 from neuroshard.training.loop import Trainer
+from neuroshard.types import LayerRange
 
 
 async def steps_reach(trainer: Trainer, steps: int) -> None:
@@ -86,12 +92,13 @@ def test_stopped_and_resumed_equals_never_stopped(compute: ComputeThread, tmp_pa
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_pauses_free_all_stages_soon_and_lose_nothing(compute: ComputeThread, tmp_path: Path, in_flight: int) -> None:
     whole = make_split_trainer(compute, tmp_path / "whole", in_flight=in_flight)
-    trio.run(whole.run, 12)
+    trio.run(whole.run, 24)
     paused = make_split_trainer(compute, tmp_path / "paused", in_flight=in_flight)
 
     async def scenario() -> None:
-        for _ in range(6):
-            await anyio.sleep(0.01)
+        for turn in range(6):
+            await steps_reach(paused, 1 + 3 * turn)
+            await anyio.sleep(0.003 * turn)
             with anyio.fail_after(2):  # the stages end what was begun instead of giving it up after a while
                 paused.pause()
                 assert await paused.wait_until_paused() is NodeState.PAUSED
@@ -103,7 +110,7 @@ def test_pauses_free_all_stages_soon_and_lose_nothing(compute: ComputeThread, tm
             paused.resume()
             await paused.wait_until_resumed()
 
-    run_while(paused, scenario, 12)
+    run_while(paused, scenario, 24)
     assert all(stage.service.counts.given_up == 0 for stage in paused.parts.stages)
     if in_flight == 1:
         assert state_digest(paused) == state_digest(whole)
@@ -142,3 +149,87 @@ def test_a_checkpoint_is_saved_when_those_of_all_stages_are(compute: ComputeThre
     run_while(trainer, scenario)
     assert trainer.last_save_failed
     assert trainer.snapshot().checkpoints.alarm is not None
+
+
+def test_a_kill_between_the_checkpoints_of_two_stages_is_told_and_trained_past(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    trio.run(make_split_trainer(compute, tmp_path).run, 4)
+    shutil.copytree(tmp_path / "1", tmp_path / "older")
+    trio.run(make_split_trainer(compute, tmp_path).run, 6)
+    shutil.rmtree(tmp_path / "1")
+    (tmp_path / "older").rename(tmp_path / "1")
+    stages = make_stages(compute, tmp_path)
+    assert [stage.record.progress.steps for stage in stages] == [6, 4, 6]
+    (warning,) = steps_behind(stages)
+    assert "Layer 1 goes on from step 4" in warning
+    assert "2 steps of these layers are lost" in warning
+    trainer = make_split_trainer(compute, stages, in_flight=3)
+    trio.run(trainer.run, 15)
+    assert [record.progress.steps for record in trainer.records] == [15, 13, 15]
+    assert trainer.record.progress.loss is not None
+    assert trainer.record.progress.loss < 4.0
+    assert trainer.snapshot().stages[1].steps == 13
+    assert steps_behind(make_stages(compute, tmp_path)[::2]) == ()
+
+
+def test_a_stage_without_a_checkpoint_beside_others_begins_anew_and_says_so(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    trio.run(make_split_trainer(compute, tmp_path).run, 3)
+    shutil.rmtree(tmp_path / "2")
+    (warning,) = steps_behind(make_stages(compute, tmp_path))
+    assert "Layer 2 begins anew" in warning
+
+
+@pytest.mark.parametrize("spoilt", [0, 1, 2])
+def test_a_spoilt_stage_goes_back_to_its_checkpoint_and_pauses_all(
+    compute: ComputeThread, tmp_path: Path, spoilt: int
+) -> None:
+    trio.run(make_split_trainer(compute, tmp_path).run, 3)
+    trainer = make_split_trainer(compute, tmp_path)
+    good = weights(trainer)
+
+    async def scenario() -> None:
+        await steps_reach(trainer, 4)
+        name, parameter = next(iter(trainer.parts.stages[spoilt].executor.model.named_parameters()))
+        await compute.run(lambda: parameter.data.fill_(float("nan")))
+        await trainer.wait_for_state(NodeState.PAUSED)
+        assert "step 3 was restored" in trainer.snapshot().reason
+        assert torch.equal(weights(trainer)[name], good[name])
+        assert all(stage.service.intake.is_idle for stage in trainer.parts.stages)
+        trainer.resume()
+        await steps_reach(trainer, trainer.steps + 3)
+
+    run_while(trainer, scenario)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(trainer).values())
+
+
+def test_a_row_for_each_stage_tells_where_it_is(compute: ComputeThread, tmp_path: Path) -> None:
+    trainer = make_split_trainer(compute, tmp_path)
+    trio.run(trainer.run, 6)
+    rows = trainer.snapshot().stages
+    assert [(row.index, row.layers) for row in rows] == [(n, LayerRange(n, n + 1)) for n in range(3)]
+    assert {(row.steps, row.outer_step, row.last_saved_step, row.sequences_wanted) for row in rows} == {(6, 1, 6, 8)}
+    assert rows[0].loss == pytest.approx(rows[2].loss)
+    assert rows[1].loss is None
+    assert all(row.grad_norm is not None and row.state_root for row in rows)
+    assert {(row.open_microbatches, row.sessions) for row in rows} == {(0, 0)}
+
+
+def test_clipping_follows_the_number_of_stages(compute: ComputeThread, tmp_path: Path) -> None:
+    clipped = replace(SPLIT, inner=replace(SPLIT.inner, max_grad_norm=0.3))
+    trainer = make_split_trainer(compute, tmp_path, parameters=clipped)
+    asked = list[float]()
+    for held in trainer.parts.stages:
+        held.executor.step = watched(held.executor.step, asked)  # type: ignore[method-assign]
+    trio.run(trainer.run, 1)
+    assert sorted(asked) == pytest.approx([0.3 / sqrt(3), 0.3 / sqrt(3), 0.3 * 5 / sqrt(3)])
+
+
+def watched(step: Callable[..., StepResult], asked: list[float]) -> Callable[..., StepResult]:
+    def note(learning_rate: float, max_norm: float, token_count: int) -> StepResult:
+        asked.append(max_norm)
+        return step(learning_rate, max_norm, token_count)
+
+    return note
