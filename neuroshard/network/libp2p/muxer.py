@@ -46,6 +46,7 @@ GOODBYE_SECONDS = 0.2
 WRITE_SECONDS = 60.0  # a frame of 64 KiB that takes longer than this goes nowhere
 LINGER_SECONDS = 60.0  # how long the other side may leave its half of a stream open
 REFUSED_STREAMS_OF_FLOOD = 64  # a peer with more than its streams may be in a hurry; one with so many more is not
+MAX_UNACCEPTED_STREAMS = 256
 MAX_WAITING_CONTROL_FRAMES = 4096
 MAX_WAITING_DATA_FRAMES = 8
 
@@ -94,7 +95,7 @@ class BoundedMuxer(IMuxedConn):
         self.used_at = trio.current_time()  # when a stream was last opened, by either side
         self._streams: dict[int, YamuxStream] = {}
         self._next_stream_id = 1 if conn.is_initiator else 2
-        self._new_streams, self._accepted = trio.open_memory_channel[IMuxedStream](inf)  # bounded by the admission
+        self._new_streams, self._accepted = trio.open_memory_channel[IMuxedStream](MAX_UNACCEPTED_STREAMS)
         self._control: deque[bytes] = deque()
         self._data: deque[_Waiting] = deque()
         self._data_slots = trio.Semaphore(MAX_WAITING_DATA_FRAMES)
@@ -275,7 +276,9 @@ class BoundedMuxer(IMuxedConn):
         is_theirs = header.stream_id % 2 == (0 if self.is_initiator else 1)
         if not is_theirs or header.stream_id in self._streams:
             raise YamuxError(f"stream {header.stream_id} cannot be opened by the peer")
-        if not self._options.admission.enter(self.peer_id):
+        # a stream that is reset at once has left the admission again, but still waits to be accepted
+        is_full = self._new_streams.statistics().current_buffer_used >= MAX_UNACCEPTED_STREAMS
+        if is_full or not self._options.admission.enter(self.peer_id):
             self.send_control(header_bytes(WINDOW_UPDATE, RST, header.stream_id, 0))
             self._refused_streams += 1
             if self._refused_streams % REFUSED_STREAMS_OF_FLOOD == 0:

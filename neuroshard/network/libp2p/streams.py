@@ -23,6 +23,7 @@ from neuroshard.network.libp2p.yamux_frames import (
 
 MAX_WINDOW = 4 * 1024 * 1024  # fills 100 Mbit/s at 300 ms
 MAX_PAYLOAD = 65_519 - HEADER.size  # with its header one Noise message
+SMALL_PIECE_BYTES = 16 * 1024
 _GROWS_WITHIN_ROUND_TRIPS = 4
 
 
@@ -203,7 +204,7 @@ class YamuxStream(IMuxedStream):
         """Bytes arrived."""
         if self._is_reset or self._read_ended:
             return
-        self._chunks.append(data)
+        self._keep(data)
         self._unread += len(data)
         self._arriving -= len(data)
         self._notify()
@@ -224,6 +225,15 @@ class YamuxStream(IMuxedStream):
         self._sendable.set()
 
     # Inside
+
+    def _keep(self, data: memoryview) -> None:
+        """Small pieces are copied together: each would take an object, and hold on to all that was read with it."""
+        if len(data) >= SMALL_PIECE_BYTES:
+            self._chunks.append(data)
+        elif self._chunks and len(self._chunks[-1]) < SMALL_PIECE_BYTES:
+            self._chunks.append(memoryview(b"".join((self._chunks.pop(), data))))
+        else:
+            self._chunks.append(memoryview(bytes(data)))
 
     def _end_of_writing(self) -> None:
         self._write_ended = True

@@ -205,6 +205,9 @@ class Receiver:
         if not header.extra and number <= self._forgotten:  # numbers rise: perhaps it was handled long ago
             self.refuse(connection, number, "This request is older than what this node remembers.")
             return
+        if header.extra and any(entry.transfer.answers == header.extra for entry in self._entries.values()):
+            self.refuse(connection, number, "Another answer to this request is on its way.")
+            return
         transfer = IncomingTransfer(number, head, header.extra, self._hooks.cut)
         entry = _Entry(transfer, connection, header.serial)
         self._entries[number] = entry

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -17,16 +18,21 @@ from libp2p_nodes import run
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.network.libp2p.admission import ConnectionAdmission, ConnectionLimits, StreamAdmission
-from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
+from neuroshard.network.libp2p.muxer import MAX_UNACCEPTED_STREAMS, BoundedMuxer, MuxerOptions
 from neuroshard.network.libp2p.streams import MAX_WINDOW, YamuxStream
 from neuroshard.network.libp2p.yamux_frames import (
+    DATA,
     INITIAL_WINDOW,
+    RST,
+    SYN,
+    WINDOW_UPDATE,
     FrameHeader,
     FrameParser,
     Payload,
     YamuxError,
     header_bytes,
 )
+from neuroshard.network.scores import ScoreReason
 
 
 class Pipe:
@@ -307,3 +313,50 @@ def test_connections_are_admitted_by_address_and_identity() -> None:
     }
     admission.leave("1.1.1.1", "a")
     assert admission.may_shake_hands("8.8.8.8")
+
+
+def test_bytes_that_come_one_by_one_take_no_more_memory_than_others() -> None:
+    """One byte in each frame, among frames that are dropped: neither objects nor whole reads are kept for it."""
+
+    async def scenario() -> None:
+        async with connected() as (a, b):
+            stream, other = await opened(a, b)
+            data = bytes(range(256)) * 16
+            dropped = header_bytes(DATA, 0, 999, 1) + b"?"
+            tracemalloc.start()
+            for start in range(0, len(data), 64):
+                frames = [header_bytes(DATA, 0, stream.stream_id, 1) + bytes((x,)) for x in data[start : start + 64]]
+                await a.secured_conn.write(b"".join(frames) + dropped * 100)
+                await wait_all_tasks_blocked()
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert other.unread == len(data)
+            assert held < 100_000
+            assert await other.read() == data
+
+    virtual(scenario)
+
+
+def test_streams_that_are_reset_before_they_are_accepted_are_bounded_and_count_as_a_flood() -> None:
+    reported: list[ScoreReason] = []
+    options = MuxerOptions(StreamAdmission(), report=lambda _, reason: reported.append(reason))
+
+    async def scenario() -> None:
+        async with connected(options) as (a, b):
+            for start in range(1, 4001, 400):
+                pairs = [
+                    header_bytes(WINDOW_UPDATE, SYN, number, 0) + header_bytes(WINDOW_UPDATE, RST, number, 0)
+                    for number in range(start, start + 400, 2)
+                ]
+                await a.secured_conn.write(b"".join(pairs))
+                await wait_all_tasks_blocked()
+            assert set(reported) == {ScoreReason.FLOOD}
+            with trio.move_on_after(1):
+                for _ in range(MAX_UNACCEPTED_STREAMS + 1):
+                    await b.accept_stream()
+                raise AssertionError("more streams wait than may")
+            stream, other = await opened(a, b)
+            await stream.write(b"still here", is_last=True)
+            assert await read_all(other) == b"still here"
+
+    virtual(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from struct import pack
 
 import anyio
@@ -303,6 +304,26 @@ def test_an_answer_to_another_request_or_a_late_one_is_not_taken() -> None:
             for number, answers in ((1, question.transfer), (2, question.transfer + 1)):
                 await liar.send(PacketKind.OFFER, number, encode(Frame("answer")).head, extra=answers)
                 assert (await liar.receive())[0].kind is PacketKind.REFUSE
+
+    run(scenario)
+
+
+def test_a_request_gets_one_answer_at_a_time() -> None:
+    """Else each would hold memory, or a place in the queue for it, as often as the peer likes."""
+
+    async def scenario() -> None:
+        async with node(1) as a, stranger(a) as liar, anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(a.pool.request, LIAR, None, Frame("question"), LIMITS, timeout_seconds=5))
+            question, _ = await liar.receive()
+            answer = encode(frame_of(bytes(MIB)))
+            kinds: list[PacketKind] = []
+            for number in range(1, 4):
+                await liar.send(PacketKind.OFFER, number, answer.head, extra=question.transfer)
+                kinds.append((await liar.receive())[0].kind)
+            assert kinds == [PacketKind.ACCEPT, PacketKind.REFUSE, PacketKind.REFUSE]
+            assert a.budget.used == MIB
+            await liar.send(PacketKind.PIECE, 1, bytes(MIB), extra=0)
+            assert (await liar.receive())[0].kind is PacketKind.DONE
 
     run(scenario)
 
