@@ -26,6 +26,7 @@ from neuroshard.training.parts import StageParts
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
+from neuroshard.training.transfer.live_snapshots import LiveSnapshots
 from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class LiveStage:
 
     stage: Stage
     parts: StageParts
+    snapshots: LiveSnapshots  # for those who need its state
 
 
 def checkpoint_policy(settings: Settings) -> CheckpointPolicy:
@@ -53,31 +55,43 @@ def storage_limits(settings: Settings) -> StorageLimits:
     return StorageLimits(own_bytes=settings.max_checkpoint_storage * 1_000_000)
 
 
+@dataclass(frozen=True)
+class StageHome:
+    """Whose stage it is, and where its checkpoints lie."""
+
+    identity: StageIdentity
+    store: CheckpointStore
+
+    @classmethod
+    def of(
+        cls, settings: Settings, identity: NodeIdentity, run: OwnRun, *, layers: LayerRange, threads: int
+    ) -> StageHome:
+        """The home of these layers on this computer."""
+        folder = stage_folder(settings.data_dir, identity.wallet_id, run.run_id, layers)
+        stage_identity = StageIdentity(
+            identity.wallet_id, identity.node_id, run.run_id, run.parameters.architecture, layers, threads
+        )
+        return cls(stage_identity, CheckpointStore(folder, storage_limits(settings)))
+
+
 async def bring_up_stage(
     *,
     compute: ComputeThread,
     settings: Settings,
-    identity: NodeIdentity,
+    home: StageHome,
     run: OwnRun,
     versions: Callable[[int], RunParameters],  # of the run's parameters, by outer step
     index: int,
-    layers: LayerRange,
     device: Device,
-    threads: int,
 ) -> LiveStage:
     """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError."""
-    stage_identity = StageIdentity(
-        identity.wallet_id, identity.node_id, run.run_id, run.parameters.architecture, layers, threads
-    )
-    folder = stage_folder(settings.data_dir, identity.wallet_id, run.run_id, layers)
-    store = CheckpointStore(folder, storage_limits(settings))
     stage = await compute.run(
         partial(
             build_stage,
             run.parameters,
-            stage_identity,
+            home.identity,
             device.torch_device(),
-            store,
+            home.store,
             policy=checkpoint_policy(settings),
         )
     )
@@ -98,7 +112,7 @@ async def bring_up_stage(
         compute=compute,
         model=model,
         parameters=run.parameters.outer,
-        exchange=lone_exchange(identity.node_id, rounds),
+        exchange=lone_exchange(home.identity.node_id, rounds),
         state=stage.outer_state,
         progress=stage.outer_progress,
         versions=outer_at,
@@ -106,12 +120,13 @@ async def bring_up_stage(
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,
-        identity=stage_identity,
+        identity=home.identity,
         executor=stage.executor,
         outer=outer,
         staging=stage.staging,
     )
-    return LiveStage(stage, StageParts(index, service, outer, saver))
+    parts = StageParts(index, service, outer, saver)
+    return LiveStage(stage, parts, LiveSnapshots(stage.keeper, outer, lambda: stage.record.progress.steps))
 
 
 def kept_stages(data_dir: Path, identity: NodeIdentity, run: OwnRun) -> StageRange | None:

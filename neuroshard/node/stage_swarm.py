@@ -31,8 +31,9 @@ from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.training.transfer.donor import Donor
 from neuroshard.training.transfer.download import Asking
+from neuroshard.training.transfer.fields import StageName
 from neuroshard.training.wire_precision import WirePrecision
-from neuroshard.types import NodeId
+from neuroshard.types import LayerRange, NodeId
 from neuroshard.wire import Frame, FrameLimits
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES})
@@ -87,6 +88,8 @@ class StageSwarm:
 
     def release(self) -> None:
         """Nothing is held here any more."""
+        for stage in self._local:
+            self.donor.withdraw(self.name_of(stage))
         self._local.clear()
         self._endpoints.clear()
 
@@ -173,6 +176,10 @@ class StageSwarm:
                     continue
                 return
         raise PeerUnreachableError(f"Node {peer} cannot be reached at any address that is known.")
+
+    def name_of(self, stage: int | LayerRange) -> StageName:
+        """What others call a stage when they ask for its state."""
+        return StageName(self.run_id, self.plan[stage] if isinstance(stage, int) else stage)
 
     def _address(self, stage: int) -> StageAddress:
         return StageAddress(self.run_id, self.plan[stage], self._version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 from neuroshard.config.settings import Settings
 from neuroshard.data.cache import ShardCache
@@ -13,6 +14,7 @@ from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.family import parameter_count
 from neuroshard.node.data_opening import OpenedData
+from neuroshard.node.joining import Joining
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.placing import megabytes_for
 from neuroshard.node.probe import Device
@@ -21,7 +23,7 @@ from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.record_keeper import RecordKeeper
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
 from neuroshard.node.rotation_log import RotationLog
-from neuroshard.node.stage import LiveStage, bring_up_stage, checkpoint_policy, storage_limits
+from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.swarm.stage_coverage import StageRange
@@ -109,25 +111,15 @@ class StageTraining:
         memory = self._tell_layers(ground, stages)  # from now on others count on this node
         swarm.release()
         with self._startup.stage(CHECKPOINT):
-            lives = [
-                await bring_up_stage(
-                    compute=ground.compute,
-                    settings=self._settings,
-                    identity=self._identity,
-                    run=run,
-                    versions=swarm.versions.at,
-                    index=index,
-                    layers=swarm.plan[index],
-                    device=ground.device,
-                    threads=ground.threads,
-                )
-                for index in stages
-            ]
+            lives = [await self._bring_up(ground, index) for index in stages]
         for live in lives:
             self._publisher.warn(*live.stage.warnings)
             swarm.hold(live.parts.index, live.parts.service, live.parts.outer.exact_root)
+            swarm.donor.offer(swarm.name_of(live.parts.index), live.snapshots)
         feed, cache = self._feed(ground.data, run, lives[0])
         trainer = self._trainer(ground, lives, feed)
+        for number, live in enumerate(lives):
+            live.snapshots.steps = partial(_steps_of, trainer, number)
         if not self._settings.training:
             trainer.pause(reason="Started without training: resume to train.")
             self._startup.complete()
@@ -145,6 +137,27 @@ class StageTraining:
             rotations=RotationLog(self._settings.data_dir, run.run_id, self._identity),
             startup=self._startup,
         )
+
+    async def _bring_up(self, ground: Ground, index: int) -> LiveStage:
+        """A stage with the state it shall go on from. Waits while others have that and do not give it."""
+        run, swarm = ground.run, ground.swarm
+        home = StageHome.of(self._settings, self._identity, run, layers=swarm.plan[index], threads=ground.threads)
+        joining = Joining(swarm, home.identity, home.store, partial(self._startup.tell, CHECKPOINT), run.is_joined)
+        while True:
+            must_restore = await joining.prepare()
+            live = await bring_up_stage(
+                compute=ground.compute,
+                settings=self._settings,
+                home=home,
+                run=run,
+                versions=swarm.versions.at,
+                index=index,
+                device=ground.device,
+            )
+            if live.stage.is_restored or not must_restore:
+                return live
+            self._publisher.warn(*live.stage.warnings)  # what lay here was damaged
+            await ground.compute.run(live.stage.keeper.close)
 
     def _tell_layers(self, ground: Ground, stages: StageRange) -> MemoryStatus:
         """Publish which layers this node holds, and what they need."""
@@ -197,3 +210,7 @@ class StageTraining:
         routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         in_flight = max(1, min(MOST_IN_FLIGHT, run.parameters.sequences_per_step // run.parameters.batch_size))
         return Driving(node_id, feed, routing, in_flight, first_session=int(time.time()))
+
+
+def _steps_of(trainer: Trainer, number: int) -> int:
+    return trainer.records[number].progress.steps

@@ -1,0 +1,202 @@
+"""Brings the state of a stage to this node before it trains that stage: nobody begins anew what others have trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.errors import StorageError
+from neuroshard.identity import hash_parts
+from neuroshard.network import ScoreReason
+from neuroshard.node.stage_swarm import GONE, StageSwarm
+from neuroshard.node.tasks import accompanied
+from neuroshard.swarm.round import Offload
+from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.training.record import StageIdentity
+from neuroshard.training.transfer.download import Progress, StageFile
+from neuroshard.training.transfer.errors import DonorError, LyingDonorError
+from neuroshard.training.transfer.install import install
+from neuroshard.training.transfer.layout import outer_root, snapshot_layout
+from neuroshard.training.transfer.manifest import ANY, SnapshotManifest
+from neuroshard.training.transfer.partial_file import PartialFile
+from neuroshard.training.transfer.receiver import Received, Receiver
+from neuroshard.training.transfer.standing import Standing, best_of
+from neuroshard.types import LayerRange, NodeId
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+HEAR_SECONDS = 0.1
+PATIENCE_SECONDS = 5.0
+TELL_SECONDS = 0.5
+FRESH_SECONDS = 30.0  # a donor's snapshot may be so old; of an older one a new one is made
+ANY_AGE = 1e9
+MOST_DONORS = 4
+MOST_ASKED = 16  # of those that may keep a copy
+PARTIAL_FILE, PARTIAL_NAME = "incoming.part", "incoming.snapshot"
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Joining:
+    """For one stage, once. `tell` shows people what is waited for."""
+
+    swarm: StageSwarm
+    identity: StageIdentity
+    store: CheckpointStore
+    tell: Tell
+    expects_others: bool = True  # a run that this node was invited to
+    offload: Offload = anyio.to_thread.run_sync
+    _liars: set[NodeId] = field(default_factory=set[NodeId])
+
+    def __post_init__(self) -> None:
+        layers = self.identity.layers
+        self._layout = snapshot_layout(self.identity.architecture, layers)
+        file = StageFile(self.swarm.name_of(layers), self.identity.architecture, self._layout)
+        self._receiver = Receiver(self.swarm.asking, file)
+
+    async def prepare(self) -> bool:
+        """Return when this node may train: with a state of its own that is good, or one it has fetched, or a new run.
+
+        Whether there is a state that must be restored. Waits while somebody has trained the stage and nobody gives its
+        state. Raises StorageError.
+        """
+        own = await self.offload(self._own_standing)
+        if own is None and self.expects_others:
+            await self._hear_of_others()
+        while True:
+            standings = await self._receiver.standings(candidates(self.swarm, self.identity.layers))
+            best = best_of({node: told for node, told in standings.items() if node not in self._liars})
+            if best is None or not _is_better(standings[best], own):
+                if own is not None or not self._was_trained():
+                    return own is not None
+                self.tell(f"{_named(self.identity.layers)} were trained, but nobody who answers has them: waiting.")
+            elif await self._joined(best, standings):
+                return True
+            await anyio.sleep(LOOK_SECONDS)
+
+    async def _hear_of_others(self) -> None:
+        """Wait a little for the first word of anybody."""
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            while len(self.swarm.membership.view.members.keys() - {self.swarm.node_id}) == 0:
+                await anyio.sleep(HEAR_SECONDS)
+
+    async def _joined(self, first: NodeId, standings: Mapping[NodeId, Standing]) -> bool:
+        """Fetch and install the state; whether it worked."""
+        try:
+            await self.offload(partial(self.store.ensure_room, self._layout.file_bytes))
+            received = await self._fetched(first, standings)
+            await self.offload(partial(install, received, self.identity, self.store))
+        except LyingDonorError as error:
+            self._liars.add(first)
+            log.warning("What node %s gives of %s is not used: %s", first, _named(self.identity.layers), error)
+        except DonorError as error:
+            self.tell(f"{_named(self.identity.layers)} cannot be fetched at the moment: {error.message}")
+            log.info("Fetching %s is tried again: %s", _named(self.identity.layers), error)
+        else:
+            step = received.manifest.meta.step
+            log.info("%s came from node %s as of step %s.", _named(self.identity.layers), first, f"{step:,}")
+            return True
+        return False
+
+    async def _fetched(self, first: NodeId, standings: Mapping[NodeId, Standing]) -> Received:
+        preferred, name = ANY, self.store.folder / PARTIAL_NAME
+        with suppress(OSError):
+            preferred = await self.offload(partial(name.read_text, encoding="ascii"))
+        manifests = {first: await self._receiver.manifest(first, FRESH_SECONDS, preferred)}
+        await self.offload(lambda: _note(name, manifests[first].snapshot))
+        line = standings[first].line
+        others = [node for node, told in standings.items() if told.line == line and told.is_live and node != first]
+        async with anyio.create_task_group() as tasks:
+            for node in sorted(others)[: MOST_DONORS - 1]:
+                tasks.start_soon(self._add_manifest, node, manifests)
+        into = PartialFile(self.store.folder / PARTIAL_FILE, self._layout.file_bytes)
+        received = await accompanied(
+            partial(self._receiver.fetch, first, manifests, into, self._own_files()), self._keep_telling
+        )
+        told, meta = standings[first], received.manifest.meta
+        if told.root and meta.outer_step == told.outer_step and received.root != told.root:
+            self.swarm.asking.report(first, ScoreReason.DIGEST_MISMATCH)
+            raise LyingDonorError("Its state is not the one whose root it named.")
+        return received
+
+    async def _add_manifest(self, node: NodeId, manifests: dict[NodeId, SnapshotManifest]) -> None:
+        """A further donor, for the chunks that are the same at it."""
+        with suppress(DonorError):
+            manifests[node] = await self._receiver.manifest(node, ANY_AGE)
+
+    async def _keep_telling(self) -> None:
+        while True:
+            self.tell(_told(self.identity.layers, self._receiver.progress))
+            await anyio.sleep(TELL_SECONDS)
+
+    def _own_standing(self) -> Standing | None:
+        """Of the newest checkpoint; blocks."""
+        generations = self.store.generations()
+        if not generations:
+            return None
+        newest = generations[0]
+        manifest = self.store.read_manifest(Path(newest.path))
+        tensors = Path(newest.path).with_name(manifest.tensors.file)
+        try:
+            root = outer_root(tensors, self._layout, newest.outer_step)
+        except OSError:
+            root = ""  # the restore will tell what is wrong with it
+        return Standing(is_live=True, steps=newest.step, outer_step=newest.outer_step, root=root)
+
+    def _own_files(self) -> list[Path]:
+        """Files that may hold some of the chunks already; blocks for a moment."""
+        with suppress(StorageError):
+            paths = [Path(generation.path) for generation in self.store.generations()[:1]]
+            return [path.with_name(self.store.read_manifest(path).tensors.file) for path in paths]
+        return []
+
+    def _was_trained(self) -> bool:
+        """Whether any stage of the run has made steps: then all have, because a step needs all of them."""
+        view = self.swarm.membership.view
+        return view.total_steps > 0 or any(member.report.outer_step > 0 for member in view.members.values())
+
+
+def candidates(swarm: StageSwarm, layers: LayerRange) -> list[NodeId]:
+    """Whom to ask for a stage's state: all that hold it, and those others that most likely keep a copy."""
+    holders, others = list[NodeId](), list[NodeId]()
+    for node, member in swarm.membership.view.members.items():
+        held = member.report.layers
+        holds = held is not None and held.start <= layers.start and layers.stop <= held.stop
+        if node != swarm.node_id:
+            (holders if holds and member.report.state not in GONE else others).append(node)
+    return holders + copy_order(swarm, layers, others)[:MOST_ASKED]
+
+
+def copy_order(swarm: StageSwarm, layers: LayerRange, nodes: list[NodeId]) -> list[NodeId]:
+    """Who keeps a copy of a stage before whom: by rendezvous hashing, so that everybody comes to the same order."""
+    return sorted(
+        nodes, key=lambda node: hash_parts("neuroshard/second-copy", swarm.run_id, layers.start, layers.stop, node)
+    )
+
+
+def _is_better(standing: Standing, own: Standing | None) -> bool:
+    """Whether to fetch a state although there is an own one; replicas of one line keep what each has done."""
+    return own is None or (standing.line != own.line and standing.work > own.work)
+
+
+def _note(file: Path, snapshot: str) -> None:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.write_text(snapshot, encoding="ascii")
+
+
+def _named(layers: LayerRange) -> str:
+    return f"Layers {layers.start}-{layers.stop - 1}"
+
+
+def _told(layers: LayerRange, progress: Progress) -> str:
+    done, total = progress.bytes_done / 1e6, progress.bytes_total / 1e6
+    return f"Fetching layers {layers.start}-{layers.stop - 1} from others: {done:.0f} of {total:.0f} MB."
