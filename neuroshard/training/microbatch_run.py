@@ -138,7 +138,7 @@ class MicrobatchRun:
                 if error.retry is Retry.NEVER:
                     raise
                 if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
-                    _LOG.info("Stage %d is asked elsewhere: %s", stage + 1, error)
+                    _LOG.debug("Stage %d is asked elsewhere: %s", stage + 1, error)
                     self.failures += 1
                     self._routing.failed(stage, hop, error)
                     self.hops[stage] = None

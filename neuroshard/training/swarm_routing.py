@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,8 @@ from neuroshard.training.microbatch import StageError
 from neuroshard.training.pipeline import Hop
 from neuroshard.training.replica_choice import ReplicaChoice
 from neuroshard.types import NodeId
+
+_LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
 BAN_SECONDS = 30.0  # of a replica that failed, while there are others
@@ -71,6 +74,8 @@ class SwarmRouting:
         """See Routing."""
         self.failures += 1
         self._choice.lost(stage, hop.node_id)
+        if (stage, hop.node_id) not in self._failed_at:  # one line, however many microbatches find out
+            _LOG.info("Stage %d is asked elsewhere for a while: %s", stage + 1, error)
         self._failed_at[stage, hop.node_id] = anyio.current_time()
         self._hops.pop((stage, hop.node_id), None)
 
