@@ -1,9 +1,10 @@
 // One node of the run in the list: who, doing what, how fast, how reached, since when. On a phone each row is a card.
 
 import type { ComponentChildren } from "preact";
-import { ago, bigCount, bytes, count, duration, layerRange, loss, shortId } from "../format";
+import { ago, bigCount, bytes, count, duration, loss, shortId } from "../format";
 import type { PeerStatus } from "../state/network";
 import type { NodeStatus } from "../state/node";
+import { layerWords, shortRoleWords } from "../words/part";
 import { connectionWords, peerState, standingWords } from "../words/swarm";
 import type { Tone } from "../words/verdict";
 
@@ -82,7 +83,8 @@ interface DoingProps {
 
 function Doing({ state, roles, layers, shard }: DoingProps) {
   const [words, tone]: readonly [string, Tone] = peerState(state);
-  const part = [roles.join(" and "), layers && layerRange(layers), shard === null ? "" : `shard ${count(shard)}`].filter(Boolean);
+  const held = roles.length > 0 && layerWords(roles, layers);
+  const part = [shortRoleWords(roles, layers, " and "), held, shard === null ? "" : `shard ${count(shard)}`].filter(Boolean);
   return (
     <Cell label="Doing" note={part.join(", ")}>
       <span class={`state tone-${tone}`}>

@@ -1,29 +1,18 @@
 // Cards about this computer, its text, its rounds and its safety, shared by several views.
 
-import { ago, bigCount, bytes, count, duration, layerRange, plural } from "../format";
+import { ago, bigCount, bytes, count, duration, plural } from "../format";
 import type { DataStatus, NodeStatus } from "../state/node";
+import { layerWords, roleWords } from "../words/part";
 import { Bar, Card, Facts } from "./parts";
-
-const ROLE_WORDS: Record<string, string> = {
-  driver: "Driver (feeds text in)",
-  worker: "Worker (middle layers)",
-  validator: "Validator (measures the loss)",
-};
-
-export function roleWords(roles: readonly string[]): string {
-  if (roles.includes("driver") && roles.includes("validator")) return "Driver and Validator: does everything itself";
-  return roles.map((role) => ROLE_WORDS[role] ?? role).join(", ");
-}
 
 export function ComputerCard({ status }: { status: NodeStatus }) {
   const { model, memory, resources } = status;
-  const total = model?.architecture.layer_count;
   return (
     <Card title="This computer" hint="Its part of the model and what that costs it.">
       <Facts
         rows={[
-          ["Role", model ? roleWords(model.roles) : "–"],
-          ["Holds", model?.layers ? `${layerRange(model.layers)} of ${count(total)}; the model has ${bigCount(model.parameter_count)} parameters` : "–"],
+          ["Role", model ? roleWords(model.roles, model.layers) : "–"],
+          ["Holds", model ? holds(model) : "–"],
           ["Memory tier", memory ? `${count(memory.tier_mb)} MB (limit: ${memory.limit_source})` : "–"],
           ["Computes on", resources.device_name || resources.device],
         ]}
@@ -53,6 +42,12 @@ export function ComputerCard({ status }: { status: NodeStatus }) {
       </p>
     </Card>
   );
+}
+
+function holds({ layers, roles, architecture, parameter_count }: NonNullable<NodeStatus["model"]>): string {
+  if (roles.length === 0) return "nothing yet";
+  const part = layerWords(roles, layers) + (layers ? ` of ${count(architecture.layer_count)}` : "");
+  return `${part}; the model has ${bigCount(parameter_count)} parameters`;
 }
 
 export function verifiedWords(data: DataStatus): string {

@@ -4,11 +4,12 @@ import { useMemo } from "preact/hooks";
 import { RoundCard } from "../components/cards";
 import { Card, Facts, Stat } from "../components/parts";
 import { LossCurve } from "../curve/LossCurve";
-import { ago, bigCount, count, layerRange, loss, shortId } from "../format";
+import { ago, bigCount, count, loss, shortId } from "../format";
 import type { PeerStatus } from "../state/network";
 import type { GlobalView, NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
 import { inOrder } from "../words/order";
+import { layerWords, shortRoleWords } from "../words/part";
 import type { Tone } from "../words/verdict";
 
 const NODES_SHOWN = 10;
@@ -130,8 +131,8 @@ function Nodes({ status, peers, nodeNow }: { status: NodeStatus; peers: readonly
           <tbody>
             <tr>
               <th scope="row">This computer</th>
-              <td>{model?.roles.join(", ") ?? "–"}</td>
-              <td>{model?.layers ? layerRange(model.layers) : "–"}</td>
+              <td>{model ? shortRoleWords(model.roles, model.layers, ", ") : "–"}</td>
+              <td>{model ? layerWords(model.roles, model.layers) : "–"}</td>
               <td>{loss(training.loss_ema)}</td>
               <td>{count(training.tokens_per_second)}</td>
               <td>now</td>
@@ -141,8 +142,8 @@ function Nodes({ status, peers, nodeNow }: { status: NodeStatus; peers: readonly
                 <th scope="row" class="mono">
                   {shortId(peer.node_id)}
                 </th>
-                <td>{peer.roles.join(", ")}</td>
-                <td>{peer.layers ? layerRange(peer.layers) : "–"}</td>
+                <td>{shortRoleWords(peer.roles, peer.layers, ", ")}</td>
+                <td>{layerWords(peer.roles, peer.layers)}</td>
                 <td>{loss(peer.loss_ema)}</td>
                 <td>{count(peer.tokens_per_second)}</td>
                 <td>{ago(peer.last_seen, nodeNow)}</td>

@@ -1,0 +1,31 @@
+// What part a node has in the run: its layers, or none when it is a trainer.
+
+import { layerRange } from "../format";
+
+type Layers = { start: number; stop: number } | null | undefined;
+
+const ROLE_WORDS: Record<string, string> = {
+  driver: "Driver (feeds text in)",
+  worker: "Worker (middle layers)",
+  validator: "Validator (measures the loss)",
+};
+
+/** A node without layers that drives; without roles it is still on its way. */
+export function isTrainer(roles: readonly string[], layers: Layers): boolean {
+  return !layers && roles.includes("driver");
+}
+
+export function roleWords(roles: readonly string[], layers: Layers): string {
+  if (isTrainer(roles, layers)) return "Trainer (feeds text in, the layers are on other computers)";
+  if (roles.includes("driver") && roles.includes("validator")) return "Driver and Validator: does everything itself";
+  return roles.map((role) => ROLE_WORDS[role] ?? role).join(", ");
+}
+
+export function shortRoleWords(roles: readonly string[], layers: Layers, between: string): string {
+  return isTrainer(roles, layers) ? "trainer" : roles.join(between);
+}
+
+export function layerWords(roles: readonly string[], layers: Layers): string {
+  if (layers) return layerRange(layers);
+  return isTrainer(roles, layers) ? "no layers" : "–";
+}
