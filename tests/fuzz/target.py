@@ -15,6 +15,7 @@ MODULES = (  # with a tuple TARGETS each; those that import most come last
     "tests.fuzz.greeting_target",
     "tests.fuzz.record_targets",
     "tests.fuzz.message_targets",
+    "tests.fuzz.stateful_targets",
     "tests.fuzz.stage_targets",
 )
 SHORT_INPUTS = 1_500
