@@ -26,6 +26,7 @@ class NodeClient:
 
     base_url: str
     secret: str
+    folder: Path  # its data folder
 
     def get(self, path: str) -> dict[str, Any]:
         """JSON body of a GET. Raises NetworkRefusedError when no node answers."""
@@ -43,6 +44,12 @@ class NodeClient:
             return httpx.get(f"{self.base_url}/health", timeout=2, trust_env=False).status_code == 200
         except httpx.TransportError:
             return False
+
+    def holds_folder(self) -> bool:
+        """Whether a live process holds its data folder."""
+        from neuroshard.training.checkpoint.lock import read_lock_owner
+
+        return read_lock_owner(self.folder) is not None
 
     def refuse(self, response: httpx.Response) -> NoReturn:
         """Raise what an error response says. Raises RequestRefusedError always."""
@@ -89,13 +96,6 @@ def _refusal(response: httpx.Response) -> RequestRefusedError:
     return RequestRefusedError(f"The node refused: {detail}")
 
 
-def is_held(data_dir: Path | None, *, demo: bool) -> bool:
-    """Whether a live process holds the data folder."""
-    from neuroshard.training.checkpoint.lock import read_lock_owner
-
-    return read_lock_owner(node_folder(data_dir, demo=demo)) is not None
-
-
 def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> NodeClient:
     """Client of the node that uses this data folder.
 
@@ -117,4 +117,4 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"Cannot read {secret_file}: {error}.", "Name the node's folder with --data-dir.") from error
     chosen = port if port is not None else (owner.port if owner is not None else None)
-    return NodeClient(f"http://127.0.0.1:{chosen}", secret)
+    return NodeClient(f"http://127.0.0.1:{chosen}", secret, folder)

@@ -134,9 +134,24 @@ _SETTINGS = {"genesis_source": "genesis", "run_id": "run"}  # where a parameter 
 
 
 def node_folder(data_dir: Path | None, *, demo: bool) -> Path:
-    """The data folder that a command means."""
+    """The data folder that a command means. Of several demos: the one that runs, else the one that ran last.
+
+    Raises UsageError when several run.
+    """
     from neuroshard.config.loading import resolve_data_dir
-    from neuroshard.node.demo import DEMO_FOLDER
 
     folder = resolve_data_dir(data_dir)
-    return folder / DEMO_FOLDER if demo else folder
+    return _demo_folder(folder) if demo else folder
+
+
+def _demo_folder(data_dir: Path) -> Path:
+    from neuroshard.errors import UsageError
+    from neuroshard.node.demo import DEMO_FOLDER, demo_folders
+    from neuroshard.training.checkpoint.lock import last_used, read_lock_owner
+
+    folders = demo_folders(data_dir)
+    running = [folder for folder in folders if read_lock_owner(folder) is not None]
+    if len(running) > 1:
+        named = ", ".join(map(str, running))
+        raise UsageError(f"Several demos are running: {named}.", "Name one of these folders: --data-dir FOLDER")
+    return running[0] if running else max(folders, key=last_used, default=data_dir / DEMO_FOLDER)

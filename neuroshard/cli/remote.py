@@ -119,7 +119,7 @@ def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) 
 
 def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) -> None:
     """Stop the node after a final checkpoint."""
-    from neuroshard.cli.client import connect, is_held
+    from neuroshard.cli.client import connect
     from neuroshard.errors import NetworkRefusedError
 
     client = connect(data_dir, port, demo=demo)
@@ -129,7 +129,7 @@ def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) ->
         if time.monotonic() > deadline:
             raise NetworkRefusedError("The node still answers.", "Look at `neuroshard logs`.")
         time.sleep(0.1)
-    while is_held(data_dir, demo=demo):  # so that the next start does not meet this one's end
+    while client.holds_folder():  # so that the next start does not meet this one's end
         if time.monotonic() > deadline:
             raise NetworkRefusedError("The process has not ended yet.", "Look at its log.")
         time.sleep(0.1)

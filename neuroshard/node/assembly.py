@@ -10,6 +10,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
+from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
@@ -83,8 +84,7 @@ class Assembly:
             compute = self._compute_thread(threads)
             speed = await compute.run(partial(matmul_flops_per_second, device.torch_device()))
             room, memory = self._measure(device, speed)
-            if self._demo is None:
-                propose(room, FIRST_MERGE_ID)  # memory too small for any model is told before anything is fetched
+            _check_memory(room, self._demo)
         location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
         runs = OwnRuns(self._settings.data_dir, self._wallet)
         fetcher, data, found = await self._find_run(location, runs, room)
@@ -260,3 +260,12 @@ class Assembly:
                 explanation=found.explanation,
             ),
         )
+
+
+def _check_memory(room: Room, demo: DemoOptions | None) -> None:
+    """Raises TooLittleMemoryError for memory too small for any model, before data are fetched or built."""
+    if demo is None:
+        propose(room, FIRST_MERGE_ID)
+    else:
+        pins = GenesisPins("", 1, None, "", FIRST_MERGE_ID)  # of no data yet: the smallest vocabulary that there is
+        windows_of(run_parameters(propose_demo(FIRST_MERGE_ID, demo.stages), pins, name="demo"), room, None)

@@ -43,6 +43,14 @@ def demo_folder(data_dir: Path, options: DemoOptions) -> Path:
     return base / f"text-{sha256(str(options.text_folder.resolve()).encode()).hexdigest()[:12]}"
 
 
+def demo_folders(data_dir: Path) -> tuple[Path, ...]:
+    """Data folders of all demos that were started, whatever their options; of a swarm, that of the first node."""
+    base = data_dir / DEMO_FOLDER
+    kinds = ("text-*", "stages-*", "stages-*/text-*")
+    found = (base, *(folder for kind in kinds for folder in sorted(base.glob(kind))))
+    return tuple(folder for folder in found if (folder / WALLET_FILE).exists())
+
+
 def demo_token(folder: Path) -> str:
     """The throw-away wallet of this demo folder: 64 hex digits, made on first use, so that a restart resumes."""
     file = folder / WALLET_FILE

@@ -137,6 +137,14 @@ def read_lock_owner(data_dir: Path) -> LockOwner | None:
         os.close(descriptor)
 
 
+def last_used(data_dir: Path) -> float:
+    """When a node took or left the folder for the last time, in seconds since the epoch; 0 when none ever did."""
+    try:
+        return (data_dir / FILE_NAME).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _read_note(path: Path) -> LockOwner:
     """What the holder wrote; a note that is empty or just being written names nobody yet."""
     with path.open("rb") as file:

@@ -1,0 +1,89 @@
+"""`--demo` means the demo that runs, whatever text it trains on; a demo that cannot run is refused before it builds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_run import Command
+
+from benchmarks.node_process import NodeProcess, free_port
+from neuroshard.cli.options import node_folder
+from neuroshard.errors import UsageError
+from neuroshard.node.demo import DemoOptions, demo_folder, demo_token
+from neuroshard.training.checkpoint.lock import FILE_NAME, InstanceLock
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def demo_of_text(neuroshard: Command, small_text: Path) -> Iterator[NodeProcess]:
+    """A running `demo --text FOLDER` of this user."""
+    neuroshard.home.mkdir()
+    port = free_port()
+    command = neuroshard.arguments("demo", "--text", small_text, "--headless", "--port", port, "--cpu-threads", 1)
+    with subprocess.Popen(
+        command, env=neuroshard.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            yield NodeProcess(process, port, neuroshard.home, 0.0)
+        finally:
+            process.kill()
+
+
+def test_a_demo_of_own_text_is_found_asked_and_stopped(neuroshard: Command, demo_of_text: NodeProcess) -> None:
+    demo_of_text.wait_for_steps(1)
+    shown = neuroshard("status", "--demo", "--json")
+    assert shown.code == 0, shown.err
+    assert shown.json()["is_demo"]
+    stopped = neuroshard("stop", "--demo")
+    assert (stopped.code, stopped.out.splitlines()[-1]) == (0, "Stopped."), stopped.err
+    assert demo_of_text.process.wait(20) == 0
+    listed = neuroshard("checkpoint", "list", "--demo")  # of the demo that ran last
+    assert "step" in listed.out
+    assert neuroshard("status", "--demo").code == 4
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("text", [None, Path("text")])
+def test_a_demo_with_any_options_is_found(tmp_path: Path, stages: int, text: Path | None) -> None:
+    demo_token(demo_folder(tmp_path, DemoOptions()))
+    folder = demo_folder(tmp_path, DemoOptions(nodes=stages, stages=stages, text_folder=text))
+    places = (folder, folder / "node-2")  # the first node, and another one of its swarm
+    for place in places:
+        demo_token(place)
+    locks = [InstanceLock.acquire(place) for place in places]
+    assert node_folder(tmp_path, demo=True) == folder
+    for lock in locks:
+        lock.release()
+
+
+def test_of_several_demos_one_must_be_named(tmp_path: Path) -> None:
+    embedded, own = (demo_folder(tmp_path, DemoOptions(text_folder=text)) for text in (None, tmp_path / "text"))
+    assert node_folder(tmp_path, demo=True) == embedded  # when there never was any
+    for folder in (embedded, own):
+        demo_token(folder)
+        InstanceLock.acquire(folder).release()
+    os.utime(embedded / FILE_NAME, (1.0, 1.0))
+    assert node_folder(tmp_path, demo=True) == own  # it ran last
+    lock = InstanceLock.acquire(embedded)
+    assert node_folder(tmp_path, demo=True) == embedded  # it runs
+    other = InstanceLock.acquire(own)
+    with pytest.raises(UsageError, match="Several demos are running") as refused:
+        node_folder(tmp_path, demo=True)
+    assert {str(embedded), str(own)} <= set(refused.value.message.removesuffix(".").replace(":", ",").split(", "))
+    lock.release()
+    other.release()
+    assert node_folder(tmp_path, demo=False) == tmp_path
+
+
+@pytest.mark.parametrize("more", [(), ("--nodes", "2", "--stages", "2")])
+def test_too_little_memory_is_told_before_anything_is_built(neuroshard: Command, more: tuple[str, ...]) -> None:
+    outcome = neuroshard("demo", "--memory", "100", "--headless", "--port", "0", *more)
+    assert outcome.code != 0
+    assert "MB of memory here, but only 0 MB may be used" in outcome.err
+    assert "--memory" in outcome.err
+    assert not list(neuroshard.home.rglob("genesis*"))
