@@ -117,15 +117,16 @@ def start_node(
     arguments: Sequence[str],
     *,
     demo: bool = False,
+    trainer: bool = False,
     port: int | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> NodeProcess:
-    """Start `neuroshard` (or `neuroshard demo`) headless, on a free port unless one is given.
+    """Start `neuroshard` (or its demo, or its trainer) headless, on a free port unless one is given.
 
     Of the environment it sees nothing of NeuroShard but `variables`, and a token unless it is a demo.
     """
     port = free_port() if port is None else port
-    command = [sys.executable, "-m", "neuroshard", *(["demo"] if demo else [])]
+    command = [sys.executable, "-m", "neuroshard", *(["demo"] if demo else ["trainer"] if trainer else [])]
     command += ["--headless", "--port", str(port), "--data-dir", str(data_dir), *arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
     environment["NEUROSHARD_P2P_HOST"] = "127.0.0.1"  # nothing leaves this computer
@@ -143,11 +144,12 @@ def running_node(
     arguments: Sequence[str],
     *,
     demo: bool = False,
+    trainer: bool = False,
     port: int | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[NodeProcess]:
     """A node that is gone when the block ends, however it ends. Arguments as for `start_node`."""
-    node = start_node(data_dir, arguments, demo=demo, port=port, variables=variables)
+    node = start_node(data_dir, arguments, demo=demo, trainer=trainer, port=port, variables=variables)
     try:
         yield node
     finally:

@@ -1,0 +1,54 @@
+"""What a computer that is too small is told, and how much of a model fits one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.errors import TooLittleMemoryError
+from neuroshard.model.family import architecture_for
+from neuroshard.node.drive_training import microbatches_in_flight
+from neuroshard.node.placing import windows_of
+from neuroshard.node.proposal import Room
+from neuroshard.swarm.stage_coverage import StageRange
+
+PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
+STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 32, 7, PINS)
+
+
+def room(tier_mb: int) -> Room:
+    return Room(tier_mb, "cpu", None, 1e9)
+
+
+def test_a_computer_too_small_for_any_stage_is_told_numbers_and_what_it_can_do_instead() -> None:
+    with pytest.raises(TooLittleMemoryError) as told:
+        windows_of(STAGED, room(500), None)
+    assert "smallest of the 4 stages" in told.value.message
+    assert "only 500 MB may be used" in told.value.message
+    assert "--memory" in told.value.action
+    assert "help without holding layers with `neuroshard trainer`" in told.value.action
+
+
+def test_nobody_helps_a_run_without_stages_by_driving_it() -> None:
+    with pytest.raises(TooLittleMemoryError) as told:
+        windows_of(replace(STAGED, stage_count=1), room(500), None)
+    assert "trainer" not in told.value.action
+
+
+def test_more_memory_holds_more_stages_and_never_more_than_allowed() -> None:
+    sizes = [max(map(len, windows_of(STAGED, room(tier), None))) for tier in (2_500, 5_000, 20_000)]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == 4
+    assert windows_of(STAGED, room(20_000), 1) == tuple(StageRange(n, n + 1) for n in range(4))
+
+
+def test_a_trainer_takes_fewer_microbatches_at_a_time_where_memory_is_small() -> None:
+    large = replace(STAGED, architecture=replace(STAGED.architecture, hidden_size=4096, head_count=32), stage_count=32)
+    counts = [microbatches_in_flight(large, limit) for limit in (2_000, 4_000, 30_000)]
+    assert counts[0] < counts[1] < counts[2] == 8
+    with pytest.raises(TooLittleMemoryError, match="Driving this run needs 1,"):
+        microbatches_in_flight(large, 1_000)
+    assert microbatches_in_flight(STAGED, 1_000) == 8
+    assert microbatches_in_flight(replace(STAGED, sequences_per_step=4), 1_000) == 1
