@@ -15,7 +15,7 @@ from playwright.sync_api import Page, Route, ViewportSize, expect
 from neuroshard.status.snapshot import NodeState
 
 pytestmark = pytest.mark.browser
-VIEWS = ("Overview", "Training", "Swarm", "Data", "Checkpoints", "Log", "Settings")
+VIEWS = ("Overview", "Training", "Swarm", "Pipeline", "Data", "Checkpoints", "Log", "Settings")
 PHONE = ViewportSize(width=360, height=740)
 
 
@@ -134,7 +134,7 @@ def test_everything_can_be_reached_by_keyboard(start_node: StartNode, open_page:
     page = open_page(start_node().url)
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()
     expect(page.get_by_role("img", name="at step 764")).to_be_visible()
-    reached = [focused_name(page) for _ in range(16)]
+    reached = [focused_name(page) for _ in range(17)]
     wanted = ["Skip to the content", "Pause", "Stop", "Switch to dark colours", *VIEWS, "The curve as a table"]
     assert [name for name in reached if name in wanted] == wanted
     page.get_by_role("link", name="Training").focus()

@@ -1,10 +1,11 @@
 // A pretended node for developing the dashboard: plausible values, nothing learns here.
 
+import { summary } from "./pipeline.mjs";
 import { network, PEERS_OF, swarm } from "./swarm.mjs";
 
 const now = () => Date.now() / 1000;
 
-export const SCENARIOS = ["training", "startup", "paused", "waiting", "early", "failed", "alarm", "long", "swarm", "crowd"];
+export const SCENARIOS = ["training", "startup", "paused", "waiting", "early", "failed", "alarm", "long", "swarm", "crowd", "pipeline", "gap"];
 
 const STAGES = [
   ["Opening the data folder", "/home/ada/.local/share/neuroshard"],
@@ -49,7 +50,7 @@ export function heldOut(steps, start) {
 
 export function status(scenario, steps, started) {
   const starting = scenario === "startup";
-  const state = { startup: "starting", paused: "paused", waiting: "waiting_for_data", failed: "failed" }[scenario] ?? "training";
+  const state = { startup: "starting", paused: "paused", waiting: "waiting_for_data", failed: "failed", gap: "waiting_for_stages" }[scenario] ?? "training";
   const held = starting || scenario === "early" ? [] : heldOut(steps, started);
   return {
     version: "0.1.0", started_at: started, time: now(), uptime_seconds: now() - started, state,
@@ -61,7 +62,7 @@ export function status(scenario, steps, started) {
     model: starting ? null : model(), memory: starting ? null : memory(), run: starting ? null : run(),
     training: training(state, steps, held), verification: verification(scenario), diloco: diloco(scenario, steps),
     data: starting ? null : data(scenario, steps), checkpoints: checkpoints(scenario, steps), resources: resources(starting),
-    network: network(scenario), swarm: swarm(scenario, steps),
+    pipeline: starting ? null : summary(scenario), network: network(scenario), swarm: swarm(scenario, steps),
   };
 }
 
@@ -69,6 +70,7 @@ function reason(scenario) {
   return {
     startup: "Learning the vocabulary.", paused: "You paused it from the dashboard.",
     waiting: "The data server does not answer; the node keeps trying by itself.",
+    gap: "Layers 5-8 are missing.",
     failed: "The loss was not a number three times in a row; the last good checkpoint is restored.",
   }[scenario] ?? "Training alone on its own run.";
 }

@@ -6,6 +6,7 @@ import { createServer } from "node:http";
 import { extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
 import { history, lossAt, SCENARIOS, status } from "./node.mjs";
+import { pipeline } from "./pipeline.mjs";
 import { network, peers, swarm } from "./swarm.mjs";
 
 const option = (name, fallback) => {
@@ -22,7 +23,7 @@ let steps = { startup: 0, waiting: 0, early: 14, long: 9_800 }[scenario] ?? 764;
 const crowd = peers(scenario);
 
 setInterval(() => {
-  if (["training", "early", "long", "alarm", "swarm", "crowd"].includes(scenario)) steps += 1;
+  if (["training", "early", "long", "alarm", "swarm", "crowd", "pipeline"].includes(scenario)) steps += 1;
 }, 900);
 
 const logs = Array.from({ length: 240 }, (_, index) => ({
@@ -44,6 +45,7 @@ const ANSWERS = {
   "GET /api/training/history": () => ({ points: history(steps, started), held_out: [] }),
   "GET /api/training/global": globalView,
   "GET /api/peers": () => ({ count: crowd.length, network: network(scenario), swarm: swarm(scenario, steps), peers: crowd }),
+  "GET /api/pipeline": () => pipeline(scenario, steps),
   "GET /api/logs": () => ({ records: logs, last_sequence: logs.length }),
   "GET /api/config": () => ({
     port: { value: 8000, source: "environment", allowed: "0 to 65535", applies: "after a restart" },

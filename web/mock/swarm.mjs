@@ -1,6 +1,6 @@
 // Pretended other nodes, for developing the views of the network.
 
-export const PEERS_OF = { swarm: 4, crowd: 1_000 };
+export const PEERS_OF = { swarm: 4, crowd: 1_000, pipeline: 5, gap: 3 };
 
 const KINDS = ["direct", "punched", "relayed", null];
 const STANDINGS = ["good", "neutral", "good", "doubtful", "good"];

@@ -14,12 +14,13 @@ import { Checkpoints } from "./views/Checkpoints";
 import { Data } from "./views/Data";
 import { Log } from "./views/Log";
 import { Overview } from "./views/Overview";
+import { Pipeline } from "./views/Pipeline";
 import { Settings } from "./views/Settings";
 import { Swarm } from "./views/Swarm";
 import { Training } from "./views/Training";
 import { STATE_NAMES, stateTone } from "./words/verdict";
 
-const VIEWS = ["Overview", "Training", "Swarm", "Data", "Checkpoints", "Log", "Settings"] as const;
+const VIEWS = ["Overview", "Training", "Swarm", "Pipeline", "Data", "Checkpoints", "Log", "Settings"] as const;
 type View = (typeof VIEWS)[number];
 
 interface Message {
@@ -59,7 +60,7 @@ export function App({ store, actions }: { store: Store; actions: NodeActions }) 
         </nav>
       </header>
       <main id="main" tabIndex={-1}>
-        <Banners dashboard={dashboard} now={now} />
+        <Banners dashboard={dashboard} now={now} tellsStages={view !== "Pipeline"} />
         <p class={`message ${message?.failed ? "text-bad" : ""}`} role="status">
           {message?.text}
         </p>
@@ -90,6 +91,8 @@ function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: V
       return <Training {...{ dashboard, status, nodeNow }} />;
     case "Swarm":
       return <Swarm {...{ dashboard, status, nodeNow }} />;
+    case "Pipeline":
+      return <Pipeline {...{ status, nodeNow, reachable, actions }} />;
     case "Data":
       return <Data {...{ status, nodeNow }} />;
     case "Checkpoints":

@@ -7,9 +7,10 @@ export function count(value: number | null | undefined): string {
   return value == null ? DASH : whole.format(value);
 }
 
-/** 1 -> "1 step", 2 -> "2 steps". */
+/** 1 -> "1 step", 2 -> "2 steps", 2 -> "2 batches". */
 export function plural(value: number, noun: string): string {
-  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+  const ending = noun.endsWith("ch") ? "es" : "s";
+  return `${count(value)} ${noun}${value === 1 ? "" : ending}`;
 }
 
 /** 1234567 -> "1.23 million"; below 100,000 the exact number. */
@@ -51,6 +52,20 @@ export function duration(seconds: number | null | undefined): string {
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
   return `${Math.round(hours / 24)} days`;
+}
+
+/** Durations down to milliseconds: "340 ms", "1.25 s", "12.3 s". */
+export function shortTime(seconds: number | null | undefined): string {
+  if (seconds == null || !Number.isFinite(seconds)) return DASH;
+  if (seconds < 0.0005) return "0 s";
+  if (seconds < 0.9995) return `${(seconds * 1000).toFixed(0)} ms`;
+  if (seconds < 9.995) return `${seconds.toFixed(2)} s`;
+  return seconds < 99.5 ? `${seconds.toFixed(1)} s` : duration(seconds);
+}
+
+/** ["a", "b", "c"] -> "a, b and c". */
+export function listed(words: readonly string[]): string {
+  return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words[words.length - 1]}`;
 }
 
 export function ago(time: number | null | undefined, now: number): string {

@@ -2,6 +2,7 @@
 
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
+import type { Pipeline } from "../state/pipeline";
 import type { Setting } from "../views/setting-rows";
 
 export interface CompletionWish {
@@ -16,6 +17,7 @@ export interface NodeActions {
   stop: () => Promise<string>;
   saveCheckpoint: () => Promise<string>;
   complete: (wish: CompletionWish, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
+  readPipeline: () => Promise<Pipeline>;
   readSettings: () => Promise<Record<string, Setting>>;
   changeSetting: (name: string, value: unknown) => Promise<string>;
   unlock: (secret: string) => Promise<boolean>;
@@ -42,6 +44,7 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void, on
       }
     },
     complete: (wish, signal, onPiece) => streamCompletion(client, wish, signal, onPiece),
+    readPipeline: () => client.get<Pipeline>("/api/pipeline"),
     readSettings: () => client.get<Record<string, Setting>>("/api/config"),
     changeSetting: async (name, value) => (await client.command<Outcome>("/api/config", { [name]: value }, "PATCH")).message,
     unlock: async (secret) => {

@@ -3,15 +3,23 @@
 import { ago, count, duration } from "../format";
 import type { DownloadStatus, NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
+import { waitingSentence } from "../words/verdict";
 import { Banner } from "./parts";
 
-export function Banners({ dashboard, now }: { dashboard: Dashboard; now: number }) {
+interface Props {
+  dashboard: Dashboard;
+  now: number;
+  tellsStages: boolean; // false where the view itself says which layers are missing
+}
+
+export function Banners({ dashboard, now, tellsStages }: Props) {
   const { status, link } = dashboard;
   const nodeNow = now + dashboard.clockOffset;
+  const isTold = status?.state === "waiting_for_stages" && !tellsStages;
   return (
     <div class="banners">
       {link.kind === "gone" && <Gone dashboard={dashboard} now={now} />}
-      {status && link.kind !== "gone" && <StateBanner status={status} nodeNow={nodeNow} />}
+      {status && link.kind !== "gone" && !isTold && <StateBanner status={status} nodeNow={nodeNow} />}
       {status?.checkpoints.alarm && (
         <Banner tone="bad" title="Checkpoints need attention." live>
           {status.checkpoints.alarm}
@@ -54,6 +62,7 @@ function Gone({ dashboard, now }: { dashboard: Dashboard; now: number }) {
 
 function StateBanner({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
   if (status.state === "waiting_for_data") return <WaitingForData status={status} nodeNow={nodeNow} />;
+  if (status.state === "waiting_for_stages") return <WaitingForStages status={status} />;
   if (status.state === "paused") {
     const until = status.paused_until == null ? "until you press Resume" : `for another ${duration(status.paused_until - nodeNow)}`;
     return (
@@ -70,6 +79,14 @@ function StateBanner({ status, nodeNow }: { status: NodeStatus; nodeNow: number 
     );
   }
   return null;
+}
+
+function WaitingForStages({ status }: { status: NodeStatus }) {
+  return (
+    <Banner tone="warn" title="Waiting for other computers." live action={<a href="#pipeline">The stages</a>}>
+      {waitingSentence(status)}
+    </Banner>
+  );
 }
 
 function WaitingForData({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {

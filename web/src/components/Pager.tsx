@@ -1,5 +1,6 @@
 // Steps through a long list; the number of the page is kept by the caller.
 
+import { useState } from "preact/hooks";
 import { count } from "../format";
 
 interface Props {
@@ -7,6 +8,14 @@ interface Props {
   pages: number;
   name: string;
   onPage: (page: number) => void;
+}
+
+/** The items of the page that is shown, and what a Pager needs; a list that gets shorter shows its last page. */
+export function usePages<T>(items: readonly T[], size: number): [readonly T[], Omit<Props, "name">] {
+  const [wanted, onPage] = useState(0);
+  const pages = Math.max(1, Math.ceil(items.length / size));
+  const page = Math.min(wanted, pages - 1);
+  return [items.slice(page * size, (page + 1) * size), { page, pages, onPage }];
 }
 
 export function Pager({ page, pages, name, onPage }: Props) {

@@ -1,10 +1,12 @@
 // What the node tells about itself; mirrors neuroshard/status/snapshot.py. Everything may be missing while it starts.
 
 import type { NetworkStatus, SwarmStatus } from "./network";
+import type { PipelineSummary } from "./pipeline";
 
 export type NodeState =
   | "starting"
   | "waiting_for_data"
+  | "waiting_for_stages"
   | "training"
   | "paused"
   | "not_training"
@@ -196,6 +198,7 @@ export interface NodeStatus {
   checkpoints: CheckpointStatus;
   resources: ResourceStatus;
   network: NetworkStatus;
+  pipeline: PipelineSummary | null; // null before the run's stages are known
   swarm: SwarmStatus | null; // null before the first look at the network
 }
 

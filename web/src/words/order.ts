@@ -32,7 +32,7 @@ export const SORTED_COLUMN: Record<Order, readonly [string, "ascending" | "desce
   standing: ["Standing", "ascending"],
 };
 
-const ACTIVITY = ["training", "starting", "waiting_for_data", "paused", "not_training", "stopping", "failed"];
+const ACTIVITY = ["training", "starting", "waiting_for_data", "waiting_for_stages", "paused", "not_training", "stopping", "failed"];
 const LAST = Number.POSITIVE_INFINITY;
 
 /** Smallest first. */

@@ -2,6 +2,7 @@
 
 import { bigCount, choices, count, duration, plural } from "../format";
 import type { NodeStatus } from "../state/node";
+import { layerWords, missingSentence } from "./pipeline";
 
 export type Tone = "good" | "busy" | "warn" | "bad";
 
@@ -41,6 +42,8 @@ function headline(status: NodeStatus): string {
       return "Your computer is getting ready to train.";
     case "waiting_for_data":
       return "Your computer is ready, but the training text has not arrived yet.";
+    case "waiting_for_stages":
+      return waitingHeadline(status);
     case "paused":
       return "Training is paused. Nothing is lost.";
     case "not_training":
@@ -52,6 +55,19 @@ function headline(status: NodeStatus): string {
     case "training":
       return trainingHeadline(status);
   }
+}
+
+function waitingHeadline(status: NodeStatus): string {
+  const missing = status.pipeline?.missing_layers ?? [];
+  if (missing.length === 0) return "Your computer is ready, but it waits for others that hold the rest of the model.";
+  return `Your computer is ready, but nobody holds ${layerWords(missing)} yet.`;
+}
+
+/** Why nothing is trained, and that nothing has to be done about it. */
+export function waitingSentence(status: NodeStatus): string {
+  const missing = status.pipeline?.missing_layers ?? [];
+  if (missing.length === 0) return status.state_reason;
+  return `${missingSentence(missing)} Training goes on by itself as soon as another computer takes them.`;
 }
 
 function trainingHeadline(status: NodeStatus): string {
@@ -91,6 +107,8 @@ function isItWorking(status: NodeStatus, now: number): Answer {
     }
     case "waiting_for_data":
       return { question, tone: "warn", short: "Waiting", sentence: status.state_reason };
+    case "waiting_for_stages":
+      return { question, tone: "warn", short: "Waiting", sentence: waitingSentence(status) };
     case "stopping":
       return { question, tone: "busy", short: "Stopping", sentence: status.state_reason };
     case "not_training":
@@ -157,6 +175,7 @@ function worst(tones: Tone[]): Tone {
 export const STATE_NAMES: Record<NodeStatus["state"], string> = {
   starting: "Starting",
   waiting_for_data: "Waiting for data",
+  waiting_for_stages: "Waiting for layers",
   training: "Training",
   paused: "Paused",
   not_training: "Not training",

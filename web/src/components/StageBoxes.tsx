@@ -1,0 +1,79 @@
+// The stages of the model side by side, and who holds the one that is chosen.
+
+import { useState } from "preact/hooks";
+import { layerRange, shortId } from "../format";
+import type { Pipeline, PipelineStage } from "../state/pipeline";
+import { coverageWords, holdersSentence, holderState, stageName } from "../words/pipeline";
+import { Pager, usePages } from "./Pager";
+import { Card } from "./parts";
+
+const HOLDERS_SHOWN = 24;
+const MANY_STAGES = 12;
+
+export function StageBoxes({ pipeline, ownId }: { pipeline: Pipeline; ownId: string | null }) {
+  const { stages } = pipeline;
+  const [wanted, setWanted] = useState<number | null>(null);
+  const chosen = stages.find((stage) => stage.stage === wanted) ?? mostTelling(stages);
+  if (!chosen) return null;
+  return (
+    <Card title="Stages" hint="Text goes in on the left. Each stage passes on what it made of it, and on the way back everyone learns." wide>
+      <fieldset class="choices">
+        <legend class="hidden-visually">Stages of the model; choose one to see who holds it</legend>
+        <div class={`stage-boxes ${stages.length > MANY_STAGES ? "stage-boxes-many" : ""}`}>
+          {stages.map((stage) => (
+            <StageBox key={stage.stage} stage={stage} isChosen={stage === chosen} onChoose={() => setWanted(stage.stage)} />
+          ))}
+        </div>
+      </fieldset>
+      <Holders key={chosen.stage} stage={chosen} ownId={ownId} isAlone={stages.length === 1} />
+    </Card>
+  );
+}
+
+/** Trouble first, then this computer's own. */
+function mostTelling(stages: readonly PipelineStage[]): PipelineStage | undefined {
+  return stages.find((stage) => stage.is_missing || stage.is_resting) ?? stages.find((stage) => stage.is_here) ?? stages[0];
+}
+
+function StageBox({ stage, isChosen, onChoose }: { stage: PipelineStage; isChosen: boolean; onChoose: () => void }) {
+  const [coverage, tone] = coverageWords(stage);
+  const classes = ["stage-box", stage.is_missing ? "stage-box-missing" : "", stage.is_here ? "stage-box-here" : ""];
+  return (
+    <label class={classes.filter(Boolean).join(" ")}>
+      <input type="radio" class="hidden-visually" name="stage" checked={isChosen} onChange={onChoose} />
+      <strong>{stageName(stage.stage)}</strong> <span class="small">{layerRange(stage.layers)}</span>{" "}
+      <span class={`pill ${tone ? `tone-${tone}` : "pill-plain"}`}>{coverage}</span>{" "}
+      {stage.is_here && <span class="small stage-box-own">this computer</span>}
+    </label>
+  );
+}
+
+function Holders({ stage, ownId, isAlone }: { stage: PipelineStage; ownId: string | null; isAlone: boolean }) {
+  const [shown, pager] = usePages(stage.holders, HOLDERS_SHOWN);
+  const name = stageName(stage.stage);
+  return (
+    <section class="stage-holders" aria-label={`Who holds ${name.toLowerCase()}`}>
+      <h3>
+        {name}, {layerRange(stage.layers)}
+      </h3>
+      <p>
+        {holdersSentence(stage)}{" "}
+        {stage.has_single_holder && !isAlone && "Its weights are on one computer only: when that leaves, training stops until another one takes its place."}
+      </p>
+      <ul class="holders">
+        {shown.map((id) => (
+          <li key={id}>
+            <span class="mono" title={id}>
+              {shortId(id)}
+            </span>{" "}
+            <span class="muted small">
+              {holderState(stage, id)}
+              {id === ownId && ", this computer"}
+            </span>
+          </li>
+        ))}
+      </ul>
+      <Pager {...pager} name={`Pages of the holders of ${name.toLowerCase()}`} />
+    </section>
+  );
+}

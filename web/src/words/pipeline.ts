@@ -1,0 +1,120 @@
+// The pipeline in plain sentences. Pure: values in, words out. Stages and layers are counted from 1 for people.
+
+import { count, layerRange, listed, percent, plural, shortId, shortTime } from "../format";
+import type { Bottleneck, Layers, Passage, Pipeline, PipelineStage, StageTime, Takeover } from "../state/pipeline";
+import type { Tone } from "./verdict";
+
+export function stageName(stage: number): string {
+  return `Stage ${count(stage + 1)}`;
+}
+
+/** "layers 1–4 and 9–12"; one layer is "layer 3". */
+export function layerWords(ranges: readonly Layers[]): string {
+  const [only] = ranges;
+  if (only && ranges.length === 1) return layerRange(only);
+  return `layers ${listed(ranges.map((layers) => layerRange(layers).replace(/^layers? /, "")))}`;
+}
+
+/** "Nobody holds layers 9–12 yet." */
+export function missingSentence(ranges: readonly Layers[]): string {
+  return `Nobody holds ${layerWords(ranges)} yet.`;
+}
+
+export function pipelineTone(pipeline: Pipeline): Tone {
+  if (pipeline.stages.length === 0) return "busy";
+  if (pipeline.stages.some((stage) => stage.is_missing)) return "bad";
+  return pipeline.stages.some((stage) => stage.is_resting) ? "warn" : "good";
+}
+
+/** One sentence on whether the stages are all there. */
+export function pipelineSentence(pipeline: Pipeline): string {
+  const { stages } = pipeline;
+  if (stages.length === 0) return "The stages of the model are not known yet.";
+  if (pipeline.missing_layers.length > 0) return `${missingSentence(pipeline.missing_layers)} Training waits for a computer that takes them.`;
+  const resting = stages.filter((stage) => stage.is_resting);
+  if (resting.length > 0) {
+    const names = listed(resting.map((stage) => count(stage.stage + 1)));
+    return `Every computer that holds stage ${names} is paused. Training waits until one goes on.`;
+  }
+  if (stages.length === 1) return "The model is in one piece: a computer that trains holds all of it.";
+  return `The model is cut into ${count(stages.length)} stages, and every one of them is held.`;
+}
+
+/** What would be lost with one computer; null when nothing hangs on one. */
+export function singleSentence(stages: readonly PipelineStage[]): string | null {
+  const single = stages.filter((stage) => stage.has_single_holder).length;
+  if (single === 0 || stages.length < 2) return null;
+  const which = single === stages.length ? "Every stage is" : `${count(single)} of ${count(stages.length)} stages ${single === 1 ? "is" : "are"}`;
+  return `${which} on one computer only. When it leaves, training stops until another one takes its place.`;
+}
+
+/** What this node does in the pipeline. */
+export function ownPartSentence(pipeline: Pipeline, id: string | null): string {
+  const here = pipeline.stages.filter((stage) => stage.is_here);
+  const first = here[0];
+  const last = here[here.length - 1];
+  if (!first || !last) return "It holds no layers.";
+  const layers = layerRange({ start: first.layers.start, stop: last.layers.stop });
+  const ready = here.every((stage) => id === null || !stage.joining.includes(id));
+  if (here.length === pipeline.stages.length) return ready ? "It holds the whole model." : "It gets ready to hold the whole model.";
+  const which = first === last ? stageName(first.stage).toLowerCase() : `stages ${count(first.stage + 1)} to ${count(last.stage + 1)}`;
+  return `It ${ready ? "holds" : "gets ready for"} ${which}, ${layers} of ${count(pipeline.layer_count)}.`;
+}
+
+/** How many computers have a stage, and whether that is trouble. */
+export function coverageWords(stage: PipelineStage): readonly [string, Tone | null] {
+  const have = stage.holders.length - stage.joining.length;
+  if (stage.is_missing) return stage.joining.length > 0 ? ["getting ready", "bad"] : ["nobody", "bad"];
+  if (stage.is_resting) return ["all paused", "warn"];
+  return stage.has_single_holder ? ["1 computer", null] : [plural(have, "computer"), "good"];
+}
+
+/** All about a stage's holders. */
+export function holdersSentence(stage: PipelineStage): string {
+  const working = stage.holders.length - stage.joining.length - stage.paused.length;
+  const parts = [
+    working > 0 ? `${plural(working, "computer")} can work on it` : "nobody can work on it now",
+    stage.paused.length > 0 ? `${plural(stage.paused.length, "computer")} ${stage.paused.length === 1 ? "is" : "are"} paused` : "",
+    stage.joining.length > 0 ? `${plural(stage.joining.length, "computer")} ${stage.joining.length === 1 ? "gets" : "get"} ready for it` : "",
+  ].filter(Boolean);
+  const text = listed(parts);
+  return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
+}
+
+export function holderState(stage: PipelineStage, id: string): string {
+  if (stage.joining.includes(id)) return "gets ready";
+  return stage.paused.includes(id) ? "paused" : "can work";
+}
+
+export function bottleneckSentence(bottleneck: Bottleneck, own: string | null): string {
+  const where = bottleneck.node_id === own ? "on this computer" : `slowest on ${shortId(bottleneck.node_id)}`;
+  const share = bottleneck.share === null ? "" : `, ${percent(bottleneck.share)} of its time at all stages`;
+  return `${stageName(bottleneck.stage)} is the bottleneck, ${where}: a microbatch spends ${shortTime(bottleneck.seconds)} there, at work or waiting${share}.`;
+}
+
+/** What stands beside a bar, and what a screen reader says of it. */
+export function timeWords(time: StageTime): string {
+  const parts: [number | null, string][] = [
+    [time.compute_seconds, "at work"],
+    [time.wait_seconds, "waiting"],
+    [time.wire_seconds, "on the way"],
+  ];
+  const told = parts.filter(([seconds]) => (seconds ?? 0) >= 0.0005).map(([seconds, words]) => `${shortTime(seconds)} ${words}`);
+  return told.length > 0 ? told.join(", ") : "no time";
+}
+
+export function takeoverSentence(takeover: Takeover): string {
+  const kind = takeover.is_exact ? "exact: both had the same weights" : "approximate: their weights may differ";
+  return `${stageName(takeover.stage)} went from ${shortId(takeover.before)} to ${shortId(takeover.after)} (${kind}).`;
+}
+
+/** Seconds of a microbatch by what they were spent on. */
+export function partsOf(passage: Passage): Record<"compute" | "wait" | "wire" | "other", number> {
+  const sum = (pick: (hop: StageTime) => number | null) => passage.hops.reduce((total, hop) => total + (pick(hop) ?? 0), 0);
+  return {
+    compute: sum((hop) => hop.compute_seconds),
+    wait: sum((hop) => hop.wait_seconds),
+    wire: sum((hop) => hop.wire_seconds),
+    other: passage.other_seconds ?? 0,
+  };
+}
