@@ -83,6 +83,7 @@ def check_hello(data: bytes) -> None:
         hello = Hello.from_frame(frame)
     except HelloRefusedError:
         return
+    assert frame.header == {**vars(hello), "addresses": list(hello.addresses)}
     again = written(hello.to_frame(), limits)
     assert again is not None
     assert Hello.from_frame(again) == hello
@@ -96,6 +97,7 @@ def hello_seeds() -> tuple[bytes, ...]:
         {"announcement": b"x", "report": b"y", "addresses": ["no address"]},
         {"announcement": "text", "report": 1, "addresses": {"a": 1}},
         {"announcement": b"x", "report": None, "addresses": [_ADDRESS] * 40},
+        {"announcement": b"x", "report": None, "addresses": [_ADDRESS, 7]},
         {"other": 1},
     )
     return tuple(head(value) for value in values)
@@ -131,13 +133,21 @@ def check_statements(data: bytes) -> None:
         return
     with suppress(ValueError):
         report = TrainingReport.from_json(value)
+        assert_whole_numbers(report)
         report_json = canonical_json(report.to_json())
         assert TrainingReport.from_json(again_of(report_json)).to_json() == report.to_json()
     with suppress(ValueError):
         announcement = Announcement.from_json(value, PEER.node_id)
+        assert_whole_numbers(announcement)
         announcement_json = canonical_json(announcement.to_json())
         again = Announcement.from_json(again_of(announcement_json), PEER.node_id)
         assert again.to_json() == announcement.to_json()
+
+
+def assert_whole_numbers(statement: TrainingReport | Announcement) -> None:
+    """Whatever is declared to be one is one, and neither 1.0 nor true."""
+    for name, field in statement.__dataclass_fields__.items():
+        assert field.type != "int" or type(getattr(statement, name)) is int
 
 
 def again_of(data: bytes) -> Any:
@@ -149,11 +159,12 @@ def again_of(data: bytes) -> Any:
 
 
 def statement_seeds() -> tuple[bytes, ...]:
-    """One of each, and one without optional parts."""
+    """One of each, one without optional parts, and some with numbers that are none."""
     announcement = announcement_of(PEER, addresses=(_ADDRESS,))
     bare = {**REPORT.to_json(), "loss_ema": None, "shard": None, "layers": None, "state_hash": "", "roles": []}
     silent = {**announcement.to_json(), "pool": None, "layers": None, "addresses": []}
-    return tuple(canonical_json(value) for value in (REPORT.to_json(), announcement.to_json(), bare, silent))
+    wrong = [{**bare, "steps": 1.0}, {**bare, "tokens": True}, {**silent, "parameters_version": 1.0}]
+    return tuple(canonical_json(value) for value in (REPORT.to_json(), announcement.to_json(), bare, silent, *wrong))
 
 
 class Reader:

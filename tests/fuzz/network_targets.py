@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import suppress
 from ipaddress import ip_network
 from struct import Struct
@@ -69,6 +70,7 @@ def check_gossip_items(data: bytes) -> None:
         assert item.byte_count <= HEAD_BYTES + 1 + MAX_GOSSIP_BYTES
         if item.kind in {ItemKind.HAVE, ItemKind.WANT}:
             assert len(item.ids()) <= MAX_IDS
+            assert all(len(message) == ID_BYTES for message in item.ids())
             assert b"".join(item.ids()) == item.payload
             assert list(id_items(item.kind, item.topic, item.ids())) == ([item] if item.payload else [])
         elif item.kind is ItemKind.MESSAGE:
@@ -93,7 +95,11 @@ def check_gossip_message(payload: bytes) -> None:
         message = unpacked(payload)
     except MalformedGossipError:
         return
-    assert len(message) <= max(MAX_GOSSIP_BYTES, len(payload) - 1)
+    if payload.startswith(b"\1"):
+        assert len(message) <= MAX_GOSSIP_BYTES
+        assert zlib.decompress(payload[1:], wbits=-zlib.MAX_WBITS) == message
+    else:
+        assert payload == b"\0" + message
     assert unpacked(packed(message)) == message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from math import isnan
+from math import inf, isnan
 
 import torch
 from torch import Tensor
@@ -102,6 +102,7 @@ def check_stage_answer(data: bytes) -> None:
         answer = read_answer(frame, asked)
     except RefusedTensorError:
         return
+    assert all(0 <= seconds < inf for seconds in (answer.compute_seconds, answer.recompute_seconds, answer.seconds))
     if asked.precision is not WirePrecision.INT8:
         again = written(answer_frame(asked, answer), FrameLimits(max_body_bytes=65_536))
         assert again is not None
