@@ -248,7 +248,10 @@ def _parts(frame: Frame) -> dict[str, TensorPart]:
 
 
 def _ids_part(name: str, ids: Tensor) -> tuple[TensorPart, ...]:
-    return (part_of(name, ids.to(torch.int32)),)
+    travelling = ids.to(torch.int32)
+    if not torch.equal(travelling, ids):
+        raise RefusedTensorError(f"The token ids of {name!r} do not fit in 32 bits.")
+    return (part_of(name, travelling),)
 
 
 def _losses(part: TensorPart) -> Tensor:

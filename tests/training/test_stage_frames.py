@@ -170,3 +170,9 @@ def test_a_request_beyond_the_batch_is_not_read(asked: StageRequest) -> None:
     if asked.operation is not Operation.CLOSE:
         with pytest.raises(FrameTooLargeError):
             check_limits(request_frame(asked), request_limits(asked.operation, shorter))
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**40])
+def test_token_ids_that_do_not_fit_on_the_wire_are_refused_and_not_changed(token: int) -> None:
+    with pytest.raises(RefusedTensorError, match="32 bits"):
+        request_frame(StageRequest(Operation.FORWARD, FIRST, inputs=torch.tensor([[1, token]])))
