@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import anyio
 
+from neuroshard.errors import StorageError
 from neuroshard.optim.outer import OuterState
-from neuroshard.status.snapshot import CheckpointStatus
+from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
 from neuroshard.training.checkpoint.keeper import CheckpointKeeper, StateCapture
+from neuroshard.training.checkpoint.metadata import CheckpointMeta, encode_manifest
 from neuroshard.training.checkpoint.staging import StagingBuffers
 from neuroshard.training.checkpoint.store import Expectation, LoadedCheckpoint
 from neuroshard.training.checkpoint.writer import WriteReport
@@ -59,8 +63,8 @@ class Saver:
         return await self._compute.run(work, Priority.SMALL)
 
     async def save(self, record: TrainingRecord) -> WriteReport:
-        """Save now and wait until it is on disk or has failed."""
-        return await self._compute.run(lambda: self._keeper.save(lambda: self._capture(record)), Priority.SMALL)
+        """Save now and wait until it is on disk or has failed. A state that lies there already is not written again."""
+        return await self._compute.run(lambda: self._save(record), Priority.SMALL)
 
     async def restore(self) -> tuple[TrainingRecord, OuterState, OuterProgress] | None:
         """Put the newest whole checkpoint back into the stage; None when there is none."""
@@ -85,17 +89,40 @@ class Saver:
             _LOG.warning("%s", warning)
         return put_back(loaded, self._executor)
 
-    def _capture(self, record: TrainingRecord) -> StateCapture:
-        outer = self._outer
-        meta = to_meta(
+    def _save(self, record: TrainingRecord) -> WriteReport:
+        self._keeper.wait()
+        present = self._on_disk(self._meta(record))
+        if present is not None:
+            return WriteReport(present.step, started=0.0, seconds=0.0, generation=present)
+        return self._keeper.save(lambda: self._capture(record))
+
+    def _on_disk(self, meta: CheckpointMeta) -> CheckpointGeneration | None:
+        """The newest generation when it holds this state; equal steps, outer steps and records mean equal tensors."""
+        store = self._keeper.store
+        newest = next(iter(store.generations()), None)
+        if newest is None or newest.step != meta.step:
+            return None
+        try:
+            found = store.read_manifest(Path(newest.path))
+            size = Path(newest.path).with_name(found.tensors.file).stat().st_size
+        except (OSError, StorageError):
+            return None  # damaged meanwhile: written anew
+        same = encode_manifest(replace(found, meta=replace(meta, time=found.meta.time))) == encode_manifest(found)
+        return newest if same and size == found.tensors.bytes else None
+
+    def _meta(self, record: TrainingRecord) -> CheckpointMeta:
+        return to_meta(
             record,
-            outer=outer.progress,
-            outer_step=outer.state.outer_step,
+            outer=self._outer.progress,
+            outer_step=self._outer.state.outer_step,
             identity=self._identity,
             precision=self._executor.precision,
             time=self._wall_clock(),
         )
-        return StateCapture(meta, stage_tensors(self._executor.model, self._executor.optimizer, outer.state))
+
+    def _capture(self, record: TrainingRecord) -> StateCapture:
+        executor = self._executor
+        return StateCapture(self._meta(record), stage_tensors(executor.model, executor.optimizer, self._outer.state))
 
 
 def expectation(identity: StageIdentity) -> Expectation:

@@ -1,0 +1,64 @@
+"""A last save writes what is not on disk yet, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from small_stage import make_stage, make_trainer, state_digest, train
+
+from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.training.compute import ComputeThread
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file of a folder with its inode and the time of its last change: a rewritten one has others."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def test_a_stop_right_after_a_start_writes_nothing(compute: ComputeThread, tmp_path: Path) -> None:
+    digest = state_digest(train(compute, tmp_path, 7))
+    before = files_of(tmp_path)
+    again = train(compute, tmp_path, 7)
+    assert files_of(tmp_path) == before
+    assert not again.last_save_failed
+    assert again.snapshot().checkpoints.last_saved_step == 7
+    assert state_digest(train(compute, tmp_path, 7)) == digest
+
+
+def test_a_stop_right_after_a_save_writes_nothing(compute: ComputeThread, tmp_path: Path) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    seen: list[dict[str, tuple[int, int]]] = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            while trainer.steps < 3:
+                await trio.sleep(0.01)
+            trainer.pause()
+            await trainer.wait_until_paused()
+            for _ in range(2):
+                assert (await trainer.save_now()).message == f"Checkpoint of step {trainer.steps} saved."
+                seen.append(files_of(tmp_path))
+            trainer.stop()
+
+    trio.run(main)
+    assert seen[0] == seen[1] == files_of(tmp_path)
+
+
+def test_a_step_more_is_saved(compute: ComputeThread, tmp_path: Path) -> None:
+    train(compute, tmp_path, 7)
+    train(compute, tmp_path, 8)
+    assert [generation.step for generation in CheckpointStore(tmp_path).generations()][:2] == [8, 7]
+
+
+@pytest.mark.parametrize("kind", ["step-7.safetensors", "step-7.json"])
+def test_what_was_damaged_while_the_node_ran_is_written_anew(compute: ComputeThread, tmp_path: Path, kind: str) -> None:
+    train(compute, tmp_path, 7)
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    (tmp_path / kind).write_bytes((tmp_path / kind).read_bytes()[:-10])
+    trio.run(trainer.run, 7)
+    store = CheckpointStore(tmp_path)
+    newest = store.generations()[0]
+    assert store.verify(newest).step == 7
