@@ -22,6 +22,7 @@ from neuroshard.api.secret import load_or_create_secret
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.data_dir import prepare_data_dir
 from neuroshard.config.loading import LoadedSettings
+from neuroshard.config.settings import Settings
 from neuroshard.errors import NeuroShardError
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
@@ -32,7 +33,7 @@ from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus
 from neuroshard.telemetry.counters import Counters
-from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, configure_logging
+from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, configure_logging
 from neuroshard.telemetry.redaction import Redactor
 from neuroshard.telemetry.ring import LogRing
 from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
@@ -68,15 +69,7 @@ def run_node(
         stack.callback(lock.release)
         ring, commands, counters = LogRing(), CommandChannel(), Counters()
         redactor = Redactor(settings.token.get_secret_value() if settings.token else "")
-        stack.enter_context(
-            configure_logging(
-                verbose=settings.verbose,
-                as_json=settings.log_json,
-                ring=ring,
-                folder=settings.data_dir / "logs",
-                redactor=redactor,
-            )
-        )
+        stack.enter_context(_logging(settings, ring, redactor))
         secret = load_or_create_secret(settings.data_dir)
         redactor.add(secret)
         listener = stack.enter_context(bind(settings.host, settings.port))
@@ -112,6 +105,13 @@ def run_node(
         if demo is not None and demo.steps is not None:
             sys.stdout.write(summary(board.current()))
         return report.exit_code
+
+
+def _logging(settings: Settings, ring: LogRing, redactor: Redactor) -> ConfiguredLogging:
+    folder = settings.data_dir / "logs"
+    return configure_logging(
+        verbose=settings.verbose, as_json=settings.log_json, ring=ring, folder=folder, redactor=redactor
+    )
 
 
 def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], *, is_demo: bool) -> NodeStatus:
