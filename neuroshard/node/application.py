@@ -124,12 +124,14 @@ class Application:
             with anyio.CancelScope(shield=True):
                 await assembly.close()
 
-    async def _start_up(self, begin: Callable[[], Awaitable[RunningNode]]) -> RunningNode | None:
+    async def _start_up(
+        self, begin: Callable[[], Awaitable[RunningNode]], nothing_lost: str = "nothing was trained since the start"
+    ) -> RunningNode | None:
         """The running parts, or None when a stop came first."""
         with anyio.CancelScope() as scope:
 
             def give_up() -> None:
-                self._publisher.state(NodeState.STOPPING, "Stopping; nothing was trained since the start.")
+                self._publisher.state(NodeState.STOPPING, f"Stopping; {nothing_lost}.")
                 scope.cancel()
 
             self._stop.react(give_up)
@@ -138,15 +140,19 @@ class Application:
 
     async def _train_on(self, node: RunningNode, training: StageTraining, loop: CommandLoop, society: Society) -> None:
         """Train, also other stages when the swarm needs them more."""
-        while True:
-            loop.attach(node)
-            stages = await self._train(node, society)
+        begun: RunningNode | None = node
+        while begun is not None:
+            loop.attach(begun)
+            stages = await self._train(begun, society)
             if stages is None or self._stop.reason is not None:
                 return
-            node = await training.begin(node.ground, stages)
+            begin = partial(training.begin, begun.ground, stages)
+            begun = await self._start_up(begin, "everything that was trained is saved")
 
     async def _train(self, node: RunningNode, society: Society) -> StageRange | None:
-        """Train until a stop was asked for, or the demo's steps are done, or other stages are needed more: those then.
+        """Train until a stop was asked for, or the demo's steps are done, or stages are to be begun anew: those then.
+
+        That is when the swarm needs other ones more, or when the others went on from another state of these.
 
         Raises NeuroShardError, also when the final checkpoint was not saved: whoever stopped the node must not believe
         that all is safe.
@@ -162,9 +168,13 @@ class Application:
             elsewhere.append(await Relocating(node.ground.swarm, node.ground.windows).wanted())
             trainer.stop()
 
+        async def follow_others() -> None:
+            elsewhere.append(await node.must_follow())
+            trainer.stop()
+
         companions = [observer.run]
         if node.stages is not None:
-            companions.append(look_for_need)
+            companions += [look_for_need, follow_others]
         if node.is_driving:
             companions.append(node.feed.run)
         if node.keeper is not None:

@@ -28,6 +28,7 @@ from neuroshard.training.transfer.manifest import ANY, SnapshotManifest
 from neuroshard.training.transfer.partial_file import PartialFile
 from neuroshard.training.transfer.receiver import Received, Receiver
 from neuroshard.training.transfer.standing import Standing, best_of
+from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import LayerRange, NodeId
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Joining:
         layers = self.identity.layers
         self._layout = snapshot_layout(self.identity.architecture, layers)
         file = StageFile(self.swarm.name_of(layers), self.identity.architecture, self._layout)
+        self._stage = file.stage
         self._receiver = Receiver(self.swarm.asking, file)
 
     async def prepare(self) -> bool:
@@ -73,9 +75,10 @@ class Joining:
         if own is None and self.expects_others:
             await self._hear_of_others()
         while True:
-            standings = await self._receiver.standings(candidates(self.swarm, self.identity.layers))
-            best = best_of({node: told for node, told in standings.items() if node not in self._liars})
-            if best is None or not _is_better(standings[best], own):
+            asked = candidates(self.swarm, self.identity.layers)
+            standings = await standings_of(self.swarm.asking, self._stage, asked)
+            best = best_of({node: told for node, told in standings.items() if node not in self._liars}, own)
+            if best is None:
                 if own is not None or not self._was_trained():
                     return own is not None
                 self.tell(f"{_named(self.identity.layers)} were trained, but nobody who answers has them: waiting.")
@@ -181,11 +184,6 @@ def copy_order(swarm: StageSwarm, layers: LayerRange, nodes: list[NodeId]) -> li
     return sorted(
         nodes, key=lambda node: hash_parts("neuroshard/second-copy", swarm.run_id, layers.start, layers.stop, node)
     )
-
-
-def _is_better(standing: Standing, own: Standing | None) -> bool:
-    """Whether to fetch a state although there is an own one; replicas of one line keep what each has done."""
-    return own is None or (standing.line != own.line and standing.work > own.work)
 
 
 def _note(file: Path, snapshot: str) -> None:

@@ -17,10 +17,6 @@ from neuroshard.telemetry.counters import Counters
 
 PUBLISH_SECONDS = 0.5
 RESOURCE_SECONDS = 2.0
-NOT_SYNCHRONISED = (
-    "The nodes do not synchronise yet: each trains its own copy of the model on its own data. "
-    "Averaging them comes with a later version."
-)
 _COUNTED = {
     "refused_files": "Files from the data source that were damaged or wrong and were thrown away",
     "damaged_cache_files": "Cached shards that were found damaged and were fetched again",
@@ -65,7 +61,7 @@ class Observer:
             memory=memory,
             training=seen.training,
             verification=seen.verification,
-            diloco=among_others(seen.diloco, len(sight.peers)),
+            diloco=among_replicas(seen.diloco, self._replicas()),
             data=seen.data,
             checkpoints=seen.checkpoints,
             stages=seen.stages,
@@ -86,6 +82,11 @@ class Observer:
         if seen.training.step_seconds > 0:
             self._node.startup.complete()
 
+    def _replicas(self) -> int:
+        """Other nodes that hold the first of this node's stages."""
+        node = self._node
+        return 0 if node.stages is None else len(node.ground.swarm.replicas(node.stages.start))
+
     def _count(self, name: str, total: int) -> None:
         """Let a counter catch up with what a part has counted itself."""
         self._counters.add(name, max(0, total - self._counters.value(name)))
@@ -96,8 +97,10 @@ class Observer:
             self._resources = await anyio.to_thread.run_sync(self._node.sampler.sample)
 
 
-def among_others(diloco: DilocoStatus, others: int) -> DilocoStatus:
-    """Outer steps as told to whoever sees `others` nodes beside this one: without a common round, nothing is common."""
-    if others == 0 or diloco.members != 1:  # 0: this node holds nothing to synchronise
+def among_replicas(diloco: DilocoStatus, replicas: int) -> DilocoStatus:
+    """Outer steps as told while `replicas` other nodes hold the same layers and no common round has been yet."""
+    if replicas == 0 or diloco.members > 1:
         return diloco
-    return replace(diloco, explanation=NOT_SYNCHRONISED)
+    others = "Another node holds" if replicas == 1 else f"{replicas} other nodes hold"
+    words = f"{others} the same layers: every {diloco.inner_steps_total:,} steps all of them agree on one average."
+    return replace(diloco, explanation=words)

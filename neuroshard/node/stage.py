@@ -15,6 +15,7 @@ from neuroshard.model.stage_plan import StagePlan
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.probe import Device
+from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import Stage, build_stage
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
@@ -24,6 +25,8 @@ from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import StageParts
 from neuroshard.training.record import StageIdentity
+from neuroshard.training.rounds.gathering import Replica
+from neuroshard.training.rounds.group_rounds import GroupRounds
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.transfer.live_snapshots import LiveSnapshots
@@ -41,6 +44,7 @@ class LiveStage:
     stage: Stage
     parts: StageParts
     snapshots: LiveSnapshots  # for those who need its state
+    group: GroupRounds
 
 
 def checkpoint_policy(settings: Settings) -> CheckpointPolicy:
@@ -80,7 +84,7 @@ async def bring_up_stage(
     settings: Settings,
     home: StageHome,
     run: OwnRun,
-    versions: Callable[[int], RunParameters],  # of the run's parameters, by outer step
+    swarm: StageSwarm,
     index: int,
     device: Device,
 ) -> LiveStage:
@@ -105,18 +109,7 @@ async def bring_up_stage(
         sequences_per_step=run.parameters.sequences_per_step,
         batch_size=run.parameters.batch_size,
     )
-    model = stage.executor.model
-    outer_at = _outer_parameters(versions)
-    rounds = StageRounds(run.run_id, index, TensorSchema.of(model).sha256, run.parameters.outer, outer_at)
-    outer = OuterSync(
-        compute=compute,
-        model=model,
-        parameters=run.parameters.outer,
-        exchange=lone_exchange(home.identity.node_id, rounds),
-        state=stage.outer_state,
-        progress=stage.outer_progress,
-        versions=outer_at,
-    )
+    outer, group, snapshots = _outer_part(compute, home, run, swarm, index=index, stage=stage)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,
@@ -125,8 +118,38 @@ async def bring_up_stage(
         outer=outer,
         staging=stage.staging,
     )
-    parts = StageParts(index, service, outer, saver)
-    return LiveStage(stage, parts, LiveSnapshots(stage.keeper, outer, lambda: stage.record.progress.steps))
+    return LiveStage(stage, StageParts(index, service, outer, saver, group), snapshots, group)
+
+
+def _outer_part(
+    compute: ComputeThread, home: StageHome, run: OwnRun, swarm: StageSwarm, *, index: int, stage: Stage
+) -> tuple[OuterSync, GroupRounds, LiveSnapshots]:
+    """The outer step with whoever holds the stage too, and what others are told of it."""
+    model = stage.executor.model
+    outer_at = _outer_parameters(swarm.versions.at)
+    rounds = StageRounds(run.run_id, index, TensorSchema.of(model).sha256, run.parameters.outer, outer_at)
+    alone = lone_exchange(home.identity.node_id, rounds)
+    outer = OuterSync(
+        compute=compute,
+        model=model,
+        parameters=run.parameters.outer,
+        exchange=alone,
+        state=stage.outer_state,
+        progress=stage.outer_progress,
+        versions=outer_at,
+    )
+    snapshots = LiveSnapshots(stage.keeper, outer, lambda: stage.record.progress.steps)
+    replica = Replica(
+        home.identity.node_id,
+        swarm.name_of(index),
+        rounds,
+        run.parameters.sequences_per_step,
+        snapshots.own,
+        partial(swarm.replicas, index),
+    )
+    group = GroupRounds(replica, swarm.asking, alone, vector_length=stage.outer_state.anchor.numel())
+    outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
+    return outer, group, snapshots
 
 
 def kept_stages(data_dir: Path, identity: NodeIdentity, run: OwnRun) -> StageRange | None:

@@ -25,6 +25,7 @@ from neuroshard.swarm.stage_coverage import (
 )
 from neuroshard.training.pipeline import Hop, LocalHop
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.rounds.door import RoundDoor
 from neuroshard.training.stage_endpoint import StageEndpoint, StageEndpoints
 from neuroshard.training.stage_frames import StageAddress
 from neuroshard.training.stage_service import StageService
@@ -70,6 +71,7 @@ class StageSwarm:
         self._endpoints = StageEndpoints(self._shapes)
         self._local: dict[int, LocalHop] = {}
         self.donor = Donor()  # of the state of stages that lies here
+        self.rounds = RoundDoor()  # of replicas that are held here
         self.asking = Asking(self, self._report)  # others for theirs
         self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers
 
@@ -77,6 +79,7 @@ class StageSwarm:
         """Answer the requests of drivers until cancelled."""
         self._endpoints.serve(network.transport)
         self.donor.serve(network.transport)
+        self.rounds.serve(network.transport)
         await anyio.sleep_forever()
 
     def hold(self, stage: int, service: StageService, root: Callable[[], str]) -> None:
@@ -90,6 +93,7 @@ class StageSwarm:
         """Nothing is held here any more."""
         for stage in self._local:
             self.donor.withdraw(self.name_of(stage))
+        self.rounds.clear()
         self._local.clear()
         self._endpoints.clear()
 
@@ -115,18 +119,12 @@ class StageSwarm:
         """
         if stage == 0 and stage in self._local:
             return (self.node_id,)
-        members = self.membership.view.members.values()
-        layers = self.plan[stage]
-        others = [
-            member.node_id
-            for member in members
-            if member.node_id != self.node_id
-            and member.report.state in AT_WORK
-            and member.report.layers is not None
-            and member.report.layers.start <= layers.start
-            and layers.stop <= member.report.layers.stop
-        ]
+        others = self._others_at_work(self.plan[stage])
         return sorted([self.node_id, *others] if stage in self._local else others)
+
+    def replicas(self, stage: int) -> Sequence[NodeId]:
+        """The other nodes that can work on a stage now, in the order of their names."""
+        return self._others_at_work(self.plan[stage])
 
     def lane_root(self, stage: int) -> bytes:
         """What lanes through a stage are drawn with: the root that most replicas report, else the run.
@@ -176,6 +174,17 @@ class StageSwarm:
                     continue
                 return
         raise PeerUnreachableError(f"Node {peer} cannot be reached at any address that is known.")
+
+    def _others_at_work(self, layers: LayerRange) -> list[NodeId]:
+        return sorted(
+            member.node_id
+            for member in self.membership.view.members.values()
+            if member.node_id != self.node_id
+            and member.report.state in AT_WORK
+            and member.report.layers is not None
+            and member.report.layers.start <= layers.start
+            and layers.stop <= member.report.layers.stop
+        )
 
     def name_of(self, stage: int | LayerRange) -> StageName:
         """What others call a stage when they ask for its state."""

@@ -28,6 +28,7 @@ from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.compute import ComputeThread
+from neuroshard.training.control import first_of
 from neuroshard.training.generation import TextGenerator
 from neuroshard.training.loop import Trainer
 from neuroshard.training.model_chain import ModelChain
@@ -79,6 +80,13 @@ class RunningNode:
         """Whether it takes data and sends them through the stages."""
         return self.trainer.parts.driving is not None
 
+    async def must_follow(self) -> StageRange:
+        """Wait until other replicas of a stage go on from another state than this node's; the stages to begin anew."""
+        if self.stages is None:
+            raise ValueError("a node without stages follows nobody")
+        await first_of(*(live.group.gathering.must_follow.wait for live in self.lives))
+        return self.stages
+
     def apply_settings(self, settings: Settings) -> None:
         """Let changed settings hold that can hold at once."""
         self.cache.limit_bytes = settings.max_storage * 1_000_000
@@ -116,6 +124,7 @@ class StageTraining:
             self._publisher.warn(*live.stage.warnings)
             swarm.hold(live.parts.index, live.parts.service, live.parts.outer.exact_root)
             swarm.donor.offer(swarm.name_of(live.parts.index), live.snapshots)
+            swarm.rounds.add(live.group)
         feed, cache = self._feed(ground.data, run, lives[0])
         trainer = self._trainer(ground, lives, feed)
         for number, live in enumerate(lives):
@@ -150,7 +159,7 @@ class StageTraining:
                 settings=self._settings,
                 home=home,
                 run=run,
-                versions=swarm.versions.at,
+                swarm=swarm,
                 index=index,
                 device=ground.device,
             )

@@ -18,7 +18,7 @@ from neuroshard.aggregation import Aggregator, clipped, judge
 from neuroshard.aggregation.sums import dot_product
 from neuroshard.compression import Codec, MalformedVectorError, checked_vector
 from neuroshard.identity import hash_parts
-from neuroshard.network import MessageTooLargeError, PeerUnreachableError, Transport, TransportClosedError
+from neuroshard.network import Message, MessageTooLargeError, PeerUnreachableError, TransportClosedError
 from neuroshard.swarm.frames import (
     contribution_frame,
     read_contribution,
@@ -36,6 +36,18 @@ ROOT_KIND = "round/root"
 _Value = TypeVar("_Value")
 
 
+class Messenger(Protocol):
+    """The part of a Transport that a round needs."""
+
+    async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
+        """See Transport.send."""
+        ...
+
+    async def receive(self, kind: str) -> Message:
+        """See Transport.receive."""
+        ...
+
+
 class Offload(Protocol):
     """Runs a blocking function elsewhere and waits for its value."""
 
@@ -45,7 +57,7 @@ class Offload(Protocol):
 
 
 async def run_round(
-    transport: Transport,
+    transport: Messenger,
     descriptor: RoundDescriptor,
     group: Group,
     contribution: Tensor,
@@ -127,7 +139,7 @@ async def _confirmed(exchange: _Exchange, outcome: Completed) -> RoundOutcome:
 class _Exchange:
     """Every member sends one message of a kind to every other and reads one from each."""
 
-    def __init__(self, transport: Transport, group: Group, the_round: bytes, offload: Offload) -> None:
+    def __init__(self, transport: Messenger, group: Group, the_round: bytes, offload: Offload) -> None:
         self._transport = transport
         self._offload = offload
         self.group = group

@@ -30,6 +30,11 @@ class StageRounds:
     parameters: OuterOptimization
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` hold all the time
 
+    def descriptor(self, outer_step: int, view: int, aggregator: str) -> RoundDescriptor:
+        """Of the round that ends this outer step; `view` counts those of it that were abandoned."""
+        codec = make_codec(self.parameters_at(outer_step).codec)
+        return RoundDescriptor(self.run_id, self.stage, outer_step, codec.name, aggregator, self.schema_hash, view)
+
     def parameters_at(self, outer_step: int) -> OuterOptimization:
         """Those that hold for the round that ends this outer step."""
         return self.parameters if self.versions is None else self.versions(outer_step)
@@ -49,12 +54,9 @@ def group_exchange(
         config, codec = aggregator_config(parameters), make_codec(parameters.codec)
         view = views.get(outer_step, 0)
         views.clear()
-        descriptor = RoundDescriptor(
-            rounds.run_id, rounds.stage, outer_step, codec.name, aggregator_name(config), rounds.schema_hash, view
-        )
         outcome = await run_round(
             transport,
-            descriptor,
+            rounds.descriptor(outer_step, view, aggregator_name(config)),
             group(),
             contribution,
             aggregator=make_aggregator(config),

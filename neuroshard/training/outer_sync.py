@@ -36,6 +36,7 @@ class Abandoned:
     """A round that completed nowhere."""
 
     reason: str
+    is_soon_again: bool = False  # what was counted towards it still counts
 
 
 Exchange: TypeAlias = Callable[[Tensor, int], Awaitable[Agreed | Abandoned]]
@@ -100,7 +101,7 @@ class OuterSync:
         self._model = model
         self._parameters = parameters
         self._versions = versions
-        self._exchange = exchange
+        self.exchange = exchange
         self.state = state
         self.progress = progress or OuterProgress()
 
@@ -131,17 +132,18 @@ class OuterSync:
     async def run_round(self, now: float) -> bool:
         """One round with the group, between two inner steps; whether it completed. Aborted, it changes nothing.
 
-        After an abort training goes on for as long as after a success: the work is part of the next contribution.
+        After an abort training goes on: the work is part of the next contribution. That comes as late as after a
+        success, unless the exchange says that it is soon again.
         `now` is in seconds since the epoch.
         """
         before = self.state
         local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
         contribution = await anyio.to_thread.run_sync(pseudo_gradient, before.anchor, local)
         parameters = self.parameters  # a version that is heard of during the round waits for the next one
-        outcome = await self._exchange(contribution, before.outer_step)
+        outcome = await self.exchange(contribution, before.outer_step)
         match outcome:
-            case Abandoned(reason):
-                self._count_failure(reason)
+            case Abandoned():
+                self._count_failure(outcome)
                 return False
             case Agreed():
                 await self._commit(before, local, outcome, parameters, now)
@@ -197,9 +199,16 @@ class OuterSync:
                 last_sync=now,
             )
 
-    def _count_failure(self, reason: str) -> None:
+    def _count_failure(self, outcome: Abandoned) -> None:
         progress = self.progress
-        self.progress = replace(progress, inner_steps=0, sequences=0, failed=progress.failed + 1, last_failure=reason)
+        counted = (progress.inner_steps, progress.sequences) if outcome.is_soon_again else (0, 0)
+        self.progress = replace(
+            progress,
+            inner_steps=counted[0],
+            sequences=counted[1],
+            failed=progress.failed + 1,
+            last_failure=outcome.reason,
+        )
 
 
 def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:

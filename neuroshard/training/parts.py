@@ -14,6 +14,7 @@ from neuroshard.training.evaluation import PINNED_SEQUENCES
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.generation import TextGenerator
 from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.rounds.group_rounds import GroupRounds
 from neuroshard.training.routing import Routing
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
@@ -64,6 +65,7 @@ class StageParts:
     service: StageService
     outer: OuterSync
     saver: Saver | None = None  # None: nothing is kept, for measurements
+    group: GroupRounds | None = None  # rounds with other replicas; None: this node has nobody
 
     @property
     def executor(self) -> StageExecutor:

@@ -66,6 +66,8 @@ class StageLoop:
         """Until the control says stop, or the stage has made `last_step`."""
         stage, control, intake = self.stage, self._control, self._service.intake
         while True:
+            if control.must_hold is not None:
+                stage.withdraw()
             if intake.is_full:
                 await stage.step()
             elif self._service.is_spoilt:
@@ -82,6 +84,8 @@ class StageLoop:
                 await self._save()
             elif stage.watch is not None and not stage.watch.is_ready(self.record):
                 await self._get_ready()
+            elif stage.is_called:
+                await self._synchronise()
             else:
                 await self._collect()
 
@@ -103,7 +107,16 @@ class StageLoop:
         """Let microbatches in until they are enough for a step, or a request comes; what is done stays."""
         self._begin()
         self._service.intake.open()
-        await self.requests.unless_waiting(self._service.filled)
+        await first_of(lambda: self.requests.unless_waiting(self._service.filled), self.stage.called)
+
+    async def _synchronise(self) -> None:
+        """A round with other replicas, between two microbatches; whoever asks to hold ends it."""
+        await self._service.drain("The replicas of this stage synchronise.")
+        await first_of(self.stage.take_part, self._held)
+
+    async def _held(self) -> None:
+        while self._control.must_hold is None:
+            await self._control.changed()
 
     async def _let_through(self, before: StageLoop) -> None:
         """Let in what the stage before has begun, though no more will begin there."""

@@ -76,6 +76,31 @@ class StageTrainer:
         if self.parts.saver is not None:
             await self.parts.saver.offer(self.record, outer_step_done)
 
+    @property
+    def is_called(self) -> bool:
+        """Whether a round with other replicas waits for this stage."""
+        return self.parts.group is not None and self.parts.group.gathering.is_called
+
+    async def called(self) -> None:
+        """Wait until `is_called`."""
+        if self.parts.group is None:
+            await anyio.sleep_forever()
+        else:
+            await self.parts.group.gathering.called()
+
+    def withdraw(self) -> None:
+        """Let a round that waits go on without this stage."""
+        if self.parts.group is not None:
+            self.parts.group.withdraw()
+
+    async def take_part(self) -> None:
+        """The round that waits; nothing may be open. The step in work is kept."""
+        began = self.pace.monotonic()
+        completed = await self._run_round()
+        self.pace.skip(self.pace.monotonic() - began)
+        if completed and self.parts.saver is not None:
+            await self.parts.saver.offer(self.record, outer_step_done=True)
+
     async def recover(self) -> None:
         """What follows when the stage gives no numbers any more and so never comes to a step: as after bad steps."""
         await self.parts.service.discard("The stage goes back to its last checkpoint.")
@@ -110,10 +135,16 @@ class StageTrainer:
             self.parts.outer.after_step(done.sequences)
 
     async def _synchronise_if_due(self) -> bool:
-        """Run the outer round when it is due; whether it completed."""
-        outer, monotonic = self.parts.outer, self.pace.monotonic
+        """Run the outer round when it is due and this node is alone; whether it completed. Others call theirs."""
+        outer, group, monotonic = self.parts.outer, self.parts.group, self.pace.monotonic
+        if group is not None and not group.gathering.is_alone:
+            return False
         if not outer.is_due(self.parameters.sequences_per_step, monotonic() - self._last_round):
             return False
+        return await self._run_round()
+
+    async def _run_round(self) -> bool:
+        outer, monotonic = self.parts.outer, self.pace.monotonic
         completed = await outer.run_round(self._wall_clock())
         self._last_round = monotonic()
         if not completed:

@@ -1,26 +1,26 @@
-"""What a node says about synchronisation while its nodes do not average yet."""
+"""What a node says about synchronisation before its first round with others."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from neuroshard.node.observation import NOT_SYNCHRONISED, among_others
+from neuroshard.node.observation import among_replicas
 from neuroshard.status.snapshot import DilocoStatus
 
 OWN = DilocoStatus(inner_step=3, inner_steps_total=500, outer_steps=2, explanation="Alone.")
 
 
 def test_alone_the_outer_steps_explain_themselves() -> None:
-    assert among_others(OWN, others=0) == OWN
+    assert among_replicas(OWN, replicas=0) == OWN
 
 
-def test_among_others_it_is_said_that_nothing_is_averaged_yet() -> None:
-    assert among_others(OWN, others=1) == replace(OWN, explanation=NOT_SYNCHRONISED)
-    assert "do not synchronise yet" in NOT_SYNCHRONISED
-    assert "each trains its own" in NOT_SYNCHRONISED
-    assert "later version" in NOT_SYNCHRONISED
+def test_it_is_said_with_how_many_a_node_will_average() -> None:
+    one = among_replicas(OWN, replicas=1)
+    assert one == replace(OWN, explanation=one.explanation)
+    assert one.explanation == "Another node holds the same layers: every 500 steps all of them agree on one average."
+    assert among_replicas(OWN, replicas=3).explanation.startswith("3 other nodes hold the same layers")
 
 
 def test_a_round_with_others_is_told_as_it_was() -> None:
     met = replace(OWN, members=3, explanation="The last round had 3 members.")
-    assert among_others(met, others=2) == met
+    assert among_replicas(met, replicas=2) == met

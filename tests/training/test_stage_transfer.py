@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from donors import FILE, MODEL, World, donor_node, identity_of, play
+from donors import FILE, MODEL, NAME, World, donor_node, identity_of, play
 from small_stage import make_stage
 
 from neuroshard.training.checkpoint.store import CheckpointStore
@@ -12,6 +12,7 @@ from neuroshard.training.stage_state import stage_tensors
 from neuroshard.training.transfer.install import install
 from neuroshard.training.transfer.manifest import CHUNK_BYTES, chunk_count
 from neuroshard.training.transfer.partial_file import PartialFile
+from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import NodeId
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
@@ -29,7 +30,7 @@ def test_the_state_of_a_stage_arrives_bit_for_bit_and_goes_on_as_ones_own(
     donor.save(40)
 
     async def scenario(world: World) -> None:
-        assert (await world.receiver.standings([A, B]))[A].line == (3, donor.outer.progress.state_root)
+        assert (await standings_of(world.receiver.asking, NAME, [A, B]))[A].line == (3, donor.outer.progress.state_root)
         manifest = await world.receiver.manifest(A, 30.0)
         received = await world.receiver.fetch(A, {A: manifest}, partial_in(tmp_path / "here"))
         assert received.root == donor.outer.progress.state_root

@@ -92,7 +92,7 @@ def thin_out(items: Sequence[Item], most: int) -> list[Item]:
 def hash_agreement_rate(status: NodeStatus) -> float:
     """Share of the nodes with the same layers and outer step whose root is the certified one; alone 1.
 
-    Nodes that do not synchronise yet certify only their own root, so each counts against the others.
+    Nodes without a common round certify only their own root, so each counts against the others.
     """
     diloco = status.diloco
     if not diloco.state_root:

@@ -23,16 +23,21 @@ class SecondCopy:
 
 @dataclass
 class LiveSnapshots:
-    """See Snapshots. `steps` tells the stage's applied steps."""
+    """See Snapshots. `steps` tells the stage's applied steps, `in_group` how it stands among its replicas."""
 
     keeper: CheckpointKeeper
     outer: OuterSync
     steps: Callable[[], int]
     now: Callable[[], float] = time.time
+    in_group: Callable[[], Standing] | None = None
     copy: SecondCopy | None = field(default=None, init=False)
 
     def standing(self) -> Standing:
         """See Snapshots."""
+        return self.own() if self.in_group is None else self.in_group()
+
+    def own(self) -> Standing:
+        """How the stage stands by itself."""
         progress = self.outer.progress
         return Standing(
             is_live=True,

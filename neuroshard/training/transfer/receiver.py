@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import anyio
-
 from neuroshard.network import ScoreReason
 from neuroshard.training.transfer.chunk_board import ChunkBoard
 from neuroshard.training.transfer.download import Asking, Download, Progress, ReceivingOptions, StageFile, held_bytes
-from neuroshard.training.transfer.errors import DonorError, LyingDonorError
+from neuroshard.training.transfer.errors import LyingDonorError
 from neuroshard.training.transfer.layout import outer_root
 from neuroshard.training.transfer.manifest import (
     ANY,
@@ -22,12 +20,11 @@ from neuroshard.training.transfer.manifest import (
     read_manifest,
 )
 from neuroshard.training.transfer.partial_file import PartialFile
-from neuroshard.training.transfer.standing import LIMITS, Standing, read_standing, standing_request
+from neuroshard.training.transfer.standing import LIMITS
 from neuroshard.types import NodeId
 
-STANDING_SECONDS = 5.0
+TELL_SECONDS = 5.0
 MANIFEST_SECONDS = 60.0  # a donor may wait for its next step
-QUESTIONS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -47,22 +44,6 @@ class Receiver:
     file: StageFile
     options: ReceivingOptions = field(default_factory=ReceivingOptions)
     progress: Progress = field(default_factory=Progress)
-
-    async def standings(self, peers: Sequence[NodeId]) -> dict[NodeId, Standing]:
-        """What these nodes say of their state of the stage; who does not answer or has nothing is left out."""
-        found: dict[NodeId, Standing] = {}
-        slots = anyio.CapacityLimiter(QUESTIONS_AT_ONCE)
-
-        async def ask(peer: NodeId) -> None:
-            async with slots:
-                standing = await self._standing(peer)
-            if standing is not None:
-                found[peer] = standing
-
-        async with anyio.create_task_group() as tasks:
-            for peer in peers:
-                tasks.start_soon(ask, peer)
-        return found
 
     async def manifest(self, donor: NodeId, max_age_seconds: float, preferred: str = ANY) -> SnapshotManifest:
         """A donor's newest snapshot, or the preferred one while it has that. Raises DonorError."""
@@ -98,23 +79,13 @@ class Receiver:
 
     async def tell_copied(self, donor: NodeId, taken_at: float) -> None:
         """Let a donor know that its state of this time is kept here. Raises DonorError."""
-        await self.asking.ask(donor, copied_frame(self.file.stage, taken_at), LIMITS, STANDING_SECONDS)
+        await self.asking.ask(donor, copied_frame(self.file.stage, taken_at), LIMITS, TELL_SECONDS)
 
     def _finished(self, manifest: SnapshotManifest, into: PartialFile) -> Received:
         if into.finish() != manifest.checkpoint.tensors.sha256:
             into.remove()
             raise LyingDonorError("Its snapshot is not the one that its checkpoint names.", ScoreReason.DIGEST_MISMATCH)
         return Received(manifest, into.path, outer_root(into.path, self.file.layout, manifest.meta.outer_step))
-
-    async def _standing(self, peer: NodeId) -> Standing | None:
-        try:
-            answer = await self.asking.ask(peer, standing_request(self.file.stage), LIMITS, STANDING_SECONDS)
-            return read_standing(answer)
-        except LyingDonorError as error:
-            self.asking.report(peer, error.reason)
-        except DonorError:
-            pass  # it may be gone
-        return None
 
 
 def _held(into: PartialFile, digests: Sequence[bytes], reuse: Sequence[Path]) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from neuroshard.identity.fields import exact_object, number_field
@@ -42,13 +42,39 @@ class Standing:
         return self.outer_step, self.steps
 
 
-def best_of(standings: Mapping[NodeId, Standing]) -> NodeId | None:
-    """From whom to take a stage's state: a live one before copies, then the furthest; None when nobody made a step.
+def leading_line(standings: Iterable[Standing]) -> tuple[int, str] | None:
+    """The line that replicas of a stage follow when they have come apart; None when none of them names one.
 
-    A copy is of somebody who is gone: where the stage goes on without him, it is of a line that has ended.
+    That of most replicas; of equally many the one with more outer steps, then more inner ones, then the lower root:
+    everybody who sees the same replicas comes to the same line. Nothing is certified: friends are trusted.
+    """
+    lines: dict[tuple[int, str], list[Standing]] = {}
+    for standing in standings:
+        if standing.is_live and standing.root:
+            lines.setdefault(standing.line, []).append(standing)
+
+    def key(line: tuple[int, str]) -> tuple[int, int, int]:
+        replicas = lines[line]
+        return len(replicas), line[0], max(replica.steps for replica in replicas)
+
+    return max(sorted(lines, key=lambda line: line[1]), key=key, default=None)
+
+
+def best_of(standings: Mapping[NodeId, Standing], own: Standing | None = None) -> NodeId | None:
+    """From whom to take a stage's state; None when the own one is as good, or nobody has made a step.
+
+    Who trains comes before copies: these are of somebody who is gone, and of a line that has ended where others go on.
+    Replicas of one line keep what each has done.
     """
     trained = {node: standing for node, standing in standings.items() if standing.steps > 0}
-    chosen = {node: standing for node, standing in trained.items() if standing.is_live} or trained
+    live = {node: standing for node, standing in trained.items() if standing.is_live}
+    if live:
+        line = leading_line([*live.values(), *([] if own is None else [own])])
+        if own is not None and own.line == line:
+            return None
+        chosen = {node: standing for node, standing in live.items() if line in (None, standing.line)}
+    else:
+        chosen = {node: standing for node, standing in trained.items() if own is None or standing.work > own.work}
     return max(sorted(chosen), key=lambda node: chosen[node].work, default=None)
 
 

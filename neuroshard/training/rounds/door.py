@@ -1,0 +1,49 @@
+"""The rounds of all stages that a node holds, behind one door: calls and parts find their stage."""
+
+from __future__ import annotations
+
+from neuroshard.network import RequestRefusedError, Transport
+from neuroshard.training.rounds.calls import CALL, CALL_LIMITS, read_call
+from neuroshard.training.rounds.group_rounds import GroupRounds
+from neuroshard.training.rounds.line import PART, PART_LIMITS, PARTS_AT_ONCE, read_part
+from neuroshard.training.transfer.fields import StageName
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame
+
+
+class RoundDoor:
+    """One for a node."""
+
+    def __init__(self) -> None:
+        self._groups: dict[StageName, GroupRounds] = {}
+
+    def add(self, group: GroupRounds) -> None:
+        """Let others call this stage to rounds."""
+        self._groups[group.line.stage] = group
+
+    def clear(self) -> None:
+        """Refuse everything."""
+        for group in self._groups.values():
+            group.line.close()
+        self._groups.clear()
+
+    def serve(self, transport: Transport) -> None:
+        """Answer from now on. Raises ValueError when this transport has a door already."""
+        transport.serve(CALL, self.answer_call, CALL_LIMITS)
+        transport.serve(PART, self.take_part, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
+
+    async def answer_call(self, sender: NodeId, frame: Frame) -> Frame:
+        """See Gathering.answer. Raises RequestRefusedError."""
+        stage, call = read_call(frame)
+        return await self._of(stage).gathering.answer(sender, call)
+
+    async def take_part(self, sender: NodeId, frame: Frame) -> Frame:
+        """See RoundLine.take. Raises RequestRefusedError."""
+        stage, _ = read_part(frame)
+        return await self._of(stage).line.take(sender, frame)
+
+    def _of(self, stage: StageName) -> GroupRounds:
+        group = self._groups.get(stage)
+        if group is None:
+            raise RequestRefusedError("This node does not hold these layers.")
+        return group

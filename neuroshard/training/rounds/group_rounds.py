@@ -1,0 +1,104 @@
+"""The exchange of a stage that may have several replicas: with the group that was agreed on, else alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import anyio.to_thread
+from torch import Tensor
+
+from neuroshard.aggregation import Mean, make_aggregator
+from neuroshard.compression import make_codec
+from neuroshard.swarm.frames import HASH_BYTES
+from neuroshard.swarm.group import aggregator_name, round_id
+from neuroshard.swarm.outcome import Aborted, Completed
+from neuroshard.swarm.round import CONTRIBUTION_KIND, ROOT_KIND, Offload, run_round
+from neuroshard.training.exchange import StageRounds
+from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
+from neuroshard.training.rounds.calls import RoundTimes
+from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
+from neuroshard.training.rounds.line import RoundLine
+from neuroshard.training.transfer.download import Asking
+
+LEAST_DEADLINE_SECONDS = 60.0
+SLOWEST_BYTES_PER_SECOND = 250_000
+_MEAN = Mean()
+
+
+class GroupRounds:
+    """One stage's rounds: who gathers, over which line, and the exchange that the outer step uses.
+
+    The aggregator is the plain mean, whatever the run names: what else it asks for needs certified rounds.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        asking: Asking,
+        alone: Exchange,
+        *,
+        vector_length: int,
+        times: RoundTimes | None = None,
+        offload: Offload = anyio.to_thread.run_sync,
+    ) -> None:
+        """`vector_length` numbers are a contribution."""
+        self.line = RoundLine(replica.stage, asking.requester)
+        self.gathering = Gathering(replica, asking, self._open_line, times)
+        self._rounds: StageRounds = replica.rounds
+        self._alone = alone
+        self._length = vector_length
+        self._offload = offload
+
+    async def exchange(self, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
+        """See Exchange."""
+        agreement = self.gathering.agreement
+        if agreement is None:
+            return await self._alone(contribution, outer_step)
+        if agreement.outer_step != outer_step:
+            self.withdraw()
+            return Abandoned("it was called for another outer step", is_soon_again=True)
+        self.gathering.in_round = True
+        completed = False
+        try:
+            outcome = await self._with_group(contribution, agreement)
+            completed = isinstance(outcome, Agreed)
+        finally:
+            self.line.close()
+            self.gathering.ended(completed=completed)
+        return outcome
+
+    def withdraw(self) -> None:
+        """Take no part in what was agreed on: the others learn it when they send."""
+        if self.gathering.is_called:
+            self.line.close()
+            self.gathering.withdraw()
+
+    async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
+        sizes, members = self._largest(agreement.outer_step), len(agreement.group.members)
+        deadline = LEAST_DEADLINE_SECONDS + 2 * members * sum(sizes.values()) / SLOWEST_BYTES_PER_SECOND
+        outcome = await run_round(
+            self.line,
+            self._rounds.descriptor(agreement.outer_step, agreement.view, aggregator_name(_MEAN)),
+            agreement.group,
+            contribution,
+            aggregator=make_aggregator(_MEAN),
+            codec=make_codec(self._rounds.parameters_at(agreement.outer_step).codec),
+            deadline_seconds=deadline,
+            offload=self._offload,
+        )
+        match outcome:
+            case Completed(aggregate=aggregate, members=together):
+                return Agreed(aggregate, len(together))
+            case Aborted(reason=reason):
+                return Abandoned(reason, is_soon_again=True)
+
+    def _open_line(self, agreement: Agreement) -> None:
+        """Messages of the others may come before this node enters the round."""
+        descriptor = self._rounds.descriptor(agreement.outer_step, agreement.view, aggregator_name(_MEAN))
+        name = round_id(descriptor, agreement.group).hex()
+        self.line.open(name, frozenset(agreement.group.others), self._largest(agreement.outer_step))
+
+    def _largest(self, outer_step: int) -> Mapping[str, int]:
+        codec = make_codec(self._rounds.parameters_at(outer_step).codec)
+        contribution = 2 * HASH_BYTES + codec.encoded_size(self._length)
+        return {CONTRIBUTION_KIND: contribution, ROOT_KIND: 2 * HASH_BYTES}

@@ -1,0 +1,120 @@
+"""Trainers of one model in one process that average over an in-memory network, with all their real parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import torch
+import trio
+from replica_world import QUICK
+from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
+
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.model.tensor_schema import TensorSchema, flatten
+from neuroshard.network import InMemoryNetwork
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.exchange import StageRounds
+from neuroshard.training.loop import Trainer
+from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.rounds.door import RoundDoor
+from neuroshard.training.rounds.gathering import Replica
+from neuroshard.training.rounds.group_rounds import GroupRounds
+from neuroshard.training.routing import FixedRouting
+from neuroshard.training.transfer.donor import Donor
+from neuroshard.training.transfer.download import Asking
+from neuroshard.training.transfer.fields import StageName
+from neuroshard.training.transfer.live_snapshots import LiveSnapshots
+from neuroshard.types import DataPosition, NodeId, ShardId
+
+TOGETHER = replace(PARAMETERS, outer=OuterOptimization(inner_steps=6))
+STAGE = StageName(IDENTITY.run_id, IDENTITY.layers)
+NAMES = (NodeId("a"), NodeId("b"))
+
+
+@dataclass
+class Node:
+    trainer: Trainer
+    anchors: list[torch.Tensor]  # after each round
+    weights: list[torch.Tensor]
+
+
+def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemoryNetwork, shard: int) -> Node:
+    identity = replace(IDENTITY, node_id=name)
+    stage = make_stage(compute, folder / name, TOGETHER, identity)
+    alone = make_parts(compute, stage, TOGETHER, identity)
+    transport = network.join(name)
+    rounds = StageRounds(identity.run_id, 0, TensorSchema.of(stage.executor.model).sha256, TOGETHER.outer)
+    snapshots = LiveSnapshots(stage.keeper, alone.outer, lambda: stage.record.progress.steps)
+
+    def peers() -> Sequence[NodeId]:
+        return [node for node in NAMES if node != name]
+
+    replica = Replica(name, STAGE, rounds, TOGETHER.sequences_per_step, snapshots.own, peers)
+    group = GroupRounds(
+        replica,
+        Asking(transport),
+        alone.outer.exchange,
+        vector_length=stage.outer_state.anchor.numel(),
+        times=QUICK,
+    )
+    alone.outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
+    donor, door = Donor(), RoundDoor()
+    donor.offer(STAGE, snapshots)
+    donor.serve(transport)
+    door.add(group)
+    door.serve(transport)
+    held = replace(alone, group=group)
+    node = Node(Trainer.__new__(Trainer), [], [])
+    run_round = held.outer.run_round
+
+    async def noted(now: float) -> bool:
+        completed = await run_round(now)
+        if completed:
+            node.anchors.append(held.outer.state.anchor)
+            node.weights.append(await compute.run(lambda: flatten(stage.executor.model).clone()))
+        return completed
+
+    held.outer.run_round = noted  # type: ignore[method-assign]
+    feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0))
+    parts = TrainerParts(TOGETHER, (held,), Driving(name, feed, FixedRouting([LocalHop(held.service)])))
+    node.trainer = Trainer(parts, [stage.record])
+    return node
+
+
+def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> None:
+    computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
+
+    async def main() -> list[Node]:
+        with InMemoryNetwork() as network, anyio.fail_after(100):
+            nodes = [
+                node_of(compute, tmp_path, name, network, shard)
+                for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
+            ]
+
+            async def stop_when_done() -> None:
+                while any(len(node.anchors) < 3 for node in nodes):
+                    await anyio.sleep(0.02)
+                for node in nodes:
+                    node.trainer.stop()
+
+            async with anyio.create_task_group() as tasks:
+                for node in nodes:
+                    tasks.start_soon(node.trainer.run)
+                tasks.start_soon(stop_when_done)
+            return nodes
+
+    try:
+        a, b = trio.run(main)
+    finally:
+        for compute in computes:
+            compute.close()
+    for number in range(3):
+        assert torch.equal(a.anchors[number], b.anchors[number])
+        assert torch.equal(a.weights[number], b.weights[number])
+        assert torch.equal(a.weights[number], a.anchors[number])
+    assert a.trainer.snapshot().diloco.members == 2
+    assert a.trainer.record.progress.position != b.trainer.record.progress.position  # each has data of its own
