@@ -28,7 +28,8 @@ class OpenMicrobatch:
     """A microbatch between its forward and its backward pass."""
 
     inputs: Tensor  # a leaf that collects the activation gradient, or token ids in the first stage
-    output: Tensor  # activations (b, t, d); without a graph when the forward pass is to be recomputed
+    output: Tensor  # activations (b, t, d)
+    keeps_graph: bool  # else the forward pass is computed again
 
 
 class StageExecutor:
@@ -43,29 +44,28 @@ class StageExecutor:
         optimizer: torch.optim.AdamW,
         device: torch.device,
         precision: Precision = Precision.FP32,
-        *,
-        recompute: bool = False,
     ) -> None:
-        """`recompute` keeps only the inputs of an open microbatch: less memory for a third more work."""
         self.model = model
         self.optimizer = optimizer
         self.device = device  # where it computes; while suspended the tensors are on the CPU
         self.precision = precision
-        self.recompute = recompute
         self._loss_sums: list[Tensor] = []
 
-    def forward(self, inputs: Tensor) -> OpenMicrobatch:
-        """Token ids (b, t) or activations (b, t, d) -> activations, with what the backward pass needs."""
+    def forward(self, inputs: Tensor, *, keeps_graph: bool = True) -> OpenMicrobatch:
+        """Token ids (b, t) or activations (b, t, d) -> activations, with what the backward pass needs.
+
+        Without a graph that is the inputs alone: far less memory for a third more work.
+        """
         leaf = self._leaf(inputs)
-        with torch.set_grad_enabled(not self.recompute):
-            return OpenMicrobatch(leaf, self._activations(leaf))
+        with torch.set_grad_enabled(keeps_graph):
+            return OpenMicrobatch(leaf, self._activations(leaf), keeps_graph)
 
     def backward(self, opened: OpenMicrobatch, gradient: Tensor) -> Tensor | None:
         """Accumulate parameter gradients; returns the gradient of the inputs (b, t, d), None from the first stage.
 
         `gradient` is that of the output. Uses the microbatch up; the weights must be those of its forward pass.
         """
-        output = self._activations(opened.inputs) if self.recompute else opened.output
+        output = opened.output if opened.keeps_graph else self._activations(opened.inputs)
         torch.autograd.backward(output, gradient.to(self.device))
         return None if self.model.is_first else opened.inputs.grad
 

@@ -103,7 +103,7 @@ class LocalHop:
         answer = await work
         seconds = anyio.current_time() - began
         worked = max(0.0, self.service.compute_seconds(key) - before)
-        again = recompute_seconds(operation, before, worked) if self.service.executor.recompute else 0.0
+        again = recompute_seconds(operation, before, worked) if self.service.is_recomputed(key) else 0.0
         self.timings.append(HopTiming(operation, key.session, key.microbatch, seconds, seconds, worked, again))
         return answer
 

@@ -46,6 +46,7 @@ class Work:
     running: bool = False  # a job of it waits or runs
     dropped: bool = False  # nobody will ask for it again
     counted: bool = False  # as accumulated or as given up
+    keeps_graph: bool | None = None  # of its forward pass; None: both passes are one job
     opened: OpenMicrobatch | None = None  # between forward and backward pass
     output: Tensor | None = None  # activations as they were sent, on the CPU
     loss_sum: Tensor | None = None  # in the last stage

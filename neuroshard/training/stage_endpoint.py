@@ -84,7 +84,7 @@ class StageEndpoint:
         except StageError as error:
             return refusal_frame(error)
         worked = max(0.0, self._service.compute_seconds(key) - computed)
-        again = recompute_seconds(request.operation, computed, worked) if self._service.executor.recompute else 0.0
+        again = recompute_seconds(request.operation, computed, worked) if self._service.is_recomputed(key) else 0.0
         answer = StageAnswer(
             output,
             losses,

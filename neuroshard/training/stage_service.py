@@ -47,6 +47,7 @@ class ServiceCounts:
     microbatches: int = 0  # accumulated
     repeated: int = 0  # asked for again and answered from memory
     given_up: int = 0  # opened but never accumulated
+    recomputed: int = 0  # of the accumulated ones: forward passes that were computed twice
 
 
 class StageService:
@@ -64,7 +65,12 @@ class StageService:
         sequences_per_step: int,
         batch_size: int,
         limits: ServiceLimits | None = None,
+        kept_graphs: int | None = None,
     ) -> None:
+        """`kept_graphs` microbatches at a time keep what their backward pass needs, the others compute it again.
+
+        None: all keep it.
+        """
         self.compute = compute
         self.executor = executor
         self.intake = Intake(sequences_per_step)
@@ -73,6 +79,8 @@ class StageService:
         self._shapes = StageShapes.of(executor.model, batch_size)
         self._table = SessionTable(self._limits.sessions)
         self._gradient_limit = GradientLimit()
+        self._kept_graphs = self._limits.sessions.open_microbatches if kept_graphs is None else kept_graphs
+        self._graphs = 0  # of microbatches that are open or about to be
         self._waiting = 0
         self._is_suspended = False
         self._is_leaving = False
@@ -98,6 +106,11 @@ class StageService:
         work = self._table.peek(key)
         return 0.0 if work is None else work.compute_seconds
 
+    def is_recomputed(self, key: MicrobatchKey) -> bool:
+        """Whether a microbatch that is known computes its forward pass twice."""
+        work = self._table.peek(key)
+        return work is not None and work.keeps_graph is False
+
     async def run(self) -> None:
         """Close idle sessions until cancelled."""
         while True:
@@ -111,7 +124,7 @@ class StageService:
         SpoiltMicrobatchError for activations that are no numbers.
         """
         self._shapes.check_forward(inputs)
-        work = await self._work_of(key, inputs)
+        work = await self._work_of(key, inputs, opens=True)
         await self._once(work, lambda: work.output is not None, lambda: self._do_forward(work, inputs))
         return _present(work.output)
 
@@ -122,7 +135,7 @@ class StageService:
         SpoiltMicrobatchError for a gradient that is no number.
         """
         self._shapes.check_loss(inputs, labels)
-        work = await self._work_of(key, inputs)
+        work = await self._work_of(key, inputs, opens=False)
         await self._once(work, lambda: work.done, lambda: self._do_loss(work, inputs, labels))
         return _present(work.loss_sum), _unspoilt(work)
 
@@ -219,8 +232,11 @@ class StageService:
         await self.compute.run(self.executor.resume, Priority.SMALL)
         self._is_suspended = False
 
-    async def _work_of(self, key: MicrobatchKey, inputs: Tensor) -> Work:
-        """The microbatch of a key: a known one, or a new one that waited until there was room."""
+    async def _work_of(self, key: MicrobatchKey, inputs: Tensor, *, opens: bool) -> Work:
+        """The microbatch of a key: a known one, or a new one that waited until there was room.
+
+        One that `opens` stays open until its backward pass.
+        """
         sequences, tokens = inputs.shape[0], inputs.shape[0] * inputs.shape[1]
         kept_bytes = self._shapes.kept_bytes(tokens)
         await self._room_for(key, kept_bytes)
@@ -229,6 +245,9 @@ class StageService:
             return known
         work = Work(key, sequences, tokens, kept_bytes)
         self._table.admit(work, anyio.current_time())
+        if opens:
+            work.keeps_graph = self._graphs < self._kept_graphs
+            self._graphs += work.keeps_graph
         self.intake.begin(sequences)
         return work
 
@@ -291,9 +310,9 @@ class StageService:
         if work.counted:
             return
         if work.done:
-            work.counted = True
+            self._settle(work)
             self.intake.finish(work.key, work.sequences, work.tokens)
-            self._count(microbatches=1)
+            self._count(microbatches=1, recomputed=work.keeps_graph is False)
         elif work.dropped or work.opened is None:
             self._give_up(work)
 
@@ -302,11 +321,16 @@ class StageService:
         work.dropped = True
         if work.running or work.counted:
             return
-        work.counted = True
+        self._settle(work)
         work.opened = work.output = None
         self._table.drop(work)
         self.intake.withdraw(work.sequences)
         self._count(given_up=1)
+
+    def _settle(self, work: Work) -> None:
+        """From now on it counts as accumulated or given up, and its graph is gone."""
+        work.counted = True
+        self._graphs -= work.keeps_graph is True
 
     def _give_up_open(self) -> None:
         self._let_go([work for work in self._table.works() if not work.done])
@@ -316,18 +340,19 @@ class StageService:
             self._give_up(work)
         self.intake.notify()
 
-    def _count(self, *, microbatches: int = 0, repeated: int = 0, given_up: int = 0) -> None:
+    def _count(self, *, microbatches: int = 0, repeated: int = 0, given_up: int = 0, recomputed: int = 0) -> None:
         counts = self.counts
         self.counts = replace(
             counts,
             microbatches=counts.microbatches + microbatches,
             repeated=counts.repeated + repeated,
             given_up=counts.given_up + given_up,
+            recomputed=counts.recomputed + recomputed,
         )
 
     def _do_forward(self, work: Work, inputs: Tensor) -> None:
         self._shapes.check_values(inputs)
-        opened = self.executor.forward(inputs)
+        opened = self.executor.forward(inputs, keeps_graph=work.keeps_graph is not False)
         output = opened.output.detach().cpu()
         if not bool(torch.isfinite(output).all()):
             self._spoilt_in_a_row += 1

@@ -34,11 +34,11 @@ def key(microbatch: int, session: int = 1, driver: NodeId = DRIVER) -> Microbatc
     return MicrobatchKey(driver, session, microbatch)
 
 
-def executor_of(start: int, stop: int, *, recompute: bool = False) -> StageExecutor:
+def executor_of(start: int, stop: int) -> StageExecutor:
     model = StageModel(ARCHITECTURE, LayerRange(start, stop))
     initialise(model, SEED)
     optimizer = make_inner_optimizer(model, PARAMETERS.inner)
-    return StageExecutor(model, optimizer, torch.device("cpu"), recompute=recompute)
+    return StageExecutor(model, optimizer, torch.device("cpu"))
 
 
 def service_of(
@@ -48,23 +48,24 @@ def service_of(
     *,
     sequences_per_step: int = 8,
     limits: ServiceLimits | None = None,
-    recompute: bool = False,
+    kept_graphs: int | None = None,
     is_open: bool = True,
 ) -> StageService:
     service = StageService(
         compute,
-        executor_of(start, stop, recompute=recompute),
+        executor_of(start, stop),
         sequences_per_step=sequences_per_step,
         batch_size=4,
         limits=limits,
+        kept_graphs=kept_graphs,
     )
     if is_open:
         service.intake.open()
     return service
 
 
-def chain_of(compute: ComputeThread, cuts: Sequence[int], *, recompute: bool = False) -> list[StageService]:
-    return [service_of(compute, a, b, recompute=recompute) for a, b in pairwise(cuts)]
+def chain_of(compute: ComputeThread, cuts: Sequence[int], *, kept_graphs: int | None = None) -> list[StageService]:
+    return [service_of(compute, a, b, kept_graphs=kept_graphs) for a, b in pairwise(cuts)]
 
 
 def gradients(services: Sequence[StageService]) -> dict[str, Tensor]:

@@ -31,12 +31,12 @@ CUTS = [(0, 3), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)]
 PARTS = (slice(0, 2), slice(2, 5), slice(5, 8))
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("kept_graphs", [None, 0], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("cuts", CUTS)
 def test_any_split_gives_the_loss_and_gradients_of_the_whole_model(
-    compute: ComputeThread, cuts: tuple[int, ...], recompute: bool
+    compute: ComputeThread, cuts: tuple[int, ...], kept_graphs: int | None
 ) -> None:
-    services = chain_of(compute, cuts, recompute=recompute)
+    services = chain_of(compute, cuts, kept_graphs=kept_graphs)
     route = [LocalHop(service) for service in services]
     _, expected = whole_model()
 
@@ -199,9 +199,9 @@ def test_a_non_finite_gradient_changes_nothing_and_is_forgotten() -> None:
 
 
 def test_recomputing_keeps_no_activations_and_gives_the_same_gradients() -> None:
-    kept, recomputed = executor_of(1, 2), executor_of(1, 2, recompute=True)
+    kept, recomputed = executor_of(1, 2), executor_of(1, 2)
     inputs, gradient = torch.randn(2, 16, ARCHITECTURE.hidden_size), torch.randn(2, 16, ARCHITECTURE.hidden_size)
-    opened = recomputed.forward(inputs)
+    opened = recomputed.forward(inputs, keeps_graph=False)
     assert opened.output.grad_fn is None
     expected = kept.forward(inputs)
     assert torch.equal(opened.output, expected.output)

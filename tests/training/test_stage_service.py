@@ -200,10 +200,10 @@ def test_a_session_closed_while_its_job_runs_counts_what_was_done(compute: Compu
     service = service_of(compute, 1, 2)
     forward, inside = service.executor.forward, Event()
 
-    def slow(inputs: Tensor):
+    def slow(inputs: Tensor, *, keeps_graph: bool):
         inside.set()
         release.wait(20)
-        return forward(inputs)
+        return forward(inputs, keeps_graph=keeps_graph)
 
     service.executor.forward = slow  # type: ignore[method-assign]
     release = Event()
