@@ -132,6 +132,7 @@ class PipelineFlow:
     approximate_takeovers: int = 0  # between replicas whose weights were not known to be the same
     failures: int = 0
     given_up: int = 0  # microbatches that were left out for good
+    unanswered: tuple[int, ...] = ()  # stages for which microbatches wait at present: nobody does them
     recent: tuple[Passage, ...] = ()  # at most 32, the newest last
 
     @property

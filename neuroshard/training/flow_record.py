@@ -84,7 +84,8 @@ class FlowRecord:
         counts = self._counts
         for run in self._under_way:
             counts = counts.with_run(run)
-        return replace(self._folded, recent=tuple(self._recent), **vars(counts))
+        waited_for = {run.waits_for for run in self._under_way if run.waits_for is not None}
+        return replace(self._folded, recent=tuple(self._recent), unanswered=tuple(sorted(waited_for)), **vars(counts))
 
     def _passages(self, now: float) -> list[Passage]:
         oldest = now - WINDOW_SECONDS

@@ -55,6 +55,7 @@ class MicrobatchRun:
         self.key = key
         self.replacements: list[Replacement] = []
         self.failures = 0  # after which somebody else was asked
+        self.waits_for: int | None = None  # the stage that somebody is looked for
         self.hops: list[Hop | None] = [None] * stages
         self.asked: dict[tuple[int, int], tuple[int, Hop]] = {}  # all that were asked for anything, to be told the end
         self._routing = routing
@@ -127,7 +128,9 @@ class MicrobatchRun:
         while True:
             hop = self.hops[stage]
             if hop is None:
+                self.waits_for = stage
                 hop = self.hops[stage] = await self._routing.hop(stage)
+                self.waits_for = None
                 self.asked[stage, id(hop)] = (stage, hop)
                 self._seconds[stage] = 0.0
                 waits_until = anyio.current_time() + self._patience_seconds

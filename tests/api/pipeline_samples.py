@@ -48,6 +48,7 @@ FLOW = PipelineFlow(
     approximate_takeovers=1,
     failures=4,
     given_up=1,
+    unanswered=(1,),
     recent=(replace(PASSAGE, microbatch=2, takeovers=(), failures=0), PASSAGE),
 )
 STAGES = (

@@ -88,6 +88,7 @@ def test_the_flow_of_this_drivers_microbatches(api: Api) -> None:
     }
     assert flow["bottleneck"] == {"stage": 1, "node_id": B, "seconds": 0.75, "share": 0.5}
     assert [load["nodes"] for load in flow["loads"]] == [1, 2, 1]
+    assert flow["unanswered"] == [1]
     before, newest = flow["recent"]
     assert (before["microbatch"], newest["microbatch"], newest["session"]) == (2, 3, 7)
     assert newest["takeovers"] == [{"stage": 1, "before": C, "after": B, "is_exact": False}]

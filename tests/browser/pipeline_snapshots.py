@@ -139,3 +139,31 @@ def one_stage() -> NodeStatus:
 def crowd() -> NodeStatus:
     """64 stages with 200 computers each."""
     return driver(holders(64, 200))
+
+
+def silent() -> NodeStatus:
+    """The only holder of the second stage has died, and nobody has noticed but this driver."""
+    status = driver()
+    assert status.pipeline is not None
+    assert status.pipeline.flow is not None
+    waiting = replace(status.pipeline.flow, unanswered=(1,))
+    return replace(
+        status,
+        state=NodeState.WAITING_FOR_STAGES,
+        state_reason="All nodes that hold a stage fail; they are tried again.",
+        pipeline=replace(status.pipeline, flow=waiting),
+    )
+
+
+def trainer() -> NodeStatus:
+    """Drives the stages of others and holds none."""
+    status = driver()
+    assert status.pipeline is not None
+    assert status.model is not None
+    first, *others = status.pipeline.stages
+    return replace(
+        status,
+        model=replace(status.model, layers=None),
+        stages=(),
+        pipeline=replace(status.pipeline, stages=(replace(first, ready=(peer_id(0),)), *others)),
+    )

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from dashboard_session import OpenPage, StartNode
 from page_checks import FAINT, TWICE, UNNAMED, slowest_frame
-from pipeline_snapshots import crowd, driver, gap, one_stage, resting, worker
+from pipeline_snapshots import crowd, driver, gap, one_stage, resting, silent, trainer, worker
 from playwright.sync_api import ViewportSize, expect
 
 from neuroshard.status.snapshot import NodeStatus
 
 pytestmark = pytest.mark.browser
 PHONE = ViewportSize(width=360, height=740)
-EVERY = pytest.mark.parametrize("make", [driver, worker, gap, resting, one_stage, crowd])
+EVERY = pytest.mark.parametrize("make", [driver, worker, trainer, gap, resting, silent, one_stage, crowd])
 
 
 @EVERY
@@ -28,7 +28,7 @@ def test_the_view_fits_a_phone(make: Callable[[], NodeStatus], start_node: Start
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("make", [driver, gap, resting])
+@pytest.mark.parametrize("make", [driver, gap, resting, silent])
 def test_every_text_can_be_read(
     theme: str, make: Callable[[], NodeStatus], start_node: StartNode, open_page: OpenPage
 ) -> None:

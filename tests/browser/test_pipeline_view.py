@@ -9,13 +9,13 @@ import pipeline_snapshots
 import pytest
 import snapshots
 from dashboard_session import OpenPage, StartNode
-from pipeline_snapshots import ME, TAKEN_OVER, driver, gap, resting, worker
+from pipeline_snapshots import ME, TAKEN_OVER, driver, gap, resting, silent, trainer, worker
 from playwright.sync_api import Locator, Page, expect
 from swarm_page import stat
 from swarm_snapshots import peer_id
 
 from neuroshard.status.pipeline import PipelineStage
-from neuroshard.status.snapshot import NodeState, NodeStatus
+from neuroshard.status.snapshot import DataStatus, NodeState, NodeStatus
 
 pytestmark = pytest.mark.browser
 
@@ -39,7 +39,7 @@ def test_three_stages_in_one_sentence_and_three_boxes(start_node: StartNode, ope
     sentence = "The model is cut into 3 stages, and every one of them is held."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(page.get_by_text("It holds stage 1, layers 1\N{EN DASH}4 of 12.", exact=True)).to_be_visible()
-    expect(page.get_by_text("Every stage is on one computer only.")).to_be_visible()
+    expect(page.get_by_text("Every stage is on one computer only. When one leaves")).to_be_visible()
     boxes = page.get_by_role("region", name="Stages", exact=True).get_by_role("radio")
     expect(boxes).to_have_count(3)
     names = [
@@ -143,6 +143,37 @@ def test_a_stage_whose_holders_rest_is_told(start_node: StartNode, open_page: Op
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(stage_box(page, 2)).to_have_accessible_name("Stage 2 layers 5\N{EN DASH}8 all paused")
     expect(stage_box(page, 2)).to_be_checked()
+
+
+def test_a_stage_whose_holders_do_not_answer_is_told(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node(silent())
+    page = open_page(f"{node.url}#pipeline")
+    sentence = "Nobody who holds stage 2 answers. Training waits while they are asked again."
+    expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
+    expect(stage_box(page, 2)).to_have_accessible_name("Stage 2 layers 5\N{EN DASH}8 no answer")
+    expect(stage_box(page, 2)).to_be_checked()
+    page.get_by_role("link", name="Overview").click()
+    expect(page.get_by_role("alert")).to_contain_text("All nodes that hold a stage fail; they are tried again.")
+
+
+def test_a_trainer_holds_nothing_and_tells_the_way(start_node: StartNode, open_page: OpenPage) -> None:
+    page = open_page(f"{start_node(trainer()).url}#pipeline")
+    expect(
+        page.get_by_text("It holds no layers: it drives microbatches through those of others.", exact=True)
+    ).to_be_visible()
+    expect(page.get_by_role("region", name="The last microbatches")).to_be_visible()
+    expect(page.get_by_role("region", name="Stages on this computer")).to_have_count(0)
+
+
+def test_a_node_that_needs_no_text_is_not_warned_of_it(start_node: StartNode, open_page: OpenPage) -> None:
+    needless = "These layers need no data: others drive them."
+    data = DataStatus("", verified=False, explanation=needless)
+    page = open_page(start_node(replace(worker(), is_demo=False, data=data)).url)
+    expect(page.get_by_role("region", name="Training text")).to_contain_text(needless)
+    expect(page.get_by_text("Unverified data.")).to_have_count(0)
+    page.get_by_role("link", name="Data").click()
+    expect(page.get_by_role("region", name="Training text")).to_contain_text(needless)
+    expect(page.get_by_role("region", name="Source")).to_have_count(0)
 
 
 def test_six_numbers_each_with_a_sentence(start_node: StartNode, open_page: OpenPage) -> None:

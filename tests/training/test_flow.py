@@ -175,15 +175,17 @@ def test_failures_count_while_a_microbatch_is_still_under_way(compute: ComputeTh
     kept = Record(compute)
     run = kept.begin()
     run.failures = 2
-    run.replacements += [Replacement(1, *kept.hops, "it died", True), Replacement(1, *kept.hops, "it died", False)]
+    run.waits_for = 1
+    run.replacements += [Replacement(1, *kept.hops, True), Replacement(1, *kept.hops, False)]
     for _ in range(2):
         flow = kept.record.flow()
         assert (flow.failures, flow.exact_takeovers, flow.approximate_takeovers) == (2, 1, 1)
+        assert flow.unanswered == (1,)
     kept.record.gave_up()
     kept.record.ended(run)
     flow = kept.record.flow()
     assert (flow.failures, flow.exact_takeovers, flow.approximate_takeovers, flow.given_up) == (2, 1, 1, 1)
-    assert flow.recent == ()
+    assert flow.recent == flow.unanswered == ()
 
 
 def test_a_passage_names_who_did_a_stage_in_the_end(compute: ComputeThread) -> None:

@@ -61,7 +61,7 @@ function flow(scenario) {
     window_seconds: 60, microbatches: recent.length, tokens: recent.length * 1024, tokens_per_second: (recent.length * 1024) / 60, bubble_share: known ? 0.44 : null,
     recompute_share: known ? 0 : null, wire_bytes_per_token: known ? 1024 * (all.length - 1) : null, loads,
     bottleneck: known && all.length > 1 ? { stage: 1, node_id: node(1, 0), seconds: loads[1].compute_seconds + loads[1].wait_seconds, share: 0.52 } : null,
-    exact_takeovers: 2, approximate_takeovers: 1, failures: 4, given_up: 0, recent,
+    exact_takeovers: 2, approximate_takeovers: 1, failures: 4, given_up: 0, unanswered: [], recent,
   };
 }
 

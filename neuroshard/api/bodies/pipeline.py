@@ -113,6 +113,7 @@ class FlowBody(Answer):
     approximate_takeovers: int = Field(description="between weights that were not known to be equal")
     failures: int = Field(description="requests after which somebody else was asked")
     given_up: int = Field(description="microbatches that were left out for good")
+    unanswered: list[int] = Field(description="stages for which microbatches wait now: whoever holds them fails")
     recent: list[PassageBody] = Field(description="the last ones, at most 32, the newest last")
 
 

@@ -30,7 +30,7 @@ export function Banners({ dashboard, now, tellsStages }: Props) {
           {warning}
         </Banner>
       ))}
-      {status?.data && !status.data.verified && !status.is_demo && (
+      {status?.data?.source && !status.data.verified && !status.is_demo && (
         <Banner tone="warn" title="Unverified data.">
           {status.data.explanation || "The training text carries no signature, so nobody vouches for it."}
         </Banner>

@@ -77,7 +77,7 @@ function Way({ passage, isNewest, ownId, nodeNow }: { passage: Passage; isNewest
       <h3 id="way">{isNewest ? "The newest one, stage by stage" : `The one of ${ago(passage.ended_at, nodeNow)}, stage by stage`}</h3>
       <p>
         It took {shortTime(passage.seconds)} for {plural(passage.tokens, "token")}
-        {other >= 0.0005 && `, ${shortTime(other)} of it between the stages`}.
+        {other >= 0.01 * (passage.seconds ?? 0) && `, ${shortTime(other)} of it between the stages`}.
         {passage.failures > 0 && ` ${plural(passage.failures, "request")} failed, so another computer was asked.`}
       </p>
       {passage.takeovers.length > 0 && (

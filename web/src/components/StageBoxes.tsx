@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { layerRange, shortId } from "../format";
 import type { Pipeline, PipelineStage } from "../state/pipeline";
-import { coverageWords, holdersSentence, holderState, stageName } from "../words/pipeline";
+import { coverageWords, holdersSentence, holderState, isUnanswered, stageName } from "../words/pipeline";
 import { Pager, usePages } from "./Pager";
 import { Card } from "./parts";
 
@@ -13,7 +13,7 @@ const MANY_STAGES = 12;
 export function StageBoxes({ pipeline, ownId }: { pipeline: Pipeline; ownId: string | null }) {
   const { stages } = pipeline;
   const [wanted, setWanted] = useState<number | null>(null);
-  const chosen = stages.find((stage) => stage.stage === wanted) ?? mostTelling(stages);
+  const chosen = stages.find((stage) => stage.stage === wanted) ?? mostTelling(pipeline);
   if (!chosen) return null;
   return (
     <Card title="Stages" hint="Text goes in on the left. Each stage passes on what it made of it, and on the way back everyone learns." wide>
@@ -21,7 +21,7 @@ export function StageBoxes({ pipeline, ownId }: { pipeline: Pipeline; ownId: str
         <legend class="hidden-visually">Stages of the model; choose one to see who holds it</legend>
         <div class={`stage-boxes ${stages.length > MANY_STAGES ? "stage-boxes-many" : ""}`}>
           {stages.map((stage) => (
-            <StageBox key={stage.stage} stage={stage} isChosen={stage === chosen} onChoose={() => setWanted(stage.stage)} />
+            <StageBox key={stage.stage} {...{ stage, pipeline }} isChosen={stage === chosen} onChoose={() => setWanted(stage.stage)} />
           ))}
         </div>
       </fieldset>
@@ -31,12 +31,21 @@ export function StageBoxes({ pipeline, ownId }: { pipeline: Pipeline; ownId: str
 }
 
 /** Trouble first, then this computer's own. */
-function mostTelling(stages: readonly PipelineStage[]): PipelineStage | undefined {
-  return stages.find((stage) => stage.is_missing || stage.is_resting) ?? stages.find((stage) => stage.is_here) ?? stages[0];
+function mostTelling(pipeline: Pipeline): PipelineStage | undefined {
+  const { stages } = pipeline;
+  const isTrouble = (stage: PipelineStage) => stage.is_missing || stage.is_resting || isUnanswered(stage, pipeline);
+  return stages.find(isTrouble) ?? stages.find((stage) => stage.is_here) ?? stages[0];
 }
 
-function StageBox({ stage, isChosen, onChoose }: { stage: PipelineStage; isChosen: boolean; onChoose: () => void }) {
-  const [coverage, tone] = coverageWords(stage);
+interface BoxProps {
+  stage: PipelineStage;
+  pipeline: Pipeline;
+  isChosen: boolean;
+  onChoose: () => void;
+}
+
+function StageBox({ stage, pipeline, isChosen, onChoose }: BoxProps) {
+  const [coverage, tone] = coverageWords(stage, pipeline);
   const classes = ["stage-box", stage.is_missing ? "stage-box-missing" : "", stage.is_here ? "stage-box-here" : ""];
   return (
     <label class={classes.filter(Boolean).join(" ")}>

@@ -63,6 +63,13 @@ export function ShardCard({ data }: { data: DataStatus | null }) {
       </Card>
     );
   }
+  if (!data.source) {
+    return (
+      <Card title="Training text">
+        <p>{data.explanation}</p>
+      </Card>
+    );
+  }
   const fraction = data.shard_windows_total > 0 ? data.shard_windows_done / data.shard_windows_total : 0;
   return (
     <Card title="Training text" hint="The text is cut into shards; this computer reads its own ones in turn.">

@@ -93,6 +93,7 @@ export interface PipelineFlow {
   approximate_takeovers: number;
   failures: number;
   given_up: number;
+  unanswered: number[]; // stages that microbatches wait for
   recent: Passage[]; // the newest last
 }
 

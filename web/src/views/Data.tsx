@@ -10,7 +10,9 @@ export function Data({ status, nodeNow }: { status: NodeStatus; nodeNow: number 
   return (
     <div class="view">
       <h1 class="view-title">Data</h1>
-      {data ? (
+      {data && !data.source ? (
+        <ShardCard data={data} />
+      ) : data ? (
         <>
           <div class="grid">
             <SourceCard data={data} />

@@ -20,9 +20,14 @@ export function missingSentence(ranges: readonly Layers[]): string {
   return `Nobody holds ${layerWords(ranges)} yet.`;
 }
 
+/** Whether those that have a stage do not do it, though they should. */
+export function isUnanswered(stage: PipelineStage, pipeline: Pipeline): boolean {
+  return !stage.is_missing && !stage.is_resting && (pipeline.flow?.unanswered.includes(stage.stage) ?? false);
+}
+
 export function pipelineTone(pipeline: Pipeline): Tone {
   if (pipeline.stages.length === 0) return "busy";
-  if (pipeline.stages.some((stage) => stage.is_missing)) return "bad";
+  if (pipeline.stages.some((stage) => stage.is_missing || isUnanswered(stage, pipeline))) return "bad";
   return pipeline.stages.some((stage) => stage.is_resting) ? "warn" : "good";
 }
 
@@ -36,6 +41,10 @@ export function pipelineSentence(pipeline: Pipeline): string {
     const names = listed(resting.map((stage) => count(stage.stage + 1)));
     return `Every computer that holds stage ${names} is paused. Training waits until one goes on.`;
   }
+  const silent = stages.filter((stage) => isUnanswered(stage, pipeline));
+  if (silent.length > 0) {
+    return `Nobody who holds stage ${listed(silent.map((stage) => count(stage.stage + 1)))} answers. Training waits while they are asked again.`;
+  }
   if (stages.length === 1) return "The model is in one piece: a computer that trains holds all of it.";
   return `The model is cut into ${count(stages.length)} stages, and every one of them is held.`;
 }
@@ -45,7 +54,7 @@ export function singleSentence(stages: readonly PipelineStage[]): string | null 
   const single = stages.filter((stage) => stage.has_single_holder).length;
   if (single === 0 || stages.length < 2) return null;
   const which = single === stages.length ? "Every stage is" : `${count(single)} of ${count(stages.length)} stages ${single === 1 ? "is" : "are"}`;
-  return `${which} on one computer only. When it leaves, training stops until another one takes its place.`;
+  return `${which} on one computer only. When one leaves, training stops until another takes its place.`;
 }
 
 /** What this node does in the pipeline. */
@@ -53,7 +62,7 @@ export function ownPartSentence(pipeline: Pipeline, id: string | null): string {
   const here = pipeline.stages.filter((stage) => stage.is_here);
   const first = here[0];
   const last = here[here.length - 1];
-  if (!first || !last) return "It holds no layers.";
+  if (!first || !last) return pipeline.flow ? "It holds no layers: it drives microbatches through those of others." : "It holds no layers.";
   const layers = layerRange({ start: first.layers.start, stop: last.layers.stop });
   const ready = here.every((stage) => id === null || !stage.joining.includes(id));
   if (here.length === pipeline.stages.length) return ready ? "It holds the whole model." : "It gets ready to hold the whole model.";
@@ -62,10 +71,11 @@ export function ownPartSentence(pipeline: Pipeline, id: string | null): string {
 }
 
 /** How many computers have a stage, and whether that is trouble. */
-export function coverageWords(stage: PipelineStage): readonly [string, Tone | null] {
+export function coverageWords(stage: PipelineStage, pipeline: Pipeline): readonly [string, Tone | null] {
   const have = stage.holders.length - stage.joining.length;
   if (stage.is_missing) return stage.joining.length > 0 ? ["getting ready", "bad"] : ["nobody", "bad"];
   if (stage.is_resting) return ["all paused", "warn"];
+  if (isUnanswered(stage, pipeline)) return ["no answer", "bad"];
   return stage.has_single_holder ? ["1 computer", null] : [plural(have, "computer"), "good"];
 }
 
