@@ -1,7 +1,8 @@
-"""Versions of a run as its owner signs them beside running nodes: each takes force with its outer step, everywhere."""
+"""Versions of a run as its owner signs them beside a running node: each takes force with its outer step."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def rates_of(node: NodeProcess) -> dict[int, float]:
     return {outer_step: used.pop() for outer_step, used in rates.items()}
 
 
-def test_versions_take_force_with_their_outer_steps_on_every_node(
+def test_versions_take_force_with_their_outer_steps_and_a_joiner_gets_them_all(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN)
@@ -68,17 +69,23 @@ def test_versions_take_force_with_their_outer_steps_on_every_node(
         assert f"It holds from outer step {starts[0]} on, and version 1 before." in told
         sign_version(tmp_path, run_id, RATES[2], starts[1])
         owner.wait_for("the news", lambda _: is_logged(owner, "signed version 3;"))
+        owner.post("/api/training/resume")
+        owner.wait_for_steps((starts[1] + 2) * INNER_STEPS)
+        rates = rates_of(owner)
+        expected = {step: RATES[sum(step >= start for start in starts)] for step in rates}
+        assert rates == pytest.approx(expected)
+        assert set(expected.values()) == set(RATES)
+        owner.wait_for("word of it", lambda _: is_logged(owner, "version 3 of the run holds"))
+
         address = owner.wait_for("address", lambda status: bool(status["network"]["addresses"]))
-        there = address["network"]["addresses"][0]
+        peer = ["--run", run_id, "--peer", address["network"]["addresses"][0]]
         variables = {"NEUROSHARD_TOKEN": "ab" * 32}
-        with running_node(
-            tmp_path / "joiner", [*quick, "--run", run_id, "--peer", there], variables=variables
-        ) as other:
-            owner.post("/api/training/resume")
-            for node in (owner, other):
-                node.wait_for_steps((starts[1] + 2) * INNER_STEPS)
-                rates = rates_of(node)
-                expected = {step: RATES[sum(step >= start for start in starts)] for step in rates}
-                assert rates == pytest.approx(expected)
-                assert set(expected.values()) == set(RATES)
-                node.wait_for("word of it", lambda _, node=node: is_logged(node, "version 3 of the run holds"))
+        with running_node(tmp_path / "joiner", [*quick, *peer], variables=variables) as joiner:
+
+            def trains_by_version_3(status: dict[str, Any]) -> bool:
+                has_reached = status["diloco"]["outer_steps"] >= starts[1]
+                return has_reached and status["training"]["lr"] == pytest.approx(RATES[2])
+
+            joiner.wait_for("version 3", trains_by_version_3)
+        shown = neuroshard("run", "show", run_id, "--data-dir", tmp_path / "joiner", "--json")
+        assert [each["from_outer_step"] for each in json.loads(shown)["versions"]] == [0, *starts]
