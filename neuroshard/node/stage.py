@@ -24,6 +24,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import StageParts
+from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.rounds.gathering import Replica
 from neuroshard.training.rounds.group_rounds import GroupRounds
@@ -47,16 +48,15 @@ class LiveStage:
     group: GroupRounds
 
 
-def checkpoint_policy(settings: Settings) -> CheckpointPolicy:
-    """What the owner allows checkpoints to cost."""
-    return CheckpointPolicy(
-        min_seconds=settings.checkpoint_min_seconds, bytes_per_day=settings.checkpoint_write_gb_per_day * 1e9
-    )
+def checkpoint_policy(settings: Settings, stages: int = 1) -> CheckpointPolicy:
+    """What the owner allows the checkpoints of one of so many stages to cost."""
+    bytes_per_day = settings.checkpoint_write_gb_per_day * 1e9 / stages
+    return CheckpointPolicy(min_seconds=settings.checkpoint_min_seconds, bytes_per_day=bytes_per_day)
 
 
-def storage_limits(settings: Settings) -> StorageLimits:
-    """Space for the checkpoints."""
-    return StorageLimits(own_bytes=settings.max_checkpoint_storage * 1_000_000)
+def storage_limits(settings: Settings, stages: int = 1) -> StorageLimits:
+    """Space for the checkpoints of one of so many stages."""
+    return StorageLimits(own_bytes=settings.max_checkpoint_storage * 1_000_000 // stages)
 
 
 @dataclass(frozen=True)
@@ -65,30 +65,42 @@ class StageHome:
 
     identity: StageIdentity
     store: CheckpointStore
+    policy: CheckpointPolicy
 
     @classmethod
     def of(
-        cls, settings: Settings, identity: NodeIdentity, run: OwnRun, *, layers: LayerRange, threads: int
+        cls,
+        settings: Settings,
+        identity: NodeIdentity,
+        run: OwnRun,
+        *,
+        layers: LayerRange,
+        threads: int,
+        stages: int = 1,
     ) -> StageHome:
-        """The home of these layers on this computer."""
+        """The home of these layers on this computer; all `stages` of the node share what checkpoints may cost."""
         folder = stage_folder(settings.data_dir, identity.wallet_id, run.run_id, layers)
         stage_identity = StageIdentity(
             identity.wallet_id, identity.node_id, run.run_id, run.parameters.architecture, layers, threads
         )
-        return cls(stage_identity, CheckpointStore(folder, storage_limits(settings)))
+        store = CheckpointStore(folder, storage_limits(settings, stages))
+        return cls(stage_identity, store, checkpoint_policy(settings, stages))
 
 
 async def bring_up_stage(
     *,
     compute: ComputeThread,
-    settings: Settings,
     home: StageHome,
     run: OwnRun,
     swarm: StageSwarm,
     index: int,
     device: Device,
+    precision: Precision | None = None,
 ) -> LiveStage:
-    """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError."""
+    """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError.
+
+    A new one computes in `precision`, or in what a probe shows.
+    """
     stage = await compute.run(
         partial(
             build_stage,
@@ -96,7 +108,8 @@ async def bring_up_stage(
             home.identity,
             device.torch_device(),
             home.store,
-            policy=checkpoint_policy(settings),
+            policy=home.policy,
+            precision=precision,
         )
     )
     if stage.probe is not None:

@@ -27,6 +27,7 @@ from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoi
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.swarm.stage_coverage import StageRange
+from neuroshard.training.assembly import steps_behind
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.control import first_of
 from neuroshard.training.generation import TextGenerator
@@ -34,6 +35,7 @@ from neuroshard.training.loop import Trainer
 from neuroshard.training.model_chain import ModelChain
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.precision import Precision
 from neuroshard.training.replica_choice import replica_choice
 from neuroshard.training.routing import FixedRouting
 from neuroshard.training.swarm_routing import SwarmRouting
@@ -91,8 +93,8 @@ class RunningNode:
         """Let changed settings hold that can hold at once."""
         self.cache.limit_bytes = settings.max_storage * 1_000_000
         for live in self.lives:
-            live.stage.keeper.store.limits = storage_limits(settings)
-            live.stage.keeper.change_policy(checkpoint_policy(settings))
+            live.stage.keeper.store.limits = storage_limits(settings, len(self.lives))
+            live.stage.keeper.change_policy(checkpoint_policy(settings, len(self.lives)))
 
 
 class StageTraining:
@@ -119,7 +121,8 @@ class StageTraining:
         memory = self._tell_layers(ground, stages)  # from now on others count on this node
         swarm.release()
         with self._startup.stage(CHECKPOINT):
-            lives = [await self._bring_up(ground, index) for index in stages]
+            lives = await self._bring_up_all(ground, stages)
+        self._publisher.warn(*steps_behind([live.stage for live in lives]))
         for live in lives:
             self._publisher.warn(*live.stage.warnings)
             swarm.hold(live.parts.index, live.parts.service, live.parts.outer.exact_root)
@@ -147,21 +150,32 @@ class StageTraining:
             startup=self._startup,
         )
 
-    async def _bring_up(self, ground: Ground, index: int) -> LiveStage:
+    async def _bring_up_all(self, ground: Ground, stages: StageRange) -> list[LiveStage]:
+        """All compute in one precision, but for those whose checkpoints have another."""
+        lives = list[LiveStage]()
+        for index in stages:
+            layers = ground.swarm.plan[index]
+            home = StageHome.of(
+                self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
+            )
+            precision = lives[0].stage.executor.precision if lives else None
+            lives.append(await self._bring_up(ground, index, home, precision))
+        return lives
+
+    async def _bring_up(self, ground: Ground, index: int, home: StageHome, precision: Precision | None) -> LiveStage:
         """A stage with the state it shall go on from. Waits while others have that and do not give it."""
         run, swarm = ground.run, ground.swarm
-        home = StageHome.of(self._settings, self._identity, run, layers=swarm.plan[index], threads=ground.threads)
         joining = Joining(swarm, home.identity, home.store, partial(self._startup.tell, CHECKPOINT), run.is_joined)
         while True:
             must_restore = await joining.prepare()
             live = await bring_up_stage(
                 compute=ground.compute,
-                settings=self._settings,
                 home=home,
                 run=run,
                 swarm=swarm,
                 index=index,
                 device=ground.device,
+                precision=precision,
             )
             if live.stage.is_restored or not must_restore:
                 return live
