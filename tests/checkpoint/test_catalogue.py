@@ -55,16 +55,16 @@ def test_folders_of_several_nodes_are_one_catalogue(tmp_path: Path) -> None:
     assert steps_of(choose(found).require_whole()) == [30, 21, 32]
     assert steps_of(choose(found, at=1025).require_whole()) == [20, 21, 22]
     assert steps_of(choose(found, at=1020).require_whole()) == [20, 11, 12]
-    with pytest.raises(CheckpointError, match=r"Layers 2-5 are missing"):
+    with pytest.raises(CheckpointError, match=r"Layers 3-6 are missing"):
         choose(found, at=1010).require_whole()
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         choose(found, at=1009)
 
 
 def test_the_missing_layers_are_named() -> None:
-    with pytest.raises(CheckpointError, match=r"Layers 0-1 and 4-5 are missing"):
+    with pytest.raises(CheckpointError, match=r"Layers 1-2 and 5-6 are missing"):
         choose([saved(THIRDS[1], 5.0)]).require_whole()
-    with pytest.raises(CheckpointError, match=r"Layer 3 is missing"):
+    with pytest.raises(CheckpointError, match=r"Layer 4 is missing"):
         choose([saved(LayerRange(0, 3), 5.0), saved(LayerRange(4, 6), 5.0)]).require_whole()
 
 
