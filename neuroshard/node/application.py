@@ -17,10 +17,12 @@ from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.drive_training import begin_driving
+from neuroshard.node.holder_watch import HolderWatch
 from neuroshard.node.identity import node_identity
 from neuroshard.node.local_swarm import Invitation, LocalSwarm
 from neuroshard.node.observation import Observer
 from neuroshard.node.own_run import OwnRun
+from neuroshard.node.pipeline_status import tell_stages
 from neuroshard.node.placing import Placing
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.relocating import Relocating
@@ -113,10 +115,14 @@ class Application:
         try:
             node = await self._start_up(begin)
             if node is not None:
-                further = partial(self._further_nodes, node.ground, society)
-                await accompanied(
-                    partial(self._train_on, node, training, loop, society), further, society.exchange.look_on_shelf
-                )
+                companions = [
+                    partial(self._further_nodes, node.ground, society),
+                    society.exchange.look_on_shelf,
+                    HolderWatch(node.ground.swarm).run,
+                ]
+                if training.copies is not None:
+                    companions.append(training.copies.run)
+                await accompanied(partial(self._train_on, node, training, loop, society), *companions)
         except NeuroShardError as error:
             self._publisher.state(NodeState.FAILED, str(error))
             raise
@@ -143,13 +149,13 @@ class Application:
         begun: RunningNode | None = node
         while begun is not None:
             loop.attach(begun)
-            stages = await self._train(begun, society)
+            stages = await self._train(begun, training, society)
             if stages is None or self._stop.reason is not None:
                 return
             begin = partial(training.begin, begun.ground, stages)
             begun = await self._start_up(begin, "everything that was trained is saved")
 
-    async def _train(self, node: RunningNode, society: Society) -> StageRange | None:
+    async def _train(self, node: RunningNode, training: StageTraining, society: Society) -> StageRange | None:
         """Train until a stop was asked for, or the demo's steps are done, or stages are to be begun anew: those then.
 
         That is when the swarm needs other ones more, or when the others went on from another state of these.
@@ -165,7 +171,8 @@ class Application:
         elsewhere = list[StageRange]()
 
         async def look_for_need() -> None:
-            elsewhere.append(await Relocating(node.ground.swarm, node.ground.windows).wanted())
+            has_state = partial(training.has_checkpoint, node.ground)
+            elsewhere.append(await Relocating(node.ground.swarm, node.ground.windows, has_state=has_state).wanted())
             trainer.stop()
 
         async def follow_others() -> None:
@@ -196,6 +203,7 @@ class Application:
         """Become one of the run's nodes; which layers this one takes is chosen next."""
         is_swarm = self._demo is not None and self._demo.nodes > 1
         swarm = society.serve(run.offer, self._board.current, is_shared=is_swarm or run.is_joined)
+        society.networking.attach(partial(tell_stages, swarm, self._publisher, self._board.current))
         return Placing(swarm, society.networking)
 
     async def _further_nodes(self, ground: Ground, society: Society) -> None:

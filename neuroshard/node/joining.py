@@ -22,6 +22,7 @@ from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.transfer.download import Progress, StageFile
 from neuroshard.training.transfer.errors import DonorError, LyingDonorError
+from neuroshard.training.transfer.fields import StageName
 from neuroshard.training.transfer.install import install
 from neuroshard.training.transfer.layout import outer_root, snapshot_layout
 from neuroshard.training.transfer.manifest import ANY, SnapshotManifest
@@ -77,9 +78,10 @@ class Joining:
         while True:
             asked = candidates(self.swarm, self.identity.layers)
             standings = await standings_of(self.swarm.asking, self._stage, asked)
+            standings |= local_copy(self.swarm, self._stage)
             best = best_of({node: told for node, told in standings.items() if node not in self._liars}, own)
             if best is None:
-                if own is not None or not self._was_trained():
+                if own is not None or not was_trained(self.swarm):
                     return own is not None
                 self.tell(f"{_named(self.identity.layers)} were trained, but nobody who answers has them: waiting.")
             elif await self._joined(best, standings):
@@ -114,7 +116,10 @@ class Joining:
         preferred, name = ANY, self.store.folder / PARTIAL_NAME
         with suppress(OSError):
             preferred = await self.offload(partial(name.read_text, encoding="ascii"))
-        manifests = {first: await self._receiver.manifest(first, FRESH_SECONDS, preferred)}
+        if first == self.swarm.node_id:
+            manifests = {first: await self.swarm.donor.own_manifest(self._stage)}
+        else:
+            manifests = {first: await self._receiver.manifest(first, FRESH_SECONDS, preferred)}
         await self.offload(lambda: _note(name, manifests[first].snapshot))
         line = standings[first].line
         others = [node for node, told in standings.items() if told.line == line and told.is_live and node != first]
@@ -122,9 +127,9 @@ class Joining:
             for node in sorted(others)[: MOST_DONORS - 1]:
                 tasks.start_soon(self._add_manifest, node, manifests)
         into = PartialFile(self.store.folder / PARTIAL_FILE, self._layout.file_bytes)
-        received = await accompanied(
-            partial(self._receiver.fetch, first, manifests, into, self._own_files()), self._keep_telling
-        )
+        reuse = await self.offload(self._own_files)
+        received = await accompanied(partial(self._receiver.fetch, first, manifests, into, reuse), self._keep_telling)
+        await self.offload(partial(name.unlink, missing_ok=True))
         told, meta = standings[first], received.manifest.meta
         if told.root and meta.outer_step == told.outer_step and received.root != told.root:
             self.swarm.asking.report(first, ScoreReason.DIGEST_MISMATCH)
@@ -142,9 +147,9 @@ class Joining:
             await anyio.sleep(TELL_SECONDS)
 
     def _own_standing(self) -> Standing | None:
-        """Of the newest checkpoint; blocks."""
+        """Of the newest checkpoint, if steps were made; blocks."""
         generations = self.store.generations()
-        if not generations:
+        if not generations or generations[0].step == 0:
             return None
         newest = generations[0]
         manifest = self.store.read_manifest(Path(newest.path))
@@ -156,16 +161,35 @@ class Joining:
         return Standing(is_live=True, steps=newest.step, outer_step=newest.outer_step, root=root)
 
     def _own_files(self) -> list[Path]:
-        """Files that may hold some of the chunks already; blocks for a moment."""
-        with suppress(StorageError):
-            paths = [Path(generation.path) for generation in self.store.generations()[:1]]
-            return [path.with_name(self.store.read_manifest(path).tensors.file) for path in paths]
-        return []
+        """Files that may hold some of the chunks already; blocks."""
+        local = self.swarm.donor.local(self._stage)
+        newest = [*self.store.generations()[:1], None if local is None else local.newest()]
+        files = list[Path]()
+        for generation in newest:
+            with suppress(StorageError):
+                if generation is not None:
+                    path = Path(generation.path)
+                    files.append(path.with_name(self.store.read_manifest(path).tensors.file))
+        return files
 
-    def _was_trained(self) -> bool:
-        """Whether any stage of the run has made steps: then all have, because a step needs all of them."""
-        view = self.swarm.membership.view
-        return view.total_steps > 0 or any(member.report.outer_step > 0 for member in view.members.values())
+
+def was_trained(swarm: StageSwarm) -> bool:
+    """Whether any stage of the run has made steps: then all have, because a step needs all of them."""
+    view = swarm.membership.view
+    return view.total_steps > 0 or any(member.report.outer_step > 0 for member in view.members.values())
+
+
+async def is_obtainable(swarm: StageSwarm, stage: int) -> bool:
+    """Whether somebody who answers has a stage's state, or it does not exist yet."""
+    name = swarm.name_of(stage)
+    standings = await standings_of(swarm.asking, name, candidates(swarm, name.layers)) | local_copy(swarm, name)
+    return best_of(standings) is not None or not was_trained(swarm)
+
+
+def local_copy(swarm: StageSwarm, stage: StageName) -> dict[NodeId, Standing]:
+    """The copy of the stage that this node keeps itself."""
+    standing = swarm.donor.standing(stage)
+    return {} if standing is None or standing.is_live else {swarm.node_id: standing}
 
 
 def candidates(swarm: StageSwarm, layers: LayerRange) -> list[NodeId]:
@@ -174,7 +198,7 @@ def candidates(swarm: StageSwarm, layers: LayerRange) -> list[NodeId]:
     for node, member in swarm.membership.view.members.items():
         held = member.report.layers
         holds = held is not None and held.start <= layers.start and layers.stop <= held.stop
-        if node != swarm.node_id:
+        if node != swarm.node_id and node not in swarm.lost:
             (holders if holds and member.report.state not in GONE else others).append(node)
     return holders + copy_order(swarm, layers, others)[:MOST_ASKED]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
 
+from neuroshard.node.joining import is_obtainable
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.swarm.relocation import MoveTimes, Unrest, should_move
+from neuroshard.swarm.relocation import Move, MoveReason, MoveTimes, Unrest, should_move
 from neuroshard.swarm.stage_coverage import StageRange
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ class Relocating:
     swarm: StageSwarm
     windows: tuple[StageRange, ...]  # that this computer holds
     times: MoveTimes = field(default_factory=MoveTimes)
+    has_state: Callable[[int], bool] = lambda _: False  # of a stage, on this disk
 
     async def wanted(self) -> StageRange:
         """Wait until it is this node's turn to go; the stages to go to."""
@@ -32,6 +35,15 @@ class Relocating:
             coverage, now = self.swarm.coverage(), anyio.current_time()
             unrest = unrest.seen(coverage, now)
             move = should_move(self.swarm.node_id, unrest, now, self.times)
-            if move is not None and move.stages in self.windows:
+            if move is not None and move.stages in self.windows and await self._can_begin(move):
                 log.info("Going to stages %d to %d: %s.", move.stages.start + 1, move.stages.stop, move.reason.value)
                 return move.stages
+
+    async def _can_begin(self, move: Move) -> bool:
+        """Whether the state of the stages can be had: what this node trains now is not left for nothing."""
+        if move.reason is not MoveReason.EMPTY_STAGE:
+            return True
+        empty = self.swarm.coverage().empty
+        lacking = [stage for stage in empty if not (self.has_state(stage) or await is_obtainable(self.swarm, stage))]
+        self.swarm.unobtainable = frozenset(lacking)
+        return not any(stage in lacking for stage in move.stages)

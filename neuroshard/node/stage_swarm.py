@@ -11,6 +11,7 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.network import Network, PeerUnreachableError, ScoreReason
+from neuroshard.node.lost_nodes import LostNodes
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.status.snapshot import NodeState
@@ -70,6 +71,8 @@ class StageSwarm:
         ]
         self._endpoints = StageEndpoints(self._shapes)
         self._local: dict[int, LocalHop] = {}
+        self.lost = LostNodes(membership)
+        self.unobtainable: frozenset[int] = frozenset()  # stages of which nobody who answers has the state
         self.donor = Donor()  # of the state of stages that lies here
         self.rounds = RoundDoor()  # of replicas that are held here
         self.asking = Asking(self, self._report)  # others for theirs
@@ -102,13 +105,18 @@ class StageSwarm:
         """The stages that this node can work on; None while there are none."""
         return StageRange(min(self._local), max(self._local) + 1) if self._local else None
 
+    def is_connected(self, node_id: NodeId) -> bool:
+        """Whether there is a connection with a node."""
+        network = self._networking.current
+        return network is not None and any(one.peer == node_id for one in network.transport.connections())
+
     def coverage(self) -> StageCoverage:
         """Who holds which stages, this node as its own last report has it."""
         holders = list[StageHolder]()
         for member in self.membership.view.members.values():
             report = member.report
             stages = None if report.layers is None else self.stages_of(report.layers)
-            if stages is not None and report.state not in GONE:
+            if stages is not None and report.state not in GONE and member.node_id not in self.lost:
                 holders.append(StageHolder(member.node_id, member.wallet_id, stages, is_ready=report.state in HOLDING))
         return StageCoverage.of(self.run_id, len(self.plan), holders)
 
@@ -149,7 +157,8 @@ class StageSwarm:
             coverage = coverage.with_holder(StageHolder(self.node_id, self.wallet_id, self.held))
         missing = missing_sentence(missing_layers(coverage, self.plan))
         if missing:
-            return missing
+            is_hopeless = any(stage in self.unobtainable for stage in coverage.missing)
+            return f"{missing} Nobody who answers has their state." if is_hopeless else missing
         idle = [layers for stage, layers in enumerate(self.plan) if not self.workers(stage)]
         return missing_sentence(idle, "held only by nodes that are paused")
 
@@ -180,6 +189,7 @@ class StageSwarm:
             member.node_id
             for member in self.membership.view.members.values()
             if member.node_id != self.node_id
+            and member.node_id not in self.lost
             and member.report.state in AT_WORK
             and member.report.layers is not None
             and member.report.layers.start <= layers.start

@@ -24,6 +24,7 @@ from neuroshard.node.record_keeper import RecordKeeper
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
 from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
+from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.swarm.stage_coverage import StageRange
@@ -114,10 +115,12 @@ class StageTraining:
         self._publisher = publisher
         self._startup = startup
         self._is_demo = is_demo
+        self.copies: StageCopies | None = None  # of stages that others hold alone; once the run is known
 
     async def begin(self, ground: Ground, stages: StageRange) -> RunningNode:
         """The parts that hold and train these stages. Raises StorageError, CheckpointError."""
         run, swarm = ground.run, ground.swarm
+        await self._find_copies(ground)
         memory = self._tell_layers(ground, stages)  # from now on others count on this node
         swarm.release()
         with self._startup.stage(CHECKPOINT):
@@ -161,6 +164,20 @@ class StageTraining:
             precision = lives[0].stage.executor.precision if lives else None
             lives.append(await self._bring_up(ground, index, home, precision))
         return lives
+
+    def has_checkpoint(self, ground: Ground, index: int) -> bool:
+        """Whether this node has trained a stage before."""
+        home = StageHome.of(
+            self._settings, self._identity, ground.run, layers=ground.swarm.plan[index], threads=ground.threads
+        )
+        return any(home.store.folder.glob("step-*.json"))
+
+    async def _find_copies(self, ground: Ground) -> None:
+        """What an earlier start kept for others, once."""
+        if self.copies is None:
+            architecture = ground.run.parameters.architecture
+            self.copies = StageCopies(ground.swarm, lambda: self._settings, architecture)
+            await self.copies.load()
 
     async def _bring_up(self, ground: Ground, index: int, home: StageHome, precision: Precision | None) -> LiveStage:
         """A stage with the state it shall go on from. Waits while others have that and do not give it."""

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from threading import Lock
 from typing import IO, Protocol
@@ -20,6 +21,7 @@ from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.swarm.round import Offload
 from neuroshard.training.checkpoint.metadata import MAX_META_BYTES, decode_manifest
+from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.fields import StageName, read_request_about
 from neuroshard.training.transfer.manifest import (
     CHUNK,
@@ -110,23 +112,43 @@ class Donor:
         self._limits = limits or DonorLimits()
         self._now = now
         self._offload = offload
-        self._stages: dict[StageName, Snapshots] = {}
+        self._stages: dict[StageName, Snapshots] = {}  # trained here
+        self._copies: dict[StageName, Snapshots] = {}  # of others
         self._opened: OrderedDict[str, _Opened] = OrderedDict()
         self._receivers: dict[NodeId, float] = {}
         self._opening = anyio.Lock()
 
     def offer(self, stage: StageName, snapshots: Snapshots) -> None:
-        """Let others have this stage's state from now on."""
+        """Let others have the state of a stage that is trained here from now on."""
         self._stages[stage] = snapshots
 
     def withdraw(self, stage: StageName) -> None:
-        """There is nothing of this stage any more; what is being read stays readable."""
+        """This stage is not trained here any more; what is being read stays readable."""
         self._stages.pop(stage, None)
+
+    def keep(self, stage: StageName, copy: Snapshots) -> None:
+        """Let others have a copy, while the stage is not trained here."""
+        self._copies[stage] = copy
+
+    def drop(self, stage: StageName) -> None:
+        """There is no copy any more."""
+        self._copies.pop(stage, None)
+
+    def local(self, stage: StageName) -> Snapshots | None:
+        """What lies here of a stage."""
+        return self._stages.get(stage) or self._copies.get(stage)
 
     def standing(self, stage: StageName) -> Standing | None:
         """How far this node's own state of a stage is."""
-        snapshots = self._stages.get(stage)
+        snapshots = self.local(stage)
         return None if snapshots is None else snapshots.standing()
+
+    async def own_manifest(self, stage: StageName) -> SnapshotManifest:
+        """Of the newest state that lies here. Raises DonorError."""
+        try:
+            return (await self._newest(self._of(stage), inf)).manifest
+        except RequestRefusedError as error:
+            raise DonorError(error.message) from None
 
     def serve(self, transport: Transport) -> None:
         """Answer from now on. Raises ValueError when this transport has a donor already."""
@@ -181,7 +203,7 @@ class Donor:
         return Frame(COPIED)
 
     def _of(self, stage: StageName) -> Snapshots:
-        snapshots = self._stages.get(stage)
+        snapshots = self.local(stage)
         if snapshots is None:
             raise RequestRefusedError("This node has nothing of these layers.")
         return snapshots
@@ -200,7 +222,9 @@ class Donor:
         with anyio.move_on_after(self._limits.wait_seconds):
             while True:
                 found = await self._offload(snapshots.newest)
-                if found is not None and self._now() - found.time <= max_age_seconds:
+                standing = snapshots.standing()
+                can_get_newer = standing is not None and standing.is_live
+                if found is not None and not (can_get_newer and self._now() - found.time > max_age_seconds):
                     break
                 snapshots.want()
                 await anyio.sleep(LOOK_SECONDS)

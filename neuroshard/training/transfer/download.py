@@ -86,11 +86,13 @@ class Asking:
     async def ask(self, peer: NodeId, request: Frame, limits: FrameLimits, seconds: float) -> Frame:
         """The answer to a request. Raises DonorError; LyingDonorError for an answer that breaks the limits."""
         try:
-            return await self.requester.request(peer, request, reply=limits, timeout_seconds=seconds)
+            with anyio.move_on_after(seconds):  # a peer may have to be dialled first
+                return await self.requester.request(peer, request, reply=limits, timeout_seconds=seconds)
         except (PeerUnreachableError, PeerRefusedError, TransportClosedError) as error:
             raise DonorError(error.message) from None
         except WireError as error:
             raise LyingDonorError(error.message) from None
+        raise DonorError(f"Node {peer} did not answer within {seconds:g} s.")
 
 
 @dataclass

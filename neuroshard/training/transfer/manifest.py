@@ -6,6 +6,7 @@ the tensor file from the run, so it knows every size before it asks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,6 +125,8 @@ def _checked(manifest: SnapshotManifest, expected: Expected) -> SnapshotManifest
     found = StageName(meta.run_id, meta.layers), meta.architecture, manifest.file_bytes
     if found != (expected.stage, expected.architecture, expected.file_bytes):
         raise ValueError("it is of another stage or another model")
+    if not re.fullmatch(rf"step-{meta.step}(-\d{{1,9}})?\.safetensors", manifest.checkpoint.tensors.file):
+        raise ValueError("its tensor file has an impossible name")
     if meta.step < 1 or min(meta.outer_step, meta.inner_step, meta.tokens, meta.sequences) < 0:
         raise ValueError("its counts are impossible")
     return manifest

@@ -1,0 +1,157 @@
+"""Keeps copies of stages that only one other node trains, so that no stage is lost with one computer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.config.settings import Settings
+from neuroshard.errors import StorageError
+from neuroshard.node.copy_duty import CopyTimes, copy_is_due, rank_of
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.swarm.round import Offload
+from neuroshard.training.transfer.download import ReceivingOptions, StageFile
+from neuroshard.training.transfer.errors import DonorError
+from neuroshard.training.transfer.fields import StageName
+from neuroshard.training.transfer.kept_copy import PARTIAL_FILE, KeptCopy, copies_folder, copy_folder
+from neuroshard.training.transfer.layout import snapshot_layout
+from neuroshard.training.transfer.partial_file import PartialFile
+from neuroshard.training.transfer.receiver import Receiver
+from neuroshard.training.transfer.space import check_space
+from neuroshard.training.transfer.standings import standings_of
+from neuroshard.types import Architecture, NodeId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Duty:
+    """One stage's copy here."""
+
+    copy: KeptCopy
+    stage: StageName
+    architecture: Architecture
+    single_since: float | None = None  # of its holder, by the event loop's clock
+    tried_at: float | None = None
+    trouble: str = ""
+
+    @cached_property
+    def file(self) -> StageFile:
+        """What its state must be like."""
+        return StageFile(self.stage, self.architecture, snapshot_layout(self.architecture, self.stage.layers))
+
+
+@dataclass
+class StageCopies:
+    """One for a node; `run` goes on whatever stages the node holds itself."""
+
+    swarm: StageSwarm
+    settings: Callable[[], Settings]
+    architecture: Architecture
+    times: CopyTimes = field(default_factory=CopyTimes)
+    now: Callable[[], float] = time.time
+    offload: Offload = anyio.to_thread.run_sync
+
+    def __post_init__(self) -> None:
+        data_dir, run_id = self.settings().data_dir, self.swarm.run_id
+        self._root = copies_folder(data_dir, run_id)
+        self._duties = [
+            _Duty(
+                KeptCopy(copy_folder(data_dir, run_id, layers), self.now), self.swarm.name_of(layers), self.architecture
+            )
+            for layers in self.swarm.plan
+        ]
+
+    def kept(self, stage: int) -> KeptCopy:
+        """The copy of a stage here, if there is one."""
+        return self._duties[stage].copy
+
+    async def load(self) -> None:
+        """Offer what an earlier start left."""
+        for duty in self._duties:
+            await self.offload(duty.copy.load)
+            if duty.copy.meta is not None:
+                self.swarm.donor.keep(duty.stage, duty.copy)
+
+    async def run(self) -> None:
+        """Look after the copies until cancelled."""
+        while True:
+            for stage in range(len(self._duties)):
+                await self._look_after(stage)
+            await anyio.sleep(self.times.look_seconds)
+
+    async def _look_after(self, stage: int) -> None:
+        """Renew a copy when it is this node's turn; drop it when this node trains the stage itself."""
+        duty, now = self._duties[stage], anyio.current_time()
+        held = self.swarm.held
+        if held is not None and stage in held:
+            duty.single_since = None
+            await self._drop_overtaken(duty)
+            return
+        holder = self._single_holder(stage)
+        if holder is None:
+            duty.single_since = None
+            return
+        duty.single_since = now if duty.single_since is None else duty.single_since
+        rank = rank_of(self.swarm, stage, holder)
+        age = duty.copy.age_seconds
+        waited = None if duty.tried_at is None else now - duty.tried_at
+        if copy_is_due(self.times, rank, age, single_seconds=now - duty.single_since, waited=waited):
+            duty.tried_at = now
+            await self._renew(duty, holder, is_first=rank == 0)
+
+    async def _renew(self, duty: _Duty, holder: NodeId, *, is_first: bool) -> None:
+        try:
+            standing = (await standings_of(self.swarm.asking, duty.stage, [holder])).get(holder)
+            if standing is None or not standing.is_live or standing.steps == 0:
+                return
+            others_copy = standing.copied_seconds
+            if not is_first and others_copy is not None and others_copy < self.times.stale_seconds:
+                return  # whose turn it is does it
+            await self._pull(duty, holder)
+        except DonorError as error:
+            log.debug("The copy of layers %s is not renewed: %s", duty.stage.layers, error)
+        except StorageError as error:
+            if error.message != duty.trouble:
+                log.warning("No copy of layers %s is kept here: %s", duty.stage.layers, error)
+            duty.trouble = error.message
+
+    async def _pull(self, duty: _Duty, holder: NodeId) -> None:
+        file_bytes = duty.file.layout.file_bytes
+        options = ReceivingOptions(chunks_at_once=1, share=self.times.share)
+        receiver = Receiver(self.swarm.asking, duty.file, options)
+        manifest = await receiver.manifest(holder, self.times.every_seconds)
+        if duty.copy.meta is not None and duty.copy.meta.step == manifest.meta.step:
+            return
+        limit = self.settings().max_checkpoint_storage * 1_000_000
+        folders = (self._root, self._root.parent.parent / "checkpoints")
+        await self.offload(partial(check_space, duty.copy.folder, file_bytes, folders, limit))
+        into = PartialFile(duty.copy.folder / PARTIAL_FILE, file_bytes)
+        present = duty.copy.tensor_file
+        received = await receiver.fetch(holder, {holder: manifest}, into, () if present is None else (present,))
+        with anyio.CancelScope(shield=True):
+            await self.offload(partial(duty.copy.keep, received))
+        self.swarm.donor.keep(duty.stage, duty.copy)
+        duty.trouble = ""
+        log.debug("Copy of layers %s of step %d kept.", duty.stage.layers, manifest.meta.step)
+        with suppress(DonorError):
+            await receiver.tell_copied(holder, manifest.meta.time)
+
+    async def _drop_overtaken(self, duty: _Duty) -> None:
+        """What this node trains itself lies in its checkpoints."""
+        own, meta = self.swarm.donor.standing(duty.stage), duty.copy.meta
+        if meta is not None and own is not None and own.is_live and own.work >= (meta.outer_step, meta.step):
+            self.swarm.donor.drop(duty.stage)
+            await self.offload(duty.copy.forget)
+
+    def _single_holder(self, stage: int) -> NodeId | None:
+        """The one node that has the stage; None when there are several, or none."""
+        holders = self.swarm.coverage().replicas_of(stage)
+        return holders[0] if len(holders) == 1 and holders[0] != self.swarm.node_id else None

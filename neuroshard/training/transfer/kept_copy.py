@@ -1,0 +1,110 @@
+"""The second copy of a stage that another node trains: a whole state on this disk, replaced by newer ones."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neuroshard.config.atomic_write import sync_folder, write_atomically
+from neuroshard.errors import StorageError
+from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.training.checkpoint.metadata import CheckpointMeta, Manifest
+from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.training.transfer.receiver import Received
+from neuroshard.training.transfer.standing import Standing
+from neuroshard.types import LayerRange, NodeId, RunId
+
+FOLDER = "copies"
+PARTIAL_FILE = "incoming.part"
+
+
+def copies_folder(data_dir: Path, run_id: RunId) -> Path:
+    """Where the copies of a run's stages lie."""
+    return data_dir / FOLDER / run_id
+
+
+def copy_folder(data_dir: Path, run_id: RunId, layers: LayerRange) -> Path:
+    """Where the copy of one stage lies."""
+    return copies_folder(data_dir, run_id) / f"layers-{layers.start}-{layers.stop}"
+
+
+@dataclass
+class KeptCopy:
+    """See Snapshots. Methods that touch the disk block: `load`, `keep`, `newest` and `forget`."""
+
+    folder: Path
+    now: Callable[[], float] = time.time
+    manifest: Manifest | None = field(default=None, init=False)  # of the copy; None: there is none
+    root: str = field(default="", init=False)
+
+    @property
+    def meta(self) -> CheckpointMeta | None:
+        """Of the copy."""
+        return None if self.manifest is None else self.manifest.meta
+
+    @property
+    def tensor_file(self) -> Path | None:
+        """Of the copy."""
+        return None if self.manifest is None else self.folder / self.manifest.tensors.file
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Since its state was taken."""
+        return None if self.manifest is None else max(0.0, self.now() - self.manifest.meta.time)
+
+    def load(self) -> None:
+        """Find what an earlier start left; what is not whole is as if it were not there."""
+        store = CheckpointStore(self.folder)
+        with contextlib.suppress(StorageError):
+            for generation in store.generations():
+                manifest = store.read_manifest(Path(generation.path))
+                with contextlib.suppress(OSError):
+                    if (self.folder / manifest.tensors.file).stat().st_size == manifest.tensors.bytes:
+                        self.manifest = manifest
+                        return
+
+    def keep(self, received: Received) -> None:
+        """Make a received state the copy; the one before is deleted. Raises StorageError."""
+        manifest = received.manifest.checkpoint
+        path = self.folder / f"step-{manifest.meta.step}.json"
+        try:
+            received.path.replace(self.folder / manifest.tensors.file)
+            sync_folder(self.folder)
+            write_atomically(path, received.manifest.document)
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+        self.manifest, self.root = manifest, received.root
+        self._remove_all_but(path.name, manifest.tensors.file)
+
+    def forget(self) -> None:
+        """Delete the copy."""
+        self.manifest, self.root = None, ""
+        self._remove_all_but()
+
+    def standing(self) -> Standing | None:
+        """See Snapshots."""
+        meta = self.meta
+        if meta is None:
+            return None
+        age = max(0.0, self.now() - meta.time)
+        return Standing(False, meta.step, meta.outer_step, self.root, age_seconds=age)
+
+    def newest(self) -> CheckpointGeneration | None:
+        """See Snapshots."""
+        generations = CheckpointStore(self.folder).generations()
+        return generations[0] if generations else None
+
+    def want(self) -> None:
+        """See Snapshots: it cannot be made newer."""
+
+    def copied(self, peer: NodeId, taken_at: float) -> None:
+        """See Snapshots: nobody copies copies."""
+
+    def _remove_all_but(self, *names: str) -> None:
+        with contextlib.suppress(OSError):  # what cannot be deleted only costs space
+            for path in self.folder.iterdir():
+                if path.name not in names and path.is_file():
+                    path.unlink(missing_ok=True)

@@ -1,0 +1,34 @@
+"""Whether another state fits on the disk, within what the owner allows for checkpoints and copies together."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from neuroshard.errors import DiskFullError, StorageError
+from neuroshard.training.checkpoint.store import StorageLimits
+
+
+def check_space(folder: Path, new_bytes: int, counted: Iterable[Path], limit_bytes: int) -> None:
+    """Raises DiskFullError when `new_bytes` more in `folder` are too many beside what the counted folders hold."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free - StorageLimits().reserve_bytes
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror or error}.") from error
+    missing = max(sum(_used(path) for path in counted) + new_bytes - limit_bytes, new_bytes - free)
+    if missing > 0:
+        raise DiskFullError(
+            f"No room for a copy of {new_bytes / 1e6:.0f} MB in {folder}: {missing / 1e6:.0f} MB are missing.",
+            "Free some space, or raise max_checkpoint_storage.",
+        )
+
+
+def _used(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # it was deleted just now
+            total += path.stat().st_size if path.is_file() and path.suffix != ".part" else 0
+    return total
