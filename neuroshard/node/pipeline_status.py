@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import anyio
+
 from neuroshard.model.stage_plan import StagePlan
+from neuroshard.network import Network
+from neuroshard.node.publisher import Publisher
 from neuroshard.node.stage_swarm import AT_WORK, GONE, HOLDING, StageSwarm
 from neuroshard.status.pipeline import PipelineFlow, PipelineStage, PipelineStatus
-from neuroshard.status.snapshot import NodeState
+from neuroshard.status.snapshot import NodeState, NodeStatus
 from neuroshard.swarm.stage_coverage import StageRange, layers_of, missing_sentence
-from neuroshard.types import NodeId
+from neuroshard.types import LayerRange, NodeId
 
+LOOK_SECONDS = 1.0
 _AT_HAND = {NodeState.STARTING: NodeState.TRAINING}  # stages that are held here can be used before the first step
 
 
@@ -50,10 +55,19 @@ def pipeline_stages(plan: StagePlan, holdings: Iterable[Holding]) -> tuple[Pipel
     )
 
 
-def pipeline_status(swarm: StageSwarm, state: NodeState, flow: PipelineFlow | None) -> PipelineStatus:
-    """The pipeline now; `state` is this node's, whose own report may be some seconds old."""
-    held = swarm.held
-    own = [] if held is None else [Holding(swarm.node_id, held, _AT_HAND.get(state, state))]
+def pipeline_status(
+    swarm: StageSwarm, state: NodeState, flow: PipelineFlow | None = None, wanted: LayerRange | None = None
+) -> PipelineStatus:
+    """The pipeline now; `state` is this node's, whose own report may be some seconds old.
+
+    `wanted` are the layers that it gets ready for while it holds none.
+    """
+    held, coming = swarm.held, None if wanted is None else swarm.stages_of(wanted)
+    own: list[Holding] = []
+    if held is not None:
+        own.append(Holding(swarm.node_id, held, _AT_HAND.get(state, state)))
+    elif coming is not None:
+        own.append(Holding(swarm.node_id, coming, state))
     others = [
         Holding(member.node_id, stages, member.report.state)
         for member in swarm.membership.view.members.values()
@@ -64,3 +78,15 @@ def pipeline_status(swarm: StageSwarm, state: NodeState, flow: PipelineFlow | No
     stages = pipeline_stages(swarm.plan, [*own, *others])
     missing = layers_of((stage.index for stage in stages if stage.is_missing), swarm.plan)
     return PipelineStatus(stages, missing_sentence(missing), flow)
+
+
+async def tell_stages(
+    swarm: StageSwarm, publisher: Publisher, current: Callable[[], NodeStatus], _network: Network
+) -> None:
+    """Publish the pipeline while this node gets ready for its stages, until cancelled; later its observer does."""
+    while True:
+        await anyio.sleep(LOOK_SECONDS)
+        status = current()
+        if status.state is NodeState.STARTING:
+            wanted = None if status.model is None else status.model.layers
+            publisher.change(pipeline=pipeline_status(swarm, status.state, wanted=wanted))

@@ -184,7 +184,7 @@ def test_six_numbers_each_with_a_sentence(start_node: StartNode, open_page: Open
         ("Wire Bytes a Token", "1.0 kB", "sends and receives for every token"),
         ("Recomputed", "0 %", "of the work is done twice"),
         ("Replacements", "3", "2 exact, 1 approximate"),
-        ("Failed Requests", "4", "another computer was asked; 0 microbatches given up"),
+        ("Failed Requests", "4", "after which somebody else was looked for; 0 microbatches given up"),
     ):
         expect(stat(page, name).locator(".stat-value")).to_have_text(value)
         expect(stat(page, name)).to_contain_text(words)

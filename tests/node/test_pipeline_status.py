@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 import torch
+import trio
+from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.model.transformer import StageModel
+from neuroshard.network import InMemoryNetwork
 from neuroshard.node.networking import Networking
-from neuroshard.node.pipeline_status import Holding, pipeline_stages, pipeline_status
+from neuroshard.node.pipeline_status import LOOK_SECONDS, Holding, pipeline_stages, pipeline_status, tell_stages
+from neuroshard.node.publisher import Publisher
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.status.board import StatusBoard
 from neuroshard.status.pipeline import PipelineFlow
-from neuroshard.status.snapshot import NodeState
+from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus
 from neuroshard.swarm.claim_reading import Statement
 from neuroshard.swarm.membership import Membership
 from neuroshard.swarm.run_offer import RunOffer
@@ -146,3 +152,38 @@ def test_this_node_is_told_as_it_is_now_and_the_others_as_they_reported(
     paused = pipeline_status(swarm, NodeState.PAUSED, None)
     assert [(stage.ready, stage.paused) for stage in paused.stages] == [((A,), ()), ((), (me,)), ((), ())]
     assert pipeline_status(swarm, NodeState.STOPPING, None).stages[1].ready == ()
+
+
+def test_a_node_that_gets_ready_stands_where_it_is_going(swarm: StageSwarm, service: StageService) -> None:
+    coming = pipeline_status(swarm, NodeState.STARTING, wanted=LayerRange(4, 6))
+    assert [stage.joining for stage in coming.stages] == [(), (B,), (swarm.node_id, B)]
+    assert coming.missing == "Layers 3-6 are missing."
+    swarm.hold(1, service, lambda: "")
+    at_hand = pipeline_status(swarm, NodeState.TRAINING, wanted=LayerRange(4, 6))
+    assert [stage.ready for stage in at_hand.stages] == [(A,), (swarm.node_id,), ()]
+    swarm.release()
+    no_stages = pipeline_status(swarm, NodeState.STARTING, wanted=LayerRange(1, 2))
+    assert swarm.node_id not in {holder for stage in no_stages.stages for holder in stage.holders}
+
+
+def test_while_a_node_gets_ready_the_stages_are_told(swarm: StageSwarm) -> None:
+    model = ModelStatus(SHAPE, 1000, LayerRange(4, 6), ())
+    board = StatusBoard(NodeStatus("1", NOW, NOW, node_id=swarm.node_id, model=model))
+    publisher = Publisher(board)
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            network.join(swarm.node_id)
+            there = network.network_of(swarm.node_id)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(tell_stages, swarm, publisher, board.current, there)
+                await anyio.sleep(LOOK_SECONDS + 0.5)
+                told = board.current().pipeline
+                assert told is not None
+                assert told.stages[2].joining == (swarm.node_id, B)
+                publisher.change(state=NodeState.TRAINING, pipeline=None)
+                await anyio.sleep(5 * LOOK_SECONDS)
+                assert board.current().pipeline is None
+                tasks.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -111,7 +111,7 @@ function Numbers({ flow }: { flow: PipelineFlow }) {
         value={count(takeovers)}
         note={takeovers === 0 ? "no stage was taken over in the middle of a microbatch" : `stages taken over in the middle: ${count(flow.exact_takeovers)} exact, ${count(flow.approximate_takeovers)} approximate`}
       />
-      <Stat label="Failed Requests" value={count(flow.failures)} note={`after which another computer was asked; ${plural(flow.given_up, "microbatch")} given up`} />
+      <Stat label="Failed Requests" value={count(flow.failures)} note={`after which somebody else was looked for; ${plural(flow.given_up, "microbatch")} given up`} />
     </dl>
   );
 }
