@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,21 @@ from several_stages import SPLIT, make_split_trainer
 from small_stage import ARCHITECTURE, MemoryFeed
 from stage_chain import INPUTS, LABELS, chain_of, key
 
+from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.status.pipeline import Bottleneck, HopTimes, Passage, StageLoad, Takeover
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.flow import flow_of, hop_times, passage_of
-from neuroshard.training.flow_record import FOLD_SECONDS, REMEMBERED_PASSAGES, WINDOW_SECONDS, FlowRecord
+from neuroshard.training.flow_record import FOLD_SECONDS, MOST_HOPS, REMEMBERED_PASSAGES, WINDOW_SECONDS, FlowRecord
 from neuroshard.training.microbatch import StageGoneError
 from neuroshard.training.microbatch_run import MicrobatchRun, Replacement
-from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.pipeline import Hop, LocalHop
+from neuroshard.training.remote_hop import RemoteHop
 from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_frames import Operation
+from neuroshard.training.stage_endpoint import StageEndpoint
+from neuroshard.training.stage_frames import Operation, StageAddress
+from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.training.timing import HopTiming, recompute_seconds
-from neuroshard.types import NodeId
+from neuroshard.types import LayerRange, NodeId, RunId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
@@ -217,6 +222,45 @@ def test_a_passage_names_who_did_a_stage_in_the_end(compute: ComputeThread) -> N
     assert (found.failures, found.tokens) == (1, 2 * ARCHITECTURE.sequence_length)
     assert all(hop.compute_seconds > 0 and hop.wire_seconds == 0 for hop in found.hops)
     assert found.other_seconds > 50
+
+
+def test_the_bytes_of_remote_stages_are_those_of_their_tensors(compute: ComputeThread) -> None:
+    services = chain_of(compute, (0, 1, 2, 3))
+    addresses = [StageAddress(RunId("1" * 64), LayerRange(index, index + 1), 1) for index in range(3)]
+    shapes = [StageShapes.for_layers(ARCHITECTURE, address.layers, 4) for address in addresses]
+
+    async def main() -> Passage:
+        with InMemoryNetwork(default_link=Link(delay_seconds=0.01)) as network:
+            transport = network.join(NodeId("driver"))
+            hops: list[Hop] = [LocalHop(services[0], NodeId("driver"))]
+            for node, service, address, shape in zip((B, C), services[1:], addresses[1:], shapes[1:], strict=True):
+                StageEndpoint(service, address, shape).serve(network.join(node))
+                hops.append(RemoteHop(transport, node, address, shape))
+            run = MicrobatchRun(FixedRouting(hops), key(1), INPUTS[:2], LABELS[:2])
+            await run.run()
+            return passage_of(run, ended_at=0.0, seconds=10.0)
+
+    here, middle, last = trio.run(main).hops
+    tokens = 2 * ARCHITECTURE.sequence_length
+    activations = tokens * ARCHITECTURE.hidden_size * 4
+    assert (here.bytes_sent, here.bytes_received, here.wire_seconds) == (0, 0, 0.0)
+    assert (middle.bytes_sent, middle.bytes_received) == (2 * activations, 2 * activations)
+    assert (last.bytes_sent, last.bytes_received) == (
+        activations + 4 * tokens,
+        activations,
+    )  # labels, loss in the header
+    assert middle.wire_seconds >= 0.035  # there and back, twice
+    assert last.wire_seconds >= 0.015
+
+
+def test_the_numbers_of_a_full_window_cost_little() -> None:
+    """Once a second at most, of which half a percent would be 5 ms; processor time, so that others do not count."""
+    hops = (HopTimes(A, 1.0, 0.5, 0.0), HopTimes(B, 2.0, 1.0, 0.25, 0.5, 600, 400))
+    full = [passage(number, *hops) for number in range(MOST_HOPS // len(hops))]
+    began = time.thread_time()
+    for _ in range(10):
+        flow_of(full, 60.0)
+    assert (time.thread_time() - began) / 10 < 0.02  # four times as long on a slow machine
 
 
 def test_a_trainer_tells_how_its_microbatches_went(compute: ComputeThread, tmp_path: Path) -> None:
