@@ -39,8 +39,9 @@ class Placing:
 
         Without it the swarm is listened to for a few seconds.
         """
-        if kept is not None and any(window.covers(kept) for window in windows):
-            return kept
+        around_kept = [window for window in windows if kept is not None and window.covers(kept)]
+        if around_kept:
+            return around_kept[0]
         if len(self.swarm.plan) > 1 and self.networking.is_wanted:
             await self._listen()
         coverage = self.swarm.coverage()

@@ -147,7 +147,7 @@ def test_nothing_is_overwritten_and_parts_are_refused(saved: list[SavedStage], t
     with pytest.raises(StorageError, match="not empty"):
         export_huggingface(choose(saved).require_whole(), tmp_path / "model")
     assert list(kept.parent.iterdir()) == [kept]
-    with pytest.raises(CheckpointError, match=r"Layer 1 is missing"):
+    with pytest.raises(CheckpointError, match=r"Layer 2 is missing"):
         choose([stage for stage in saved if stage.layers.start != 1]).require_whole()
 
 
