@@ -96,7 +96,7 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
             ]
 
             async def stop_when_done() -> None:
-                while any(len(node.anchors) < 3 for node in nodes):
+                while any(len(node.weights) < 3 for node in nodes):
                     await anyio.sleep(0.02)
                 for node in nodes:
                     node.trainer.stop()
