@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,8 +29,11 @@ from neuroshard.training.transfer.download import Asking, ReceivingOptions, Stag
 from neuroshard.training.transfer.fields import StageName
 from neuroshard.training.transfer.layout import snapshot_layout
 from neuroshard.training.transfer.live_snapshots import LiveSnapshots
+from neuroshard.training.transfer.manifest import CHUNK, COPIED, MANIFEST, REQUEST_LIMITS
 from neuroshard.training.transfer.receiver import Receiver
+from neuroshard.training.transfer.standing import LIMITS, STANDING
 from neuroshard.types import Architecture, LayerRange, NodeId, RunId, WalletId
+from neuroshard.wire import Frame
 
 Value = TypeVar("Value")
 
@@ -73,6 +76,25 @@ class DonorNode:
     snapshots: LiveSnapshots
     donor: Donor
     compute: ComputeThread
+    chunks_given: list[int] = field(default_factory=list[int])
+    dies_after: int | None = None  # so many chunks
+
+    async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
+        """Count, and end the node when its time has come."""
+        if self.dies_after is not None and len(self.chunks_given) >= self.dies_after:
+            self.network.kill(self.name)
+            await anyio.sleep_forever()
+        self.chunks_given.append(int(str(frame.header["index"])))
+        return await self.donor.give_chunk(sender, frame)
+
+    def join(self, network: InMemoryNetwork) -> None:
+        """Serve on this network."""
+        self.network = network
+        transport = network.join(self.name)
+        transport.serve(STANDING, self.donor.tell_standing, LIMITS)
+        transport.serve(MANIFEST, self.donor.give_manifest, REQUEST_LIMITS)
+        transport.serve(CHUNK, self.give_chunk, REQUEST_LIMITS)
+        transport.serve(COPIED, self.donor.note_copy, LIMITS)
 
     def save(self, step: int) -> None:
         """Take a checkpoint as if after this step."""
@@ -150,7 +172,7 @@ def play(scenario: Callable[[World], Awaitable[Value]], *donors: DonorNode) -> V
     async def main() -> Value:
         with InMemoryNetwork() as network:
             for node in donors:
-                node.donor.serve(network.join(node.name))
+                node.join(network)
             transport = network.join(HERE)
             asking = Asking(transport, lambda peer, reason: reports.append((peer, reason)), at_once)
             with anyio.fail_after(10_000):

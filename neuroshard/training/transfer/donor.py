@@ -146,9 +146,11 @@ class Donor:
     async def own_manifest(self, stage: StageName) -> SnapshotManifest:
         """Of the newest state that lies here. Raises DonorError."""
         try:
-            return (await self._newest(self._of(stage), inf)).manifest
+            opened = await self._newest(self._of(stage), inf)
         except RequestRefusedError as error:
             raise DonorError(error.message) from None
+        self._use(opened)
+        return opened.manifest
 
     def serve(self, transport: Transport) -> None:
         """Answer from now on. Raises ValueError when this transport has a donor already."""

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from donors import FILE, NAME, NOW, World, donor_node, play
+
+from neuroshard.network import PeerRefusedError
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.transfer.errors import DonorError
+from neuroshard.training.transfer.manifest import (
+    chunk_count,
+    chunk_digest,
+    chunk_request,
+)
+from neuroshard.training.transfer.partial_file import PartialFile
+from neuroshard.training.transfer.standings import standings_of
+from neuroshard.types import NodeId
+
+CHUNKS = chunk_count(FILE.layout.file_bytes)
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+
+
+def partial_in(folder: Path) -> PartialFile:
+    return PartialFile(folder / "incoming.part", FILE.layout.file_bytes)
+
+
+def content_of(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def saved_file(folder: Path, step: int = 40) -> bytes:
+    return (folder / f"step-{step}.safetensors").read_bytes()
+
+
+def test_a_donor_makes_a_snapshot_when_somebody_needs_one(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    wishes: list[float] = []
+
+    def want() -> None:
+        wishes.append(anyio.current_time())
+        if anyio.current_time() >= 2 and not list((tmp_path / "a").glob("step-*.json")):
+            donor.save(7)  # its next step
+
+    donor.snapshots.want = want  # type: ignore[method-assign]
+
+    async def scenario(world: World) -> None:
+        assert (await world.receiver.manifest(A, 30.0)).meta.step == 7
+        assert 2 <= anyio.current_time() < 4
+        before = len(wishes)
+        await anyio.sleep(60)
+        old = await world.receiver.manifest(A, 30.0)  # a newer one does not come: better this one than none
+        assert old.age_seconds == pytest.approx(anyio.current_time() - 2, abs=2)
+        assert len(wishes) > before
+
+    play(scenario, donor)
+
+
+def test_a_donor_without_a_snapshot_says_so(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.snapshots.want = lambda: None  # type: ignore[method-assign]
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(DonorError, match="no snapshot of this stage yet"):
+            await world.receiver.manifest(A, 30.0)
+        assert not world.reports
+
+    play(scenario, donor)
+
+
+def test_no_more_receivers_than_allowed_and_idle_ones_make_room(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+
+    async def scenario(world: World) -> None:
+        receivers = [replace(world.receiver.asking, requester=world.network.join(NodeId(name))) for name in "xyz"]
+        x, y, z = (replace(world.receiver, asking=asking) for asking in receivers)
+        told = await x.manifest(A, 30.0)
+        await y.manifest(A, 30.0)
+        with pytest.raises(DonorError, match="Others fetch"):
+            await z.manifest(A, 30.0)
+        await x.fetch(A, {A: told}, partial_in(tmp_path / "x"))  # they are not disturbed
+        await anyio.sleep(200)
+        await z.manifest(A, 1000.0)
+
+    play(scenario, donor)
+
+
+def test_snapshots_that_nobody_reads_are_let_go_and_read_ones_outlive_their_deletion(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(39)
+    donor.save(40)
+
+    async def scenario(world: World) -> None:
+        first = await world.receiver.manifest(A, 30.0)
+        for step in (41, 42, 43, 44):
+            donor.save(step)  # step 40 is deleted: three are kept, and the first one of the outer step
+        assert not (tmp_path / "a/step-40.safetensors").exists()
+        await world.receiver.fetch(A, {A: first}, partial_in(tmp_path / "here"))
+        await anyio.sleep(200)
+        await world.receiver.manifest(A, 1000.0)
+        with pytest.raises(PeerRefusedError, match="not kept any more"):
+            await world.transport.request(A, chunk_request(NAME, first.snapshot, 0), timeout_seconds=5)
+
+    play(scenario, donor)
+
+
+@pytest.mark.parametrize("index", [CHUNKS, 10**9, -1, "0", None, True])
+def test_requests_for_chunks_that_do_not_exist_are_refused(compute: ComputeThread, tmp_path: Path, index: int) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+
+    async def scenario(world: World) -> None:
+        manifest = await world.receiver.manifest(A, 30.0)
+        with pytest.raises(PeerRefusedError):
+            await world.transport.request(A, chunk_request(NAME, manifest.snapshot, index), timeout_seconds=5)
+
+    play(scenario, donor)
+
+
+def test_a_full_disk_is_told_and_what_came_stays(compute: ComputeThread, tmp_path: Path) -> None:
+    from neuroshard.errors import StorageError
+
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+
+    class FullFile(PartialFile):
+        def write(self, index: int, data: bytes | memoryview) -> None:
+            if index >= CHUNKS // 2:
+                raise StorageError("The disk is full.")
+            super().write(index, data)
+
+    async def scenario(world: World) -> None:
+        manifest = await world.receiver.manifest(A, 30.0)
+        with pytest.raises(StorageError, match="full"):
+            await world.receiver.fetch(A, {A: manifest}, FullFile(tmp_path / "part", FILE.layout.file_bytes))
+        held = PartialFile(tmp_path / "part", FILE.layout.file_bytes).held(manifest.digests)
+        assert len(held) == CHUNKS // 2
+        assert not world.reports
+
+    play(scenario, donor)
+
+
+def test_a_holder_learns_of_its_second_copy(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+
+    async def scenario(world: World) -> None:
+        asking = world.receiver.asking
+        assert (await standings_of(asking, NAME, [A]))[A].copied_seconds is None
+        await world.receiver.tell_copied(A, NOW - 20)
+        await world.receiver.tell_copied(A, NOW - 50)  # an older one
+        await anyio.sleep(5)
+        assert (await standings_of(asking, NAME, [A]))[A].copied_seconds == pytest.approx(25)
+        await world.receiver.tell_copied(A, NOW + 1e9)  # from the future: as of now
+        assert (await standings_of(asking, NAME, [A]))[A].copied_seconds == 0
+
+    play(scenario, donor)
+
+
+def test_a_chunk_has_the_digest_that_every_machine_computes() -> None:
+    assert chunk_digest(b"").hex() == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"  # BLAKE3
