@@ -152,6 +152,9 @@ def test_a_stage_whose_holders_do_not_answer_is_told(start_node: StartNode, open
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(stage_box(page, 2)).to_have_accessible_name("Stage 2 layers 5\N{EN DASH}8 no answer")
     expect(stage_box(page, 2)).to_be_checked()
+    panel = page.get_by_role("region", name="Who holds stage 2")
+    for words in ("1 computer does not answer.", f"{short(peer_id(1))} does not answer"):
+        expect(panel).to_contain_text(words)
     page.get_by_role("link", name="Overview").click()
     expect(page.get_by_role("alert")).to_contain_text("All nodes that hold a stage fail; they are tried again.")
 

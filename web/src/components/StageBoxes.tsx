@@ -25,7 +25,7 @@ export function StageBoxes({ pipeline, ownId }: { pipeline: Pipeline; ownId: str
           ))}
         </div>
       </fieldset>
-      <Holders key={chosen.stage} stage={chosen} ownId={ownId} isAlone={stages.length === 1} />
+      <Holders key={chosen.stage} stage={chosen} pipeline={pipeline} ownId={ownId} />
     </Card>
   );
 }
@@ -46,7 +46,7 @@ interface BoxProps {
 
 function StageBox({ stage, pipeline, isChosen, onChoose }: BoxProps) {
   const [coverage, tone] = coverageWords(stage, pipeline);
-  const classes = ["stage-box", stage.is_missing ? "stage-box-missing" : "", stage.is_here ? "stage-box-here" : ""];
+  const classes = ["stage-box", stage.is_missing || isUnanswered(stage, pipeline) ? "stage-box-missing" : "", stage.is_here ? "stage-box-here" : ""];
   return (
     <label class={classes.filter(Boolean).join(" ")}>
       <input type="radio" class="hidden-visually" name="stage" checked={isChosen} onChange={onChoose} />
@@ -57,7 +57,7 @@ function StageBox({ stage, pipeline, isChosen, onChoose }: BoxProps) {
   );
 }
 
-function Holders({ stage, ownId, isAlone }: { stage: PipelineStage; ownId: string | null; isAlone: boolean }) {
+function Holders({ stage, pipeline, ownId }: { stage: PipelineStage; pipeline: Pipeline; ownId: string | null }) {
   const [shown, pager] = usePages(stage.holders, HOLDERS_SHOWN);
   const name = stageName(stage.stage);
   return (
@@ -66,8 +66,8 @@ function Holders({ stage, ownId, isAlone }: { stage: PipelineStage; ownId: strin
         {name}, {layerRange(stage.layers)}
       </h3>
       <p>
-        {holdersSentence(stage)}{" "}
-        {stage.has_single_holder && !isAlone && "Its weights are on one computer only: when that leaves, training stops until another one takes its place."}
+        {holdersSentence(stage, pipeline)}{" "}
+        {stage.has_single_holder && pipeline.stages.length > 1 && "Its weights are on one computer only: when that leaves, training stops until another one takes its place."}
       </p>
       <ul class="holders">
         {shown.map((id) => (
@@ -76,7 +76,7 @@ function Holders({ stage, ownId, isAlone }: { stage: PipelineStage; ownId: strin
               {shortId(id)}
             </span>{" "}
             <span class="muted small">
-              {holderState(stage, id)}
+              {holderState(stage, pipeline, id)}
               {id === ownId && ", this computer"}
             </span>
           </li>

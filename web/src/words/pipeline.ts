@@ -80,10 +80,11 @@ export function coverageWords(stage: PipelineStage, pipeline: Pipeline): readonl
 }
 
 /** All about a stage's holders. */
-export function holdersSentence(stage: PipelineStage): string {
+export function holdersSentence(stage: PipelineStage, pipeline: Pipeline): string {
   const working = stage.holders.length - stage.joining.length - stage.paused.length;
+  const doing = isUnanswered(stage, pipeline) ? `${working === 1 ? "does" : "do"} not answer` : "can work on it";
   const parts = [
-    working > 0 ? `${plural(working, "computer")} can work on it` : "nobody can work on it now",
+    working > 0 ? `${plural(working, "computer")} ${doing}` : "nobody can work on it now",
     stage.paused.length > 0 ? `${plural(stage.paused.length, "computer")} ${stage.paused.length === 1 ? "is" : "are"} paused` : "",
     stage.joining.length > 0 ? `${plural(stage.joining.length, "computer")} ${stage.joining.length === 1 ? "gets" : "get"} ready for it` : "",
   ].filter(Boolean);
@@ -91,9 +92,10 @@ export function holdersSentence(stage: PipelineStage): string {
   return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 }
 
-export function holderState(stage: PipelineStage, id: string): string {
+export function holderState(stage: PipelineStage, pipeline: Pipeline, id: string): string {
   if (stage.joining.includes(id)) return "gets ready";
-  return stage.paused.includes(id) ? "paused" : "can work";
+  if (stage.paused.includes(id)) return "paused";
+  return isUnanswered(stage, pipeline) ? "does not answer" : "can work";
 }
 
 export function bottleneckSentence(bottleneck: Bottleneck, own: string | null): string {
