@@ -17,7 +17,8 @@ MEGABYTE = 1_000_000
 PROCESS_BYTES = 470 * MEGABYTE  # measured 351 MB after all imports and first operations, plus server, log, data, slack
 ACCELERATOR_BYTES = 700 * MEGABYTE  # context and library workspaces of a CUDA device
 FRAGMENTATION = 1.05  # what the allocators keep beyond what is asked of them
-OPEN_SESSIONS = 2  # microbatches whose ends a stage keeps while they are under way
+OPEN_SESSIONS = 2  # microbatches whose ends are there while they are under way, of a model in one stage
+REMEMBERED_MICROBATCHES = 24  # that a stage has accumulated and whose drivers have not closed their sessions yet
 
 DeviceKind = Literal["cpu", "cuda", "mps"]
 
@@ -33,7 +34,7 @@ class DeviceNeed:
     activations: int  # kept for the backward pass, for the whole batch
     backward: int  # temporary gradients of the widest layer
     logits: int  # row chunks of the head, and its gradient's inputs
-    sessions: int
+    sessions: int  # inputs and outputs of microbatches between their forward and their backward pass
     generation: int  # key/value cache of one sequence
     runtime: int
 
@@ -54,6 +55,7 @@ class HostNeed:
     contribution: int  # the round: local weights and pseudo-gradient
     exchange: int  # the round: slices received from the members, and the aggregate
     next_outer_state: int  # the round: new anchor and velocity, before the old ones are dropped
+    answers: int = 0  # to drivers, kept for repetition, and those that are on their way
 
     @property
     def total(self) -> int:
@@ -86,15 +88,31 @@ class MemoryNeed:
         return device_fits and self.host_bytes <= host_mb * MEGABYTE
 
 
+@dataclass(frozen=True)
+class PipelineLoad:
+    """The stages of a node in a pipeline, and what each of them has in work at a time."""
+
+    stages: tuple[LayerRange, ...]
+    open_microbatches: int  # of each stage but the last one of the model, which does both passes at once
+    kept_graphs: int = 0  # of those; the others compute their forward pass again
+
+
 def memory_need(
-    architecture: Architecture, layers: LayerRange | None = None, batch_size: int = 1, device: DeviceKind = "cpu"
+    architecture: Architecture,
+    layers: LayerRange | None = None,
+    batch_size: int = 1,
+    device: DeviceKind = "cpu",
+    load: PipelineLoad | None = None,
 ) -> MemoryNeed:
-    """Peak memory of training these layers (None: all) with microbatches of batch_size sequences."""
+    """Peak memory of training these layers (None: all) with microbatches of batch_size sequences.
+
+    Without `load` one microbatch at a time makes its way through all of them.
+    """
     layers = LayerRange(0, architecture.layer_count) if layers is None else layers
     vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number a parameter
     return MemoryNeed(
         device,
-        _device_need(architecture, layers, batch_size, device, vector),
+        _device_need(architecture, layers, batch_size, device, vector, load),
         HostNeed(
             process=PROCESS_BYTES,
             anchor=vector,
@@ -103,21 +121,34 @@ def memory_need(
             contribution=2 * vector,
             exchange=2 * vector,
             next_outer_state=2 * vector,
+            answers=_answer_streams(architecture, device, load) * stream_bytes(architecture, batch_size),
         ),
     )
 
 
 def driving_bytes(a: Architecture, batch_size: int, stage_count: int, in_flight: int) -> int:
     """Peak memory of a process that drives so many microbatches at a time and holds no layers."""
-    stream = 4 * batch_size * a.sequence_length * a.hidden_size
+    stream = stream_bytes(a, batch_size)
     kept = stage_count + 1  # inputs of each stage and a gradient, so that a stage that is lost can be replaced
     on_the_way = 3  # a request as tensors and as bytes, and its answer
     return PROCESS_BYTES + _padded(in_flight * (kept + on_the_way) * stream)
 
 
-def _device_need(a: Architecture, layers: LayerRange, batch_size: int, device: DeviceKind, vector: int) -> DeviceNeed:
+def stream_bytes(a: Architecture, batch_size: int) -> int:
+    """The residual stream of one microbatch: what goes from stage to stage, fp32."""
+    return 4 * batch_size * a.sequence_length * a.hidden_size
+
+
+def _device_need(
+    a: Architecture,
+    layers: LayerRange,
+    batch_size: int,
+    device: DeviceKind,
+    vector: int,
+    load: PipelineLoad | None,
+) -> DeviceNeed:
     tokens = batch_size * a.sequence_length
-    stream = 4 * tokens * a.hidden_size  # bytes of the residual stream of one microbatch
+    stream = stream_bytes(a, batch_size)
     feed_forward = a.feed_forward_size / a.hidden_size
     key_value = a.key_value_head_count / a.head_count
     # saved tensors of one layer in fp32, in units of the residual stream: counted on real graphs, exact to 1 %
@@ -128,13 +159,43 @@ def _device_need(a: Architecture, layers: LayerRange, batch_size: int, device: D
         moments=2 * vector,
         gradients=vector,
         low_precision_copies=vector // 2,
-        activations=len(layers) * layer_activations + stream,
+        activations=_graph_layers(a, layers, load) * layer_activations + stream,
         backward=int(stream * (4 + 6 * feed_forward)),
         logits=_logits_bytes(a, tokens, device) + 4 * stream if head else 0,
-        sessions=OPEN_SESSIONS * 3 * stream,
+        sessions=_session_streams(a, load) * stream,
         generation=2 * len(layers) * a.key_value_head_count * a.head_size * a.sequence_length * 4,
         runtime=0 if device == "cpu" else ACCELERATOR_BYTES,
     )
+
+
+def _graph_layers(a: Architecture, layers: LayerRange, load: PipelineLoad | None) -> int:
+    """Layers whose activations are there at a time: of the microbatch in work, and of those that keep theirs."""
+    if load is None:
+        return len(layers)
+    opening = [len(stage) for stage in load.stages if stage.stop < a.layer_count]
+    closing = [len(stage) for stage in load.stages if stage.stop == a.layer_count]
+    again = opening if load.kept_graphs < load.open_microbatches else []
+    return load.kept_graphs * sum(opening) + max((*again, *closing), default=0)
+
+
+def _session_streams(a: Architecture, load: PipelineLoad | None) -> int:
+    return OPEN_SESSIONS * 3 if load is None else load.open_microbatches * _ends(a, load)
+
+
+def _answer_streams(a: Architecture, device: DeviceKind, load: PipelineLoad | None) -> int:
+    """Answers that are kept, and of each microbatch under way a request and an answer as bytes.
+
+    On the CPU the answers of open microbatches are the tensors that the session has.
+    """
+    if load is None:
+        return 0
+    copies = 0 if device == "cpu" else load.open_microbatches * len(load.stages)
+    return REMEMBERED_MICROBATCHES * _ends(a, load) + 2 * load.open_microbatches + copies
+
+
+def _ends(a: Architecture, load: PipelineLoad) -> int:
+    """Activations of one microbatch between the stages of a node and others, in and out."""
+    return sum((stage.start > 0) + (stage.stop < a.layer_count) for stage in load.stages)
 
 
 def _logits_bytes(a: Architecture, tokens: int, device: DeviceKind) -> int:

@@ -9,10 +9,10 @@ import anyio
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.errors import TooLittleMemoryError
-from neuroshard.model.memory_need import memory_need
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.node.networking import Networking
 from neuroshard.node.proposal import Room
+from neuroshard.node.stage_memory import best_load, least_load, need_of, plan_of
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.placement import choose_stages, equal_windows, fitting_windows
 from neuroshard.swarm.stage_coverage import StageRange
@@ -69,10 +69,10 @@ class Placing:
 
 def windows_of(parameters: RunParameters, room: Room, most: int | None) -> tuple[StageRange, ...]:
     """The runs of stages that this computer holds, at most `most` at once. Raises TooLittleMemoryError with numbers."""
-    plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
+    plan = plan_of(parameters)
 
     def fits(stages: StageRange) -> bool:
-        need = memory_need(parameters.architecture, stages.layers(plan), parameters.batch_size, room.device)
+        need = need_of(parameters, stages, room, least_load(parameters, stages))
         return need.fits(room.tier_mb, room.device_tier_mb)
 
     windows = fitting_windows(len(plan), fits)
@@ -88,9 +88,8 @@ def windows_of(parameters: RunParameters, room: Room, most: int | None) -> tuple
 
 
 def megabytes_for(parameters: RunParameters, stages: StageRange, room: Room) -> int:
-    """MB that training these stages needs in this process."""
-    plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
-    need = memory_need(parameters.architecture, stages.layers(plan), parameters.batch_size, room.device)
+    """MB that training these stages takes in this process, with as much in work as memory allows."""
+    need = need_of(parameters, stages, room, best_load(parameters, stages, room))
     return -(-need.host_bytes // MEGABYTE)
 
 

@@ -15,6 +15,7 @@ from neuroshard.model.stage_plan import StagePlan
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.probe import Device
+from neuroshard.node.stage_memory import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import Stage, build_stage
@@ -95,6 +96,7 @@ async def bring_up_stage(
     swarm: StageSwarm,
     index: int,
     device: Device,
+    work: StageWork,
     precision: Precision | None = None,
 ) -> LiveStage:
     """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError.
@@ -121,6 +123,8 @@ async def bring_up_stage(
         stage.executor,
         sequences_per_step=run.parameters.sequences_per_step,
         batch_size=run.parameters.batch_size,
+        limits=work.limits,
+        kept_graphs=work.kept_graphs,
     )
     outer, group, snapshots = _outer_part(compute, home, run, swarm, index=index, stage=stage)
     saver = Saver(

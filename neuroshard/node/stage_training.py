@@ -25,6 +25,7 @@ from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_
 from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_copies import StageCopies
+from neuroshard.node.stage_memory import StageWork, best_load, stage_work
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.swarm.stage_coverage import StageRange
@@ -153,18 +154,6 @@ class StageTraining:
             startup=self._startup,
         )
 
-    async def _bring_up_all(self, ground: Ground, stages: StageRange) -> list[LiveStage]:
-        """All compute in one precision, but for those whose checkpoints have another."""
-        lives = list[LiveStage]()
-        for index in stages:
-            layers = ground.swarm.plan[index]
-            home = StageHome.of(
-                self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
-            )
-            precision = lives[0].stage.executor.precision if lives else None
-            lives.append(await self._bring_up(ground, index, home, precision))
-        return lives
-
     def has_checkpoint(self, ground: Ground, index: int) -> bool:
         """Whether this node has trained a stage before."""
         home = StageHome.of(
@@ -179,7 +168,23 @@ class StageTraining:
             self.copies = StageCopies(ground.swarm, lambda: self._settings, architecture)
             await self.copies.load()
 
-    async def _bring_up(self, ground: Ground, index: int, home: StageHome, precision: Precision | None) -> LiveStage:
+    async def _bring_up_all(self, ground: Ground, stages: StageRange) -> list[LiveStage]:
+        """All compute in one precision, but for those whose checkpoints have another."""
+        lives = list[LiveStage]()
+        load = best_load(ground.run.parameters, stages, ground.room)
+        for index in stages:
+            layers = ground.swarm.plan[index]
+            home = StageHome.of(
+                self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
+            )
+            precision = lives[0].stage.executor.precision if lives else None
+            work = stage_work(ground.run.parameters, layers, load)
+            lives.append(await self._bring_up(ground, index, home, work, precision))
+        return lives
+
+    async def _bring_up(
+        self, ground: Ground, index: int, home: StageHome, work: StageWork, precision: Precision | None
+    ) -> LiveStage:
         """A stage with the state it shall go on from. Waits while others have that and do not give it."""
         run, swarm = ground.run, ground.swarm
         joining = Joining(swarm, home.identity, home.store, partial(self._startup.tell, CHECKPOINT), run.is_joined)
@@ -192,6 +197,7 @@ class StageTraining:
                 swarm=swarm,
                 index=index,
                 device=ground.device,
+                work=work,
                 precision=precision,
             )
             if live.stage.is_restored or not must_restore:

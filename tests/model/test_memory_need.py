@@ -12,22 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.model.family import architecture_for, parameter_count
-from neuroshard.model.memory_need import PROCESS_BYTES, memory_need
+from neuroshard.model.memory_need import PROCESS_BYTES, PipelineLoad, memory_need
 from neuroshard.model.proposal import batch_size_for, propose_architecture
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.types import LayerRange
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("training_peak.py")
+STAGE_SCRIPT = Path(__file__).with_name("stage_peak.py")
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read as on Linux")
 
 
 def measured_peak(depth: int, vocabulary: int, sequence: int, batch: int, *, threads: int, bf16: bool) -> int:
-    arguments = [str(int(value)) for value in (depth, vocabulary, sequence, batch, threads, bf16)]
+    return peak_of(SCRIPT, depth, vocabulary, sequence, batch, threads, bf16)
+
+
+def peak_of(script: Path, *values: int) -> int:
+    arguments = [str(int(value)) for value in values]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, str(script), *arguments], env=environment, capture_output=True, text=True, check=True
     )
     return int(result.stdout)
 
@@ -46,6 +51,17 @@ def test_measured_peaks_stay_under_the_need_and_the_limit(
     need = memory_need(architecture, None, batch).host_bytes
     assert peak < need <= limit_mb * 1e6
     assert need < 1.6 * peak
+
+
+@pytest.mark.parametrize("kept_graphs", [8, 3, 0])
+@pytest.mark.process
+def test_a_middle_stage_with_eight_microbatches_open_stays_under_its_need(kept_graphs: int) -> None:
+    depth, vocabulary, sequence, batch, opened = 6, 2_000, 256, 2, 8
+    layers = LayerRange(1, depth - 1)
+    peak = peak_of(STAGE_SCRIPT, depth, vocabulary, sequence, batch, opened, kept_graphs)
+    load = PipelineLoad((layers,), opened, kept_graphs)
+    need = memory_need(architecture_for(depth, vocabulary, sequence), layers, batch, load=load).host_bytes
+    assert peak < need < 1.6 * peak
 
 
 @given(depth=st.integers(2, 60), batch=st.integers(1, 7), vocabulary=st.integers(300, 64_000))

@@ -38,7 +38,7 @@ def test_nobody_helps_a_run_without_stages_by_driving_it() -> None:
 
 
 def test_more_memory_holds_more_stages_and_never_more_than_allowed() -> None:
-    sizes = [max(map(len, windows_of(STAGED, room(tier), None))) for tier in (2_500, 5_000, 20_000)]
+    sizes = [max(map(len, windows_of(STAGED, room(tier), None))) for tier in (3_000, 6_000, 20_000)]
     assert sizes == sorted(sizes)
     assert sizes[-1] == 4
     assert windows_of(STAGED, room(20_000), 1) == tuple(StageRange(n, n + 1) for n in range(4))
