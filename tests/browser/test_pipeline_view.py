@@ -58,11 +58,13 @@ def test_three_stages_in_one_sentence_and_three_boxes(start_node: StartNode, ope
 def test_a_chosen_stage_tells_its_holders(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(driver()).url}#pipeline")
     stage_box(page, 2).check(force=True)
-    panel = page.get_by_role("region", name="Who holds stage 2")
+    panel = page.get_by_role("region", name="Who holds stage 2", exact=True)
     for words in ("Stage 2, layers 5\N{EN DASH}8", "1 computer can work on it.", f"{short(peer_id(1))} can work"):
         expect(panel).to_contain_text(words)
     stage_box(page, 1).check(force=True)
-    expect(page.get_by_role("region", name="Who holds stage 1")).to_contain_text(f"{short(ME)} can work, this computer")
+    expect(page.get_by_role("region", name="Who holds stage 1", exact=True)).to_contain_text(
+        f"{short(ME)} can work, this computer"
+    )
 
 
 def test_holders_are_told_by_what_they_do(start_node: StartNode, open_page: OpenPage) -> None:
@@ -73,7 +75,7 @@ def test_holders_are_told_by_what_they_do(start_node: StartNode, open_page: Open
     page = open_page(f"{start_node(with_stages(status, first, many, last)).url}#pipeline")
     expect(stage_box(page, 2)).to_have_accessible_name(re.compile("3 computers"))
     stage_box(page, 2).check(force=True)
-    panel = page.get_by_role("region", name="Who holds stage 2")
+    panel = page.get_by_role("region", name="Who holds stage 2", exact=True)
     sentence = "2 computers can work on it, 1 computer is paused and 2 computers get ready for it."
     expect(panel).to_contain_text(sentence)
     for words in (f"{short(peer_id(2))} can work", f"{short(peer_id(3))} paused", f"{short(peer_id(5))} gets ready"):
@@ -152,7 +154,7 @@ def test_a_stage_whose_holders_do_not_answer_is_told(start_node: StartNode, open
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(stage_box(page, 2)).to_have_accessible_name("Stage 2 layers 5\N{EN DASH}8 no answer")
     expect(stage_box(page, 2)).to_be_checked()
-    panel = page.get_by_role("region", name="Who holds stage 2")
+    panel = page.get_by_role("region", name="Who holds stage 2", exact=True)
     for words in ("1 computer does not answer.", f"{short(peer_id(1))} does not answer"):
         expect(panel).to_contain_text(words)
     page.get_by_role("link", name="Overview").click()
