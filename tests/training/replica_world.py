@@ -49,6 +49,9 @@ class SimulatedReplica:
     state: OuterState = field(default_factory=lambda: OuterState(torch.zeros(LENGTH), torch.zeros(LENGTH), 0))
     outcomes: list[Agreed | Abandoned] = field(default_factory=list[Agreed | Abandoned])
     known: Callable[[], Sequence[NodeId]] | None = None
+    may_be_alone: bool = False  # it makes rounds of its own when it is alone
+    is_reluctant: bool = False  # it agrees to rounds and then does not come
+    dies_at_message: int | None = None  # of its rounds
 
     def __post_init__(self) -> None:
         self.weights = self.state.anchor.clone()
@@ -67,6 +70,8 @@ class SimulatedReplica:
         )
         donor, door = Donor(offload=at_once), RoundDoor()
         donor.offer(STAGE, self)  # type: ignore[arg-type]
+        self._send = self.group.line.send
+        self.group.line.send = self._send_or_die  # type: ignore[method-assign]
         donor.serve(transport)
         door.add(self.group)
         door.serve(transport)
@@ -79,11 +84,25 @@ class SimulatedReplica:
             tasks.start_soon(self.group.gathering.run)
             while True:
                 await first_of(lambda: anyio.sleep(self.step_seconds), self.group.gathering.called)
-                if self.group.gathering.is_called:
+                if self.group.gathering.is_called and self.is_reluctant:
+                    self.group.withdraw()
+                elif self.group.gathering.is_called:
                     await self.take_part()
                 elif not self.is_idle:
-                    self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
-                    self.steps, self.sequences = self.steps + 1, self.sequences + SEQUENCES_PER_STEP
+                    await self._step()
+
+    def follow(self, other: SimulatedReplica) -> None:
+        """Take another one's state over, as a download does."""
+        self.state, self.weights = other.state, other.weights.clone()
+        self.steps, self.sequences = other.steps, other.sequences
+        self.group.gathering.must_follow = anyio.Event()
+
+    async def _step(self) -> None:
+        self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
+        self.steps, self.sequences = self.steps + 1, self.sequences + SEQUENCES_PER_STEP
+        is_due = self.sequences >= OUTER.inner_steps * SEQUENCES_PER_STEP
+        if self.may_be_alone and is_due and self.group.gathering.is_alone:
+            await self.take_part()
 
     async def take_part(self) -> None:
         before = self.state
@@ -92,6 +111,13 @@ class SimulatedReplica:
         if isinstance(outcome, Agreed):
             self.state = next_outer_state(before, self.weights, outcome, OUTER)
             self.weights, self.sequences = self.state.anchor.clone(), 0
+
+    async def _send_or_die(self, peer: NodeId, kind: str, payload: bytes) -> None:
+        if self.dies_at_message == 0:
+            self.network.kill(self.name)
+        if self.dies_at_message is not None:
+            self.dies_at_message -= 1
+        await self._send(peer, kind, payload)
 
     def _peers(self) -> Sequence[NodeId]:
         if self.known is not None:

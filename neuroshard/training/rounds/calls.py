@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from neuroshard.identity import hash_parts
 from neuroshard.network import RequestRefusedError
-from neuroshard.swarm.claim_fields import flag_field, hash_field, line_field, list_field, whole_field
+from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_request_about, request_about
 from neuroshard.training.transfer.standing import Standing, leading_line
 from neuroshard.types import NodeId
@@ -32,10 +33,18 @@ class RoundTimes:
     near_seconds: float = 1.0  # the same when a round is near
     turn_seconds: float = 10.0  # after so long without a call it is the next one's turn to call
     patience_seconds: float = 30.0  # for replicas of the line that do not answer or are not ready
-    promise_seconds: float = 20.0  # for the call to be completed
+    promise_seconds: float = 15.0  # for the call to be completed
     retry_seconds: float = 5.0  # after a round that was abandoned; doubled from one to the next
     longest_retry_seconds: float = 300.0
     behind_seconds: float = 15.0  # a replica that is of another line than the others for so long follows them
+
+
+class CallStep(StrEnum):
+    """What a call wants of its members."""
+
+    ASK = "ask"  # will you take part?
+    BEGIN = "begin"  # these take part
+    CANCEL = "cancel"  # nothing comes of it
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Call:
     root: str
     view: int
     members: tuple[NodeId, ...]  # with the caller; those that are asked, and then those that take part
-    is_final: bool  # begin; otherwise: will you?
+    step: CallStep
 
 
 def call_frame(stage: StageName, call: Call) -> Frame:
@@ -58,13 +67,13 @@ def call_frame(stage: StageName, call: Call) -> Frame:
         root=call.root,
         view=call.view,
         members=list(call.members),
-        is_final=call.is_final,
+        step=call.step.value,
     )
 
 
 def read_call(frame: Frame) -> tuple[StageName, Call]:
     """The call in a request. Raises RequestRefusedError."""
-    stage, fields = read_request_about(frame, "outer_step", "root", "view", "members", "is_final")
+    stage, fields = read_request_about(frame, "outer_step", "root", "view", "members", "step")
     try:
         members = list_field(fields["members"], MAX_MEMBERS, "members")
         return stage, Call(
@@ -72,7 +81,7 @@ def read_call(frame: Frame) -> tuple[StageName, Call]:
             root=hash_field(fields["root"], "root"),
             view=whole_field(fields["view"], 0, LARGEST_NUMBER, "view"),
             members=tuple(NodeId(line_field(member, MAX_NODE_ID_CHARACTERS, "member")) for member in members),
-            is_final=flag_field(fields["is_final"], "is_final"),
+            step=CallStep(line_field(fields["step"], 16, "step")),
         )
     except ValueError as error:
         raise RequestRefusedError(f"The call cannot be read: {error}.") from None

@@ -16,6 +16,7 @@ from neuroshard.training.rounds.calls import (
     ANSWER_LIMITS,
     CALL,
     Call,
+    CallStep,
     RoundTimes,
     call_frame,
     must_follow,
@@ -155,22 +156,28 @@ class Gathering:
         order = turn_order(self.replica.stage, own, roster)
         caller = order[int((now - due_since) / self._times.turn_seconds) % len(order)]
         if caller == self.replica.node_id and now >= self._retry_at:
-            await self._call(own, others, roster, is_patient=now - due_since < self._times.patience_seconds)
+            is_patient = now - due_since < self._times.patience_seconds
+            if not is_patient or len(others) == len(peers):
+                await self._call(own, others, roster, is_patient=is_patient)
 
     async def answer(self, sender: NodeId, call: Call) -> Frame:
         """Answer a call. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
         now, own_id = anyio.current_time(), self.replica.node_id
-        promise = None if self._promise is None or self._promise.until < now else self._promise
         if not {sender, own_id} <= set(call.members) or len(set(call.members)) != len(call.members):
             raise RequestRefusedError("The call names other members.")
+        promise = None if self._promise is None or self._promise.until < now else self._promise
+        if call.step is CallStep.CANCEL:
+            if promise is not None and promise.caller == sender:
+                self._promise = None
+            return Frame(CALL)
         if (call.outer_step, call.root) != self.standing().line:
             raise RequestRefusedError("This replica is of another line.")
         if self.agreement is not None or not self.may_take_part():
             raise RequestRefusedError("This node cannot take part now.")
         if promise is not None and promise.caller != sender:
             raise RequestRefusedError("This node has another call.")
-        if not call.is_final:
+        if call.step is CallStep.ASK:
             self._promise = _Promise(sender, now + self._times.promise_seconds)
         elif promise is None:
             raise RequestRefusedError("This node did not promise to take part.")
@@ -210,18 +217,20 @@ class Gathering:
     ) -> None:
         """Ask who takes part, then tell them. A patient caller begins only when nobody is missing."""
         now, own_id = anyio.current_time(), self.replica.node_id
-        if self._promise is not None and self._promise.until >= now and self._promise.caller != own_id:
+        has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
+        if has_promised or not self.may_take_part():
             return
         self._promise = _Promise(own_id, now + self._times.promise_seconds)
         view = max(own.view, *(others[node].view for node in roster[1:]))
-        call = Call(own.outer_step, own.root, view, tuple(roster), is_final=False)
+        call = Call(own.outer_step, own.root, view, tuple(roster), CallStep.ASK)
         willing = await self._told(call)
         missing = len(roster) - 1 - len(willing)
         is_same = self.standing().line == own.line and self.agreement is None and self.may_take_part()
         if not willing or (missing and is_patient) or not is_same:
             self._promise = None
+            await self._told(replace(call, step=CallStep.CANCEL))
             return
-        final = Call(own.outer_step, own.root, view, (own_id, *sorted(willing)), is_final=True)
+        final = Call(own.outer_step, own.root, view, (own_id, *sorted(willing)), CallStep.BEGIN)
         self._agree(final)
         reached = await self._told(final)
         for node in willing - reached:
