@@ -112,7 +112,7 @@ def memory_need(
     vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number a parameter
     return MemoryNeed(
         device,
-        _device_need(architecture, layers, batch_size, device, vector, load),
+        _device_need(architecture, layers, batch_size, device=device, vector=vector, load=load),
         HostNeed(
             process=PROCESS_BYTES,
             anchor=vector,
@@ -140,12 +140,7 @@ def stream_bytes(a: Architecture, batch_size: int) -> int:
 
 
 def _device_need(
-    a: Architecture,
-    layers: LayerRange,
-    batch_size: int,
-    device: DeviceKind,
-    vector: int,
-    load: PipelineLoad | None,
+    a: Architecture, layers: LayerRange, batch_size: int, *, device: DeviceKind, vector: int, load: PipelineLoad | None
 ) -> DeviceNeed:
     tokens = batch_size * a.sequence_length
     stream = stream_bytes(a, batch_size)
