@@ -7,6 +7,10 @@ from pathlib import Path
 from pydoc_data import topics
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no clock", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("no clock")
 
 TEXT_BYTES = 150_000
 # Checkpoints as often as the ten steps between two of them allow, so that a test need not wait for the clock.
