@@ -22,6 +22,7 @@ from neuroshard.node.identity import node_identity
 from neuroshard.node.local_swarm import Invitation, LocalSwarm
 from neuroshard.node.observation import Observer
 from neuroshard.node.own_run import OwnRun
+from neuroshard.node.pipeline_status import tell_stages
 from neuroshard.node.placing import Placing
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.relocating import Relocating
@@ -202,6 +203,7 @@ class Application:
         """Become one of the run's nodes; which layers this one takes is chosen next."""
         is_swarm = self._demo is not None and self._demo.nodes > 1
         swarm = society.serve(run.offer, self._board.current, is_shared=is_swarm or run.is_joined)
+        society.networking.attach(partial(tell_stages, swarm, self._publisher, self._board.current))
         return Placing(swarm, society.networking)
 
     async def _further_nodes(self, ground: Ground, society: Society) -> None:

@@ -216,9 +216,9 @@ def _note(file: Path, snapshot: str) -> None:
 
 
 def _named(layers: LayerRange) -> str:
-    return f"Layers {layers.start}-{layers.stop - 1}"
+    return f"Layers {layers.start + 1}-{layers.stop}"
 
 
 def _told(layers: LayerRange, progress: Progress) -> str:
     done, total = progress.bytes_done / 1e6, progress.bytes_total / 1e6
-    return f"Fetching layers {layers.start}-{layers.stop - 1} from others: {done:.0f} of {total:.0f} MB."
+    return f"Fetching layers {layers.start + 1}-{layers.stop} from others: {done:.0f} of {total:.0f} MB."

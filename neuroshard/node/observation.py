@@ -14,6 +14,7 @@ from neuroshard.node.society import Society
 from neuroshard.node.stage_training import RunningNode
 from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus
 from neuroshard.telemetry.counters import Counters
+from neuroshard.training.view import TrainerSnapshot
 
 PUBLISH_SECONDS = 0.5
 RESOURCE_SECONDS = 2.0
@@ -48,7 +49,7 @@ class Observer:
 
     def publish(self) -> None:
         """Publish what the parts say now, and let others know soon when this node begins to do something else."""
-        seen = self._node.trainer.snapshot()
+        seen = self._with_missing_layers(self._node.trainer.snapshot())
         if seen.state is not self._told:
             self._told = seen.state
             self._society.speak_soon()
@@ -65,8 +66,8 @@ class Observer:
             data=seen.data,
             checkpoints=seen.checkpoints,
             stages=seen.stages,
-            resources=self._resources,
             pipeline=pipeline_status(self._node.ground.swarm, seen.state, seen.flow),
+            resources=self._resources,
             history=seen.history,
             network=sight.network,
             peers=sight.peers,
@@ -81,6 +82,11 @@ class Observer:
         self._node.rotations.record(self._node.feed.rotations)
         if seen.training.step_seconds > 0:
             self._node.startup.complete()
+
+    def _with_missing_layers(self, seen: TrainerSnapshot) -> TrainerSnapshot:
+        """A node that could work but whose swarm lacks layers waits, whether it drives or not."""
+        missing = self._node.ground.swarm.missing() if seen.state is NodeState.TRAINING else ""
+        return replace(seen, state=NodeState.WAITING_FOR_STAGES, reason=missing) if missing else seen
 
     def _replicas(self) -> int:
         """Other nodes that hold the first of this node's stages."""

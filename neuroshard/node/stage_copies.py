@@ -40,7 +40,12 @@ class _Duty:
     architecture: Architecture
     single_since: float | None = None  # of its holder, by the event loop's clock
     tried_at: float | None = None
-    trouble: str = ""
+    has_trouble: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"layers {self.stage.layers.start + 1}-{self.stage.layers.stop}"
 
     @cached_property
     def file(self) -> StageFile:
@@ -117,11 +122,11 @@ class StageCopies:
                 return  # whose turn it is does it
             await self._pull(duty, holder)
         except DonorError as error:
-            log.debug("The copy of layers %s is not renewed: %s", duty.stage.layers, error)
+            log.debug("The copy of %s is not renewed: %s", duty.name, error)
         except StorageError as error:
-            if error.message != duty.trouble:
-                log.warning("No copy of layers %s is kept here: %s", duty.stage.layers, error)
-            duty.trouble = error.message
+            if not duty.has_trouble:
+                log.warning("No copy of %s is kept here: %s", duty.name, error)
+            duty.has_trouble = True
 
     async def _pull(self, duty: _Duty, holder: NodeId) -> None:
         file_bytes = duty.file.layout.file_bytes
@@ -139,8 +144,8 @@ class StageCopies:
         with anyio.CancelScope(shield=True):
             await self.offload(partial(duty.copy.keep, received))
         self.swarm.donor.keep(duty.stage, duty.copy)
-        duty.trouble = ""
-        log.debug("Copy of layers %s of step %d kept.", duty.stage.layers, manifest.meta.step)
+        duty.has_trouble = False
+        log.debug("Copy of %s of step %d kept.", duty.name, manifest.meta.step)
         with suppress(DonorError):
             await receiver.tell_copied(holder, manifest.meta.time)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import anyio
+from torch import Tensor
 
 from neuroshard.errors import NeuroShardError
-from neuroshard.identity import NodeIdentity
+from neuroshard.identity import NodeIdentity, SignedClaim
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.network import Network, PeerUnreachableError, ScoreReason
 from neuroshard.node.lost_nodes import LostNodes
@@ -24,6 +26,7 @@ from neuroshard.swarm.stage_coverage import (
     missing_sentence,
     stages_of,
 )
+from neuroshard.training.held_out_claim import MeasuredWith, signed_losses, verified_losses
 from neuroshard.training.pipeline import Hop, LocalHop
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
 from neuroshard.training.rounds.door import RoundDoor
@@ -57,6 +60,7 @@ class StageSwarm:
         options: HopOptions | None = None,
     ) -> None:
         offer, parameters = versions.offer, versions.offer.parameters
+        self._identity = identity
         self.node_id = identity.node_id
         self.wallet_id = identity.wallet_id
         self.run_id = offer.run_id
@@ -83,13 +87,21 @@ class StageSwarm:
         self._endpoints.serve(network.transport)
         self.donor.serve(network.transport)
         self.rounds.serve(network.transport)
-        await anyio.sleep_forever()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.donor.close()
 
-    def hold(self, stage: int, service: StageService, root: Callable[[], str]) -> None:
+    def hold(self, stage: int, service: StageService, root: Callable[[], str], outer_step: Callable[[], int]) -> None:
         """A stage is held here from now on; `root` names its present weights."""
+
+        def sign(labels: Tensor, summed: Tensor) -> str:
+            weights = MeasuredWith(self.run_id, self.plan[stage], outer_step(), root())
+            return signed_losses(self._identity, weights, labels, summed, time.time()).encode().decode()
+
         self._local[stage] = LocalHop(service, self.node_id, root)
         self._endpoints.add(
-            StageEndpoint(service, self._address(stage), self._shapes[stage], root=root, report=self._report)
+            StageEndpoint(service, self._address(stage), self._shapes[stage], root=root, report=self._report, sign=sign)
         )
 
     def release(self) -> None:
@@ -148,7 +160,13 @@ class StageSwarm:
         """The way to a stage at a node."""
         if node_id == self.node_id:
             return self._local[stage]
-        return RemoteHop(self, node_id, self._address(stage), self._shapes[stage], self._options, report=self._report)
+
+        def check(sender: NodeId, claim: str, labels: Tensor, summed: Tensor) -> SignedClaim:
+            weights = MeasuredWith(self.run_id, self.plan[stage], 0)
+            return verified_losses(claim, sender, weights, labels, summed, now=time.time())
+
+        address, shapes = self._address(stage), self._shapes[stage]
+        return RemoteHop(self, node_id, address, shapes, self._options, report=self._report, check=check)
 
     def missing(self) -> str:
         """Which layers nobody can work on now, in a sentence; "" when there are none."""

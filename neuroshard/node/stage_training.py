@@ -35,6 +35,7 @@ from neuroshard.training.control import first_of
 from neuroshard.training.generation import TextGenerator
 from neuroshard.training.loop import Trainer
 from neuroshard.training.model_chain import ModelChain
+from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.precision import Precision
@@ -129,7 +130,8 @@ class StageTraining:
         self._publisher.warn(*steps_behind([live.stage for live in lives]))
         for live in lives:
             self._publisher.warn(*live.stage.warnings)
-            swarm.hold(live.parts.index, live.parts.service, live.parts.outer.exact_root)
+            outer = live.parts.outer
+            swarm.hold(live.parts.index, live.parts.service, outer.exact_root, partial(_outer_step_of, outer))
             swarm.donor.offer(swarm.name_of(live.parts.index), live.snapshots)
             swarm.rounds.add(live.group)
         feed, cache = self._feed(ground.data, run, lives[0])
@@ -256,6 +258,10 @@ class StageTraining:
         routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         in_flight = max(1, min(MOST_IN_FLIGHT, run.parameters.sequences_per_step // run.parameters.batch_size))
         return Driving(node_id, feed, routing, in_flight, first_session=int(time.time()))
+
+
+def _outer_step_of(outer: OuterSync) -> int:
+    return outer.state.outer_step
 
 
 def _steps_of(trainer: Trainer, number: int) -> int:

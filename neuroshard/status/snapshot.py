@@ -93,6 +93,7 @@ class HeldOutPoint:
     loss: float  # mean nats a token
     improvement: float  # mean paired improvement over the first evaluation, nats a token
     standard_error: float  # of that improvement
+    measured_by: tuple[NodeId, ...] = ()  # other nodes that signed it; (): this node measured it itself
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 from neuroshard.errors import CheckpointError
 from neuroshard.status.snapshot import HeldOutPoint
-from neuroshard.types import JsonValue
+from neuroshard.types import JsonValue, NodeId
 
 PINNED_SEQUENCES = 32
 TIME_SHARE = 0.02
@@ -23,6 +23,8 @@ class Evaluation:
     step: int
     time: float  # seconds since the epoch
     losses: tuple[float, ...]
+    measured_by: tuple[NodeId, ...] = ()  # nodes that hold the last stage and signed the losses; (): this node itself
+    claims: tuple[str, ...] = ()  # what they signed; only the newest evaluation keeps it
 
     @property
     def mean(self) -> float:
@@ -96,6 +98,8 @@ class EvaluationRecord:
 
     def add(self, evaluation: Evaluation) -> None:
         """Append the newest evaluation."""
+        if self._evaluations:
+            self._evaluations[-1] = replace(self._evaluations[-1], claims=())
         self._evaluations.append(evaluation)
         self._points.append(_point(self._evaluations[0], evaluation))
         if len(self._evaluations) >= self._capacity:
@@ -105,7 +109,7 @@ class EvaluationRecord:
 
     def to_json(self) -> JsonValue:
         """Rows for a checkpoint."""
-        return [[e.step, e.time, list(e.losses)] for e in self._evaluations]
+        return [_row(evaluation) for evaluation in self._evaluations]
 
     @classmethod
     def from_json(cls, rows: JsonValue) -> EvaluationRecord:
@@ -117,15 +121,41 @@ class EvaluationRecord:
 
 def _point(baseline: Evaluation, evaluation: Evaluation) -> HeldOutPoint:
     difference = paired_difference(baseline, evaluation)
-    return HeldOutPoint(evaluation.step, evaluation.time, evaluation.mean, difference.mean, difference.standard_error)
+    return HeldOutPoint(
+        evaluation.step,
+        evaluation.time,
+        evaluation.mean,
+        difference.mean,
+        difference.standard_error,
+        evaluation.measured_by,
+    )
+
+
+def _texts(rest: Sequence[JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Nodes and claims. Raises CheckpointError for anything else."""
+    match rest:
+        case [[*nodes], [*claims]]:
+            texts = [each for each in (*nodes, *claims) if isinstance(each, str)]
+            if len(texts) == len(nodes) + len(claims):
+                return tuple(texts[: len(nodes)]), tuple(texts[len(nodes) :])
+        case _:
+            pass
+    raise CheckpointError("Who measured an evaluation of the checkpoint is malformed.")
+
+
+def _row(evaluation: Evaluation) -> JsonValue:
+    """What nobody else has measured is written as it always was."""
+    row: list[JsonValue] = [evaluation.step, evaluation.time, list(evaluation.losses)]
+    return [*row, list(evaluation.measured_by), list(evaluation.claims)] if evaluation.measured_by else row
 
 
 def _evaluation(row: JsonValue) -> Evaluation:
     match row:
-        case [int(step), float() | int() as time, [*losses]] if losses:
+        case [int(step), float() | int() as time, [*losses], *rest] if losses:
             numbers = tuple(float(loss) for loss in losses if isinstance(loss, float | int))
+            nodes, claims = _texts(rest) if rest else ((), ())
             if len(numbers) == len(losses) and all(isfinite(loss) for loss in numbers):
-                return Evaluation(step, float(time), numbers)
+                return Evaluation(step, float(time), numbers, tuple(map(NodeId, nodes)), claims)
         case _:
             pass
     raise CheckpointError("An evaluation of the checkpoint is malformed.")

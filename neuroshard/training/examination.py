@@ -10,9 +10,11 @@ import anyio
 from torch import Tensor
 
 from neuroshard.data.feed import HeldOut
+from neuroshard.identity import SignedClaim
 from neuroshard.training.evaluation import Evaluation, EvaluationRecord, evaluation_is_due
+from neuroshard.training.held_out_claim import Measured, nats_a_token
 from neuroshard.training.microbatch import Retry, StageError
-from neuroshard.training.microbatch_run import sequence_losses
+from neuroshard.training.microbatch_run import measured_losses
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.routing import Routing
 
@@ -56,24 +58,29 @@ class Examiner:
         """
         started = self._clock()
         losses: list[float] = []
+        claims: list[SignedClaim] = []
         sequences = self.held_out.sequences
         for start in range(0, len(sequences), self._batch_size):
             rows = sequences[start : start + self._batch_size]
-            losses += [round(loss.item(), 6) for loss in await self._losses_of(rows)]
-        evaluation = Evaluation(record.progress.steps, now, tuple(losses))
+            told = await self._measured(rows)
+            losses += nats_a_token(told.summed, rows.shape[1] - 1)
+            claims += [] if told.claim is None else [told.claim]
+        nodes = tuple(sorted({claim.delegation.node_id for claim in claims}))
+        signed = tuple(claim.encode().decode() for claim in claims)
+        evaluation = Evaluation(record.progress.steps, now, tuple(losses), nodes, signed)
         record.evaluation_seconds = self._clock() - started
         self._trained_seconds = 0.0
         if evaluation.is_finite:
             record.evaluations.add(evaluation)
         return evaluation
 
-    async def _losses_of(self, rows: Tensor) -> Tensor:
-        """Loss of each sequence, (b,) nats a token on the CPU; a stage that fails is asked again."""
+    async def _measured(self, rows: Tensor) -> Measured:
+        """The losses of some sequences; a stage that fails is asked again."""
         for _ in range(TRIES - 1):
             try:
-                return (await sequence_losses(self._routing, rows[:, :-1], rows[:, 1:])).cpu()
+                return await measured_losses(self._routing, rows[:, :-1], rows[:, 1:])
             except StageError as error:
                 if error.retry is Retry.NEVER:
                     raise
                 await anyio.sleep(RETRY_SECONDS)
-        return (await sequence_losses(self._routing, rows[:, :-1], rows[:, 1:])).cpu()
+        return await measured_losses(self._routing, rows[:, :-1], rows[:, 1:])

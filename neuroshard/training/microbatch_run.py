@@ -11,6 +11,7 @@ from typing import TypeVar
 import anyio
 from torch import Tensor
 
+from neuroshard.training.held_out_claim import Measured
 from neuroshard.training.microbatch import MicrobatchKey, Retry, StageError, UnknownMicrobatchError
 from neuroshard.training.pipeline import Hop, MicrobatchResult
 from neuroshard.training.routing import Routing
@@ -159,20 +160,20 @@ def _known(hop: Hop | None) -> Hop:
     return hop
 
 
-async def sequence_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -> Tensor:
-    """Mean loss of each sequence, (b,) nats a token, without touching gradients. Raises StageError."""
+async def measured_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -> Measured:
+    """The loss of each sequence, (b,) summed over its tokens, without touching gradients. Raises StageError."""
     *before, last = range(routing.stage_count)
     activations = input_ids
     for stage in before:
-        activations = await _inferred(routing, stage, activations, None)
-    return (await _inferred(routing, last, activations, labels)) / labels.shape[1]
+        activations = await _told(routing, stage, lambda hop, inputs=activations: hop.infer(inputs))
+    return await _told(routing, last, lambda hop: hop.measure(activations, labels))
 
 
-async def _inferred(routing: Routing, stage: int, inputs: Tensor, labels: Tensor | None) -> Tensor:
+async def _told(routing: Routing, stage: int, ask: Callable[[Hop], Awaitable[T]]) -> T:
     hop = await routing.hop(stage)
     failure: StageError | None = None
     try:
-        return await hop.infer(inputs, labels)
+        return await ask(hop)
     except StageError as error:
         failure = error if error.retry is Retry.ELSEWHERE else None
         raise

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import anyio
 from torch import Tensor
 
+from neuroshard.training.held_out_claim import Measured
 from neuroshard.training.microbatch import MicrobatchKey
 from neuroshard.training.stage_frames import Operation
 from neuroshard.training.stage_service import StageService
@@ -53,8 +54,12 @@ class Hop(Protocol):
         """Gradient of the inputs; None from the first stage."""
         ...
 
-    async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Forward only: activations, or the summed loss of each sequence when labels are given."""
+    async def infer(self, inputs: Tensor) -> Tensor:
+        """Forward only: activations for the next stage."""
+        ...
+
+    async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
+        """Forward only, of the last stage: the loss of each sequence, summed over its tokens."""
         ...
 
     async def close(self, driver: NodeId, session: int) -> None:
@@ -89,9 +94,13 @@ class LocalHop:
         """See Hop."""
         return await self._timed(Operation.BACKWARD, key, self.service.backward(key, gradient))
 
-    async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
+    async def infer(self, inputs: Tensor) -> Tensor:
         """See Hop."""
-        return await self.service.infer(inputs, labels)
+        return await self.service.infer(inputs)
+
+    async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
+        """See Hop."""
+        return Measured(await self.service.infer(inputs, labels))
 
     async def close(self, driver: NodeId, session: int) -> None:
         """See Hop."""

@@ -11,6 +11,7 @@ import anyio
 import torch
 from torch import Tensor
 
+from neuroshard.errors import DataError
 from neuroshard.network import (
     MessageTooLargeError,
     PeerRefusedError,
@@ -19,6 +20,7 @@ from neuroshard.network import (
     TransportClosedError,
 )
 from neuroshard.training.beside import beside
+from neuroshard.training.held_out_claim import LossCheck, Measured
 from neuroshard.training.microbatch import MicrobatchKey, RefusedTensorError, StageGoneError
 from neuroshard.training.stage_frames import (
     Operation,
@@ -75,8 +77,9 @@ class RemoteHop:
         options: HopOptions | None = None,
         *,
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
+        check: LossCheck | None = None,
     ) -> None:
-        """`report` is told what the peer did well or wrong."""
+        """`report` is told what the peer did well or wrong, `check` reads its signed word for losses."""
         self.node_id = peer
         self.stage = stage
         self.wanted_root = ""
@@ -86,6 +89,7 @@ class RemoteHop:
         self._shapes = shapes
         self._options = options or HopOptions()
         self._report = report
+        self._check = check
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """See Hop."""
@@ -103,12 +107,22 @@ class RemoteHop:
         request = self._request(Operation.BACKWARD, key, gradient=gradient)
         return (await self._ask(request, gradient=self._gradient_like(gradient))).gradient
 
-    async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
+    async def infer(self, inputs: Tensor) -> Tensor:
         """See Hop."""
+        request = self._request(Operation.INFER, None, inputs=inputs)
+        return _present((await self._ask(request, output=self._like(inputs))).output)
+
+    async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
+        """See Hop. Losses that are numbers come with the peer's signature."""
         request = self._request(Operation.INFER, None, inputs=inputs, labels=labels)
-        if labels is None:
-            return _present((await self._ask(request, output=self._like(inputs))).output)
-        return _present((await self._ask(request, losses=(len(labels),))).losses)
+        answer = await self._ask(request, losses=(len(labels),))
+        summed = _present(answer.losses)
+        if self._check is None or not bool(torch.isfinite(summed).all()):
+            return Measured(summed)
+        try:
+            return Measured(summed, self._check(self.node_id, answer.claim, labels, summed))
+        except DataError as error:
+            raise self._unusable(error.message, ScoreReason.BAD_SIGNATURE) from error
 
     async def close(self, driver: NodeId, session: int) -> None:
         """See Hop; a stage closes the sessions of the driver that asks."""
@@ -188,8 +202,8 @@ class RemoteHop:
             raise refusal
         return reply
 
-    def _unusable(self, reason: str) -> StageGoneError:
-        self._report(self.node_id, ScoreReason.UNEXPECTED_TENSOR)
+    def _unusable(self, reason: str, fault: ScoreReason = ScoreReason.UNEXPECTED_TENSOR) -> StageGoneError:
+        self._report(self.node_id, fault)
         return StageGoneError(f"The answer of peer {self.node_id} cannot be used. {reason}")
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import assert_never
 
+import torch
 from torch import Tensor
 
 from neuroshard.network import RequestRefusedError, ScoreReason, Transport
 from neuroshard.training.beside import beside
+from neuroshard.training.held_out_claim import LossSigner
 from neuroshard.training.microbatch import (
     DriftedStageError,
     MicrobatchKey,
@@ -51,14 +53,19 @@ class StageEndpoint:
         root: Callable[[], str] = lambda: "",
         may_drive: Callable[[NodeId], bool] = lambda _: True,
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
+        sign: LossSigner = lambda _labels, _summed: "",
     ) -> None:
-        """`root` is the stage's present state root, `report` is told what a peer did wrong."""
+        """`root` is the stage's present state root, `report` is told what a peer did wrong.
+
+        `sign` gives this node's word for losses.
+        """
         self._service = service
         self._stage = stage
         self._shapes = shapes
         self._root = root
         self._may_drive = may_drive
         self._report = report
+        self._sign = sign
 
     @property
     def layers(self) -> LayerRange:
@@ -94,8 +101,15 @@ class StageEndpoint:
             compute_seconds=worked,
             recompute_seconds=again,
             seconds=time.perf_counter() - began,
+            claim=self._claim(request.labels, losses),
         )
         return await beside(lambda: answer_frame(request, answer), output, gradient)
+
+    def _claim(self, labels: Tensor | None, losses: Tensor | None) -> str:
+        """What is told of losses that are numbers."""
+        if labels is None or losses is None or not bool(torch.isfinite(losses).all()):
+            return ""
+        return self._sign(labels, losses)
 
     async def _read(self, sender: NodeId, frame: Frame) -> StageRequest:
         try:

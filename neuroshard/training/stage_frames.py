@@ -10,6 +10,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from neuroshard.training.held_out_claim import claim_bytes
 from neuroshard.training.microbatch import (
     ClosedSessionError,
     DriftedStageError,
@@ -31,7 +32,16 @@ MAX_HEADER_BYTES = 2048
 MAX_REASON_CHARACTERS = 300
 INPUTS, LABELS, OUTPUT, LOSSES, GRADIENT = "inputs", "labels", "output", "losses", "gradient"
 _REQUEST_FIELDS = {"run", "layers", "version", "root", "session", "microbatch", "precision"}
-_ANSWER_FIELDS = {"session", "microbatch", "root", "loss_sum", "compute_seconds", "recompute_seconds", "seconds"}
+_ANSWER_FIELDS = {
+    "session",
+    "microbatch",
+    "root",
+    "loss_sum",
+    "compute_seconds",
+    "recompute_seconds",
+    "seconds",
+    "claim",
+}
 _LARGEST_NUMBER = 2**63 - 1
 
 
@@ -81,6 +91,7 @@ class StageAnswer:
     compute_seconds: float = 0.0
     recompute_seconds: float = 0.0  # of those for a forward pass that was done before
     seconds: float = 0.0  # from the request's arrival to this answer: the rest was waiting
+    claim: str = ""  # the stage's signed word for the losses
 
 
 def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
@@ -100,7 +111,8 @@ def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
 
 def answer_limits(shapes: StageShapes) -> FrameLimits:
     """The largest answer of a stage."""
-    return FrameLimits(MAX_HEADER_BYTES, wire_bytes(shapes.batch_size * shapes.sequence_length, shapes.hidden_size))
+    header = MAX_HEADER_BYTES + claim_bytes(shapes.batch_size)
+    return FrameLimits(header, wire_bytes(shapes.batch_size * shapes.sequence_length, shapes.hidden_size))
 
 
 def request_frame(request: StageRequest) -> Frame:
@@ -164,6 +176,7 @@ def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
         "compute_seconds": answer.compute_seconds,
         "recompute_seconds": answer.recompute_seconds,
         "seconds": answer.seconds,
+        "claim": answer.claim,
     }
     parts: list[TensorPart] = []
     for name, tensor in ((OUTPUT, answer.output), (GRADIENT, answer.gradient)):
@@ -192,6 +205,7 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
         _seconds(header["compute_seconds"]),
         _seconds(header["recompute_seconds"]),
         _seconds(header["seconds"]),
+        _text(header, "claim"),
     )
 
 

@@ -57,7 +57,15 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([nan,
 COUNTS = st.integers(0, 10**12)
 TEXTS = st.text(st.characters(), max_size=20)  # half surrogate pairs included
 POINTS = st.builds(LossPoint, step=COUNTS, time=NUMBERS, loss=NUMBERS, lr=NUMBERS, tokens=COUNTS)
-HELD_OUT = st.builds(HeldOutPoint, step=COUNTS, time=NUMBERS, loss=NUMBERS, improvement=NUMBERS, standard_error=NUMBERS)
+HELD_OUT = st.builds(
+    HeldOutPoint,
+    step=COUNTS,
+    time=NUMBERS,
+    loss=NUMBERS,
+    improvement=NUMBERS,
+    standard_error=NUMBERS,
+    measured_by=st.lists(TEXTS, max_size=2).map(tuple),
+)
 TRAINING = st.builds(
     TrainingStatus,
     steps=COUNTS,

@@ -142,7 +142,7 @@ def test_this_node_is_told_as_it_is_now_and_the_others_as_they_reported(
     me = swarm.node_id
     none_held = pipeline_status(swarm, NodeState.STARTING, None)
     assert [stage.ready for stage in none_held.stages] == [(A,), (), ()]
-    swarm.hold(1, service, lambda: "")
+    swarm.hold(1, service, lambda: "", lambda: 0)
     flow = PipelineFlow(microbatches=3)
     found = pipeline_status(swarm, NodeState.TRAINING, flow)
     assert found.flow is flow
@@ -158,7 +158,7 @@ def test_a_node_that_gets_ready_stands_where_it_is_going(swarm: StageSwarm, serv
     coming = pipeline_status(swarm, NodeState.STARTING, wanted=LayerRange(4, 6))
     assert [stage.joining for stage in coming.stages] == [(), (B,), (swarm.node_id, B)]
     assert coming.missing == "Layers 3-6 are missing."
-    swarm.hold(1, service, lambda: "")
+    swarm.hold(1, service, lambda: "", lambda: 0)
     at_hand = pipeline_status(swarm, NodeState.TRAINING, wanted=LayerRange(4, 6))
     assert [stage.ready for stage in at_hand.stages] == [(A,), (swarm.node_id,), ()]
     swarm.release()

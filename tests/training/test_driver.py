@@ -214,8 +214,8 @@ class FailingHop(LocalHop):
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         return await self._hop.backward(key, gradient)
 
-    async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
-        return await self._hop.infer(inputs, labels)
+    async def infer(self, inputs: Tensor) -> Tensor:
+        return await self._hop.infer(inputs)
 
     async def close(self, driver: NodeId, session: int) -> None:
         await self._hop.close(driver, session)

@@ -79,7 +79,7 @@ def test_the_law_holds_through_real_sockets_and_a_node_that_ends_is_gone(
             await blocks[-1].aclose()
             gone = RemoteHop(driver.transport, peer, stage, shapes, HopOptions(timeout_seconds=2))
             with pytest.raises(StageGoneError):
-                await gone.infer(torch.zeros(1, 4, architecture.hidden_size), None)
+                await gone.infer(torch.zeros(1, 4, architecture.hidden_size))
 
     whole = StageModel(architecture)
     initialise(whole, 5)

@@ -36,7 +36,7 @@ from neuroshard.training.microbatch import (
     StageGoneError,
     UnknownMicrobatchError,
 )
-from neuroshard.training.microbatch_run import MicrobatchRun, sequence_losses
+from neuroshard.training.microbatch_run import MicrobatchRun, measured_losses
 from neuroshard.training.pipeline import Hop
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
 from neuroshard.training.routing import FixedRouting
@@ -100,8 +100,8 @@ def test_the_law_holds_over_the_wire(compute: ComputeThread, precision: WirePrec
             total = 0.0
             for number, part in enumerate(PARTS):
                 total += await run_until_done(route, key(number), INPUTS[part], LABELS[part])
-                losses = await sequence_losses(FixedRouting(route), INPUTS[part], LABELS[part])
-                assert losses.shape == INPUTS[part].shape[:1]
+                losses = await measured_losses(FixedRouting(route), INPUTS[part], LABELS[part])
+                assert losses.summed.shape == INPUTS[part].shape[:1]
             exact = precision is WirePrecision.FP32
             assert total == pytest.approx(expected.item(), rel=1e-5 if exact else 1e-3)
             for hop in route:
@@ -221,13 +221,13 @@ def test_what_a_stage_refuses_arrives_with_its_class(compute: ComputeThread) -> 
                 await hop.forward(key(3), activations())
             await services[1].suspend()
             with pytest.raises(StageBusyError):
-                await hop.infer(activations(), None)
+                await hop.infer(activations())
             await services[1].resume()
             await services[1].leave()
             with pytest.raises(StageGoneError):
                 await hop.forward(key(1, session=2), activations())
             with pytest.raises(StageGoneError):
-                await hop.infer(activations(), None)
+                await hop.infer(activations())
 
     trio.run(main)
 
@@ -329,7 +329,7 @@ def test_a_stage_tells_what_it_computed_again(compute: ComputeThread, kept_graph
             hop = one_hop(network, PATIENT)
             await hop.forward(key(1), activations(2))
             await hop.backward(key(1), activations(2))
-            await hop.infer(activations(2), None)
+            await hop.infer(activations(2))
             forward, backward = hop.timings  # what is only inferred is no microbatch's
             assert forward.recompute_seconds == 0
             if kept_graphs == 0:

@@ -11,8 +11,9 @@ from stage_chain import DRIVER, INPUTS, LABELS, key
 from torch import Tensor
 from trio.testing import MockClock
 
+from neuroshard.training.held_out_claim import Measured
 from neuroshard.training.microbatch import MicrobatchKey, SpoiltMicrobatchError, StageError, StageGoneError
-from neuroshard.training.microbatch_run import MicrobatchRun, sequence_losses
+from neuroshard.training.microbatch_run import MicrobatchRun, measured_losses
 from neuroshard.training.pipeline import Hop
 from neuroshard.training.replica_choice import BalancedChoice, LaneChoice, ReplicaChoice, replica_choice
 from neuroshard.training.routing import FixedRouting
@@ -48,9 +49,13 @@ class Replica:
         """Takes as long as a forward pass."""
         return await self._work(torch.zeros(1))
 
-    async def infer(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
+    async def infer(self, inputs: Tensor) -> Tensor:
         """Takes as long as a forward pass."""
         return await self._work(torch.zeros(1))
+
+    async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
+        """Takes as long as a forward pass."""
+        return Measured(await self._work(torch.zeros(1)))
 
     async def close(self, driver: NodeId, session: int) -> None:
         """Nothing is kept."""
@@ -146,11 +151,11 @@ def test_an_evaluation_leaves_its_replicas_and_tells_who_failed() -> None:
     async def main() -> None:
         replicas = [Replica(A, 1.0), Replica(B, 1.0)]
         routing = Noting(replicas)
-        await sequence_losses(routing, INPUTS[:1], LABELS[:1])
+        await measured_losses(routing, INPUTS[:1], LABELS[:1])
         assert routing.noted == [("left", 0, 0.0), ("left", 1, 0.0)]
         replicas[1].error = StageGoneError("Gone.")
         with pytest.raises(StageGoneError):
-            await sequence_losses(routing, INPUTS[:1], LABELS[:1])
+            await measured_losses(routing, INPUTS[:1], LABELS[:1])
         assert routing.noted[2:] == [("left", 0, 0.0), ("failed", 1, 0.0)]
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -198,7 +198,8 @@ class Gathering:
             return
         self._apart_since = now if self._apart_since is None else self._apart_since
         if now - self._apart_since >= self._times.behind_seconds and not self.must_follow.is_set():
-            log.info("Other replicas of layers %s go on from another state: taking that over.", self.replica.stage)
+            layers = self.replica.stage.layers
+            log.info("Other replicas of layers %d-%d went on: taking over theirs.", layers.start + 1, layers.stop)
             self.must_follow.set()
 
     def _is_due(self, own: Standing, others: Mapping[NodeId, Standing], roster: Sequence[NodeId], now: float) -> bool:

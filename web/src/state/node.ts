@@ -67,6 +67,7 @@ export interface HeldOutPoint {
   loss: number;
   improvement: number;
   standard_error: number;
+  measured_by: string[];
 }
 
 export interface TrainingStatus {

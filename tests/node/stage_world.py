@@ -1,0 +1,342 @@
+"""Nodes of one run in memory that hold stages, report, keep copies and take over from each other by a virtual clock.
+
+Their training is a count, and their weights are made from it; all that brings state from one node to another is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import anyio
+import torch
+import trio
+from anyio.abc import TaskGroup
+from trio.testing import MockClock
+
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.settings import Settings
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.network import InMemoryNetwork, Network
+from neuroshard.node.holder_watch import HolderWatch
+from neuroshard.node.joining import Joining
+from neuroshard.node.networking import Networking
+from neuroshard.node.relocating import Relocating
+from neuroshard.node.run_versions import RunVersions
+from neuroshard.node.stage_copies import StageCopies
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.status.snapshot import CheckpointGeneration, NodeState
+from neuroshard.swarm.announcement import Announcement
+from neuroshard.swarm.claim_reading import Statement
+from neuroshard.swarm.membership import Membership
+from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.swarm.stage_coverage import StageRange
+from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.training.checkpoint.metadata import CheckpointMeta
+from neuroshard.training.checkpoint.staging import StagingBuffers
+from neuroshard.training.checkpoint.store import CheckpointStore, stage_folder
+from neuroshard.training.outer_sync import OuterProgress
+from neuroshard.training.precision import Precision
+from neuroshard.training.progress import Progress
+from neuroshard.training.record import StageIdentity, TrainingRecord, to_meta
+from neuroshard.training.transfer.donor import Donor
+from neuroshard.training.transfer.download import Asking
+from neuroshard.training.transfer.layout import outer_root, snapshot_layout
+from neuroshard.training.transfer.standing import Standing
+from neuroshard.types import Architecture, NodeId
+
+Value = TypeVar("Value")
+
+EPOCH = 1_700_000_000.0
+SHAPE = Architecture(64, 3, 2, 1, 128, 512, 8)
+PARAMETERS = RunParameters("test", 1, SHAPE, 3, 1, 4, 7, GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 64))
+OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
+OFFER = RunOffer.of_new_run(SignedRunParameters.sign(OWNER, PARAMETERS))
+REPORT_SECONDS = 10.0
+SAVE_STEPS = 10
+
+
+async def at_once(function: Callable[[], Value], /) -> Value:
+    """Run what would block on the event loop's own thread: a virtual clock must not run on meanwhile."""
+    await anyio.lowlevel.checkpoint()
+    return function()
+
+
+def now() -> float:
+    return EPOCH + anyio.current_time()
+
+
+@dataclass
+class HeldStage:
+    """A stage that a node trains: a count of steps, and checkpoints made from it. See Snapshots."""
+
+    index: int
+    identity: StageIdentity
+    store: CheckpointStore
+    steps: int = 0
+    outer_step: int = 0
+    is_wanted: bool = False
+    copied_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._staging = StagingBuffers(snapshot_layout(SHAPE, self.identity.layers))
+        self._saved = 0
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint."""
+        generation = self.newest()
+        if generation is not None:
+            self.steps = self._saved = generation.step
+            self.outer_step = generation.outer_step
+
+    def step(self) -> None:
+        """One step; saved when it is due or somebody needs it."""
+        self.steps += 1
+        if self.is_wanted or self.steps - self._saved >= SAVE_STEPS:
+            self.save()
+
+    def save(self) -> None:
+        tensors = {
+            name: torch.full(spec.shape, float(self.outer_step if "outer/" in name else self.steps))
+            for name, spec in self._staging.layout.specs.items()
+        }
+        self._staging.copy_from(tensors)
+        self.store.write(self._meta(), self._staging)
+        self._saved, self.is_wanted = self.steps, False
+
+    def _meta(self) -> CheckpointMeta:
+        record = TrainingRecord(Progress(steps=self.steps, tokens=100 * self.steps, sequences=4 * self.steps))
+        return to_meta(
+            record,
+            outer=OuterProgress(),
+            outer_step=self.outer_step,
+            identity=self.identity,
+            precision=Precision.FP32,
+            time=now(),
+        )
+
+    def standing(self) -> Standing:
+        copied = None if self.copied_at is None else now() - self.copied_at
+        return Standing(True, self.steps, self.outer_step, f"{self.outer_step:064x}", copied_seconds=copied)
+
+    def newest(self) -> CheckpointGeneration | None:
+        generations = self.store.generations()
+        return generations[0] if generations else None
+
+    def want(self) -> None:
+        self.is_wanted = True
+
+    def copied(self, _peer: NodeId, taken_at: float) -> None:
+        self.copied_at = max(taken_at, self.copied_at or 0.0)
+
+
+@dataclass(eq=False)
+class StageNode:
+    """One node."""
+
+    number: int
+    world: StageWorld
+    data_dir: Path
+    stage: HeldStage | None = None
+    state: NodeState = NodeState.STARTING
+    told: list[str] = field(default_factory=list[str])
+    wanted: int | None = None  # the stage it gets ready for
+    began_steps: list[int] = field(default_factory=list[int])  # of the stages that it took
+
+    def __post_init__(self) -> None:
+        key = NodeKey.from_seed(bytes([self.number + 1]) * 32)
+        wallet = Wallet.from_secret(TokenSecret("hex", bytes([self.number]) * 32))
+        delegation = Delegation.issue(wallet, key.public_key, expires_at=EPOCH + 1e7)
+        identity = self.identity = NodeIdentity(wallet.wallet_id, key.node_id, key, delegation)
+        self.name = identity.node_id
+        self.sequence = 0
+        self.spoken_at = -REPORT_SECONDS
+        self.membership = Membership(identity.node_id, identity.wallet_id)
+        self.networking = Networking(self.name, self._open, peers_file=self.data_dir / "peers", loopback_only=True)
+        self.swarm = StageSwarm(identity, RunVersions(OFFER), self.membership, self.networking)
+        self.swarm.donor = Donor(now=now, offload=at_once)
+        self.swarm.asking = Asking(self.swarm, offload=at_once)
+        self.settings = Settings(data_dir=self.data_dir)
+        self.copies = StageCopies(self.swarm, lambda: self.settings, SHAPE, now=now, offload=at_once)
+        self.scope = anyio.CancelScope()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncGenerator[Network]:
+        self.world.network.join(self.name)
+        try:
+            yield self.world.network.network_of(self.name)
+        finally:
+            if self in self.world.alive():  # and not started again meanwhile
+                self.world.network.kill(self.name)
+
+    async def live(self, stage: int | None = None, *, moves: bool = True) -> None:
+        """From the start to the kill."""
+        with self.scope:
+            self.networking.attach(self.swarm.live)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.networking.run)
+                await self.networking.up()
+                await self.copies.load()
+                tasks.start_soon(self._keep_reporting)
+                tasks.start_soon(HolderWatch(self.swarm, now=now).run)
+                for other in self.world.alive():
+                    other.spoken_at = -REPORT_SECONDS  # who comes is told soon how far the others are
+                while True:
+                    if stage is not None:
+                        await self.take(stage)
+                    stage = await self._train(moves=moves)
+
+    def allow_megabytes(self, megabytes: int) -> None:
+        """Of checkpoints and copies."""
+        self.settings = Settings(data_dir=self.data_dir, max_checkpoint_storage=megabytes)
+
+    def kill(self) -> None:
+        """Without a word."""
+        self.world.network.kill(self.name)
+        self.scope.cancel()
+
+    async def take(self, index: int) -> None:
+        """Get a stage's state and hold it."""
+        if self.stage is not None:
+            self.stage.save()
+        self.swarm.release()
+        self.stage, self.state, self.wanted = None, NodeState.STARTING, index
+        self.speak()
+        layers = self.swarm.plan[index]
+        identity = StageIdentity(self.identity.wallet_id, self.name, OFFER.run_id, SHAPE, layers, 1)
+        store = CheckpointStore(stage_folder(self.data_dir, self.identity.wallet_id, OFFER.run_id, layers))
+        is_invited = self.number != 0
+        await Joining(self.swarm, identity, store, self.told.append, is_invited, offload=at_once).prepare()
+        stage = HeldStage(index, identity, store)
+        stage.restore()
+        self.began_steps.append(stage.steps)
+        self.stage, self.state = stage, NodeState.TRAINING
+        self.swarm.hold(index, cast("Any", None), lambda: "", lambda: stage.outer_step)
+        self.swarm.donor.offer(self.swarm.name_of(index), stage)
+        self.speak()
+
+    def speak(self) -> None:
+        """Report to everybody who can be reached."""
+        self.spoken_at = anyio.current_time()
+        self.sequence += 1
+        report = self._report()
+        self.membership.tell(report, b"", now())
+        said = Statement(self.name, self.identity.wallet_id, now(), now() + 1e6, report)
+        for other in self.world.alive():
+            if other is not self and (other in self.world.cut_off) == (self in self.world.cut_off):
+                other.membership.hear_report(said, now())
+                address = Announcement(
+                    OFFER.run_id, 1, report.layers, (f"/memory/p2p/{self.name}",), None, EPOCH, 500, False, "1"
+                )
+                other.membership.hear_announcement(
+                    Statement(self.name, self.identity.wallet_id, now(), now() + 1e6, address)
+                )
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            if anyio.current_time() - self.spoken_at >= REPORT_SECONDS:
+                self.speak()
+            self.membership.forget_silent(now())
+            await anyio.sleep(1)
+
+    async def _train(self, *, moves: bool) -> int:
+        """Train until another stage is to be held."""
+        elsewhere: list[StageRange] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.copies.run)
+            if moves:
+                windows = tuple(StageRange(index, index + 1) for index in range(3))
+                elsewhere.append(await Relocating(self.swarm, windows, has_state=self._has_state).wanted())
+            else:
+                tasks.start_soon(anyio.sleep_forever)
+                await anyio.sleep_forever()
+            tasks.cancel_scope.cancel()
+        return elsewhere[0].start
+
+    def _has_state(self, stage: int) -> bool:
+        folder = stage_folder(self.data_dir, self.identity.wallet_id, OFFER.run_id, self.swarm.plan[stage])
+        return any(folder.glob("step-*.json"))
+
+    def _report(self) -> TrainingReport:
+        index = self.wanted if self.stage is None else self.stage.index
+        layers = None if index is None else self.swarm.plan[index]
+        return TrainingReport(
+            run_id=OFFER.run_id,
+            sequence=self.sequence,
+            steps=0 if self.stage is None else self.stage.steps,
+            tokens=0,
+            loss_ema=None,
+            shard=None,
+            shards_seen=0,
+            roles=() if layers is None else layers.roles(3),
+            layers=layers,
+            outer_step=0 if self.stage is None else self.stage.outer_step,
+            state_hash="",
+            successful_syncs=0,
+            failed_syncs=0,
+            tokens_per_second=1.0,
+            state=self.state,
+            started_at=EPOCH,
+            interval_seconds=REPORT_SECONDS,
+        )
+
+
+@dataclass
+class StageWorld:
+    """All nodes, and the training: a step a second while every stage has a holder."""
+
+    network: InMemoryNetwork
+    folder: Path
+    nodes: list[StageNode] = field(default_factory=list[StageNode])
+    cut_off: set[StageNode] = field(default_factory=set["StageNode"])  # these hear only each other
+
+    def __post_init__(self) -> None:
+        self.tasks: TaskGroup
+
+    def add_again(self, node: StageNode) -> StageNode:
+        """The same node, started again on its disk."""
+        again = StageNode(node.number, self, node.data_dir)
+        again.sequence = node.sequence
+        self.nodes.append(again)
+        return again
+
+    def add(self) -> StageNode:
+        number = len({node.number for node in self.nodes})
+        node = StageNode(number, self, self.folder / f"node-{number}")
+        self.nodes.append(node)
+        return node
+
+    def alive(self) -> list[StageNode]:
+        newest = {node.number: node for node in self.nodes}  # a node that was started again counts once
+        return [node for node in newest.values() if self.network.transport_of(node.name) is not None]
+
+    def holders(self, stage: int) -> list[StageNode]:
+        return [node for node in self.alive() if node.stage is not None and node.stage.index == stage]
+
+    async def train(self) -> None:
+        while True:
+            await anyio.sleep(1)
+            if all(self.holders(stage) for stage in range(3)):
+                for node in self.alive():
+                    if node.stage is not None:
+                        node.stage.step()
+
+
+def play(folder: Path, scenario: Callable[[StageWorld], Awaitable[None]]) -> None:
+    """Run a scenario under a virtual clock that never waits; a list of nodes and a task group are the world's."""
+
+    async def main() -> None:
+        with InMemoryNetwork() as network, anyio.fail_after(100_000):
+            await scenario(StageWorld(network, folder))
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def root_of(store: CheckpointStore, stage: HeldStage) -> str:
+    """Of the newest checkpoint's outer state."""
+    generation = store.generations()[0]
+    file = Path(generation.path).with_suffix(".safetensors")
+    return outer_root(file, snapshot_layout(SHAPE, stage.identity.layers), generation.outer_step)

@@ -1,0 +1,181 @@
+"""Losses that the last stage measures carry its node's signature, which the driver checks and keeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import trio
+from small_stage import ARCHITECTURE, windows
+from stage_chain import INPUTS, LABELS, chain_of
+from torch import Tensor
+
+from neuroshard.data.feed import HeldOut
+from neuroshard.errors import CheckpointError, DataError
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.network import InMemoryNetwork, ScoreReason
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.evaluation import Evaluation, EvaluationRecord
+from neuroshard.training.examination import Examiner
+from neuroshard.training.held_out_claim import (
+    MAX_AGE_SECONDS,
+    LossSigner,
+    MeasuredWith,
+    claim_bytes,
+    signed_losses,
+    verified_losses,
+)
+from neuroshard.training.microbatch import StageGoneError
+from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.record import TrainingRecord
+from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.routing import FixedRouting
+from neuroshard.training.stage_endpoint import StageEndpoint
+from neuroshard.training.stage_frames import StageAddress
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.types import LayerRange, NodeId, RunId
+
+NOW = 1_700_000_000.0
+RUN = RunId("1" * 64)
+LAST = StageAddress(RUN, LayerRange(2, 3), 1)
+WEIGHTS = MeasuredWith(RUN, LAST.layers, 7, "ab" * 32)
+SUMMED = torch.tensor([16.5, 32.25])
+
+
+def identity(number: int) -> NodeIdentity:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number] * 32)))
+    key = NodeKey.from_seed(bytes([number + 100] * 32))
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
+
+
+VALIDATOR, OTHER = identity(1), identity(2)
+
+
+def encoded(labels: Tensor, summed: Tensor, *, signer: NodeIdentity = VALIDATOR, now: float = NOW) -> str:
+    return signed_losses(signer, WEIGHTS, labels, summed, now).encode().decode()
+
+
+def test_a_claim_tells_run_layers_outer_step_sequences_and_losses() -> None:
+    claim = verified_losses(encoded(LABELS[:2], SUMMED), VALIDATOR.node_id, WEIGHTS, LABELS[:2], SUMMED, now=NOW)
+    told = json.loads(claim.encode())["payload"]
+    assert {name: told[name] for name in ("run_id", "layers", "outer_step", "root")} == {
+        "run_id": RUN,
+        "layers": [2, 3],
+        "outer_step": 7,
+        "root": "ab" * 32,
+    }
+    assert told["losses"] == [round(16.5 / 16, 6), round(32.25 / 16, 6)]
+    assert len(told["sequences"]) == 64
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "",
+        "{}",
+        encoded(LABELS[:2], SUMMED, signer=OTHER),
+        encoded(LABELS[:2], SUMMED + 0.01),
+        encoded(LABELS[2:4], SUMMED),
+        encoded(LABELS[:2], SUMMED, now=NOW - MAX_AGE_SECONDS - 1),
+        encoded(LABELS[:2], SUMMED).replace('"outer_step":7', '"outer_step":8'),
+        encoded(LABELS[:2], SUMMED) + " " * claim_bytes(2),
+    ],
+    ids=["nothing", "no claim", "another node's", "other losses", "other sequences", "old", "changed", "too long"],
+)
+def test_whatever_is_not_this_nodes_word_for_these_losses_is_refused(forged: str) -> None:
+    with pytest.raises(DataError):
+        verified_losses(forged, VALIDATOR.node_id, WEIGHTS, LABELS[:2], SUMMED, now=NOW)
+
+
+@pytest.mark.parametrize("other", [replace(WEIGHTS, run_id=RunId("2" * 64)), replace(WEIGHTS, layers=LayerRange(1, 3))])
+def test_a_claim_about_another_model_is_refused(other: MeasuredWith) -> None:
+    with pytest.raises(DataError, match="other losses"):
+        verified_losses(encoded(LABELS[:2], SUMMED), VALIDATOR.node_id, other, LABELS[:2], SUMMED, now=NOW)
+
+
+def test_a_claim_fits_into_its_answer() -> None:
+    for count in (1, 8, 64):
+        labels, summed = torch.zeros(count, 512, dtype=torch.int64), torch.full((count,), 5.5432119e3)
+        assert len(encoded(labels, summed)) <= claim_bytes(count)
+
+
+def evaluated(compute: ComputeThread, sign: LossSigner) -> tuple[TrainingRecord, list[tuple[NodeId, ScoreReason]]]:
+    """An evaluation whose last stage is on a peer that signs like this, and what was reported of that."""
+    services = chain_of(compute, (0, 2, 3))
+    shapes = StageShapes.for_layers(ARCHITECTURE, LAST.layers, 4)
+    reports = list[tuple[NodeId, ScoreReason]]()
+    record = TrainingRecord()
+
+    def check(sender: NodeId, claim: str, labels: Tensor, summed: Tensor):
+        return verified_losses(claim, sender, WEIGHTS, labels, summed, now=NOW)
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            there = network.join(VALIDATOR.node_id)
+            StageEndpoint(services[1], LAST, shapes, sign=sign).serve(there)
+            last = RemoteHop(
+                network.join(NodeId("driver")),
+                VALIDATOR.node_id,
+                LAST,
+                shapes,
+                HopOptions(timeout_seconds=30),
+                report=lambda peer, reason: reports.append((peer, reason)),
+                check=check,
+            )
+            examiner = Examiner(FixedRouting([LocalHop(services[0]), last]), HeldOut(windows(-1, 8), 4.0), 4)
+            await examiner.evaluate(record, NOW)
+
+    trio.run(main)
+    return record, [report for report in reports if report[1] is not ScoreReason.GOOD_ANSWER]
+
+
+def test_an_evaluation_keeps_who_measured_it_and_what_they_signed(compute: ComputeThread) -> None:
+    record, reports = evaluated(compute, encoded)
+    assert reports == []
+    (evaluation,) = record.evaluations.evaluations
+    assert evaluation.measured_by == record.evaluations.points[-1].measured_by == (VALIDATOR.node_id,)
+    signed = [json.loads(claim)["payload"]["losses"] for claim in evaluation.claims]
+    assert [loss for losses in signed for loss in losses] == list(evaluation.losses)
+    assert EvaluationRecord.from_json(json.loads(json.dumps(record.evaluations.to_json()))).evaluations == (evaluation,)
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [lambda _labels, _summed: "", lambda labels, summed: encoded(labels, summed + 1.0), partial(encoded, signer=OTHER)],
+    ids=["unsigned", "other losses", "another node"],
+)
+def test_losses_without_the_nodes_word_are_not_believed(compute: ComputeThread, sign: LossSigner) -> None:
+    with pytest.raises(StageGoneError, match="cannot be used"):
+        evaluated(compute, sign)
+
+
+def test_only_the_newest_evaluation_keeps_what_was_signed() -> None:
+    record = EvaluationRecord()
+    for step in range(3):
+        record.add(Evaluation(step, 1.0, (2.0,), (VALIDATOR.node_id,), ("claim",)))
+    assert [evaluation.claims for evaluation in record.evaluations] == [(), (), ("claim",)]
+    assert {evaluation.measured_by for evaluation in record.evaluations} == {(VALIDATOR.node_id,)}
+    assert EvaluationRecord.from_json(record.to_json()).evaluations == record.evaluations
+
+
+def test_what_this_node_measured_itself_is_written_as_before() -> None:
+    assert EvaluationRecord([Evaluation(0, 1.0, (3.0, 2.0))]).to_json() == [[0, 1.0, [3.0, 2.0]]]
+
+
+@pytest.mark.parametrize("rest", [[["a"]], [["a"], [1]], ["a", []], [["a"], ["b"], []], [None, None]])
+def test_a_malformed_word_in_a_checkpoint_is_refused(rest: list[object]) -> None:
+    with pytest.raises(CheckpointError):
+        EvaluationRecord.from_json([[0, 1.0, [3.0], *rest]])  # type: ignore[list-item]
+
+
+def test_losses_on_this_node_need_no_word(compute: ComputeThread) -> None:
+    async def main() -> None:
+        hop = LocalHop(chain_of(compute, (0, 3))[0])
+        told = await hop.measure(INPUTS[:2], LABELS[:2])
+        assert told.claim is None
+        assert told.summed.shape == (2,)
+
+    trio.run(main)
