@@ -225,7 +225,9 @@ def _steps(stages: Sequence[SavedStage]) -> str:
 
 
 def _layers(layers: LayerRange) -> str:
-    return f"layer {layers.start}" if len(layers) == 1 else f"layers {layers.start}-{layers.stop - 1}"
+    from neuroshard.swarm.stage_coverage import layers_text
+
+    return f"layer {layers_text(layers)}" if len(layers) == 1 else f"layers {layers_text(layers)}"
 
 
 def _as_json(stage: SavedStage) -> dict[str, object]:

@@ -23,7 +23,7 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of the continuation.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of probability to draw from.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text from equal weights.")] = None,
     data_dir: DataDir = None,
     port: Port = None,
     demo: DemoNode = False,

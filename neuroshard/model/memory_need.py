@@ -17,6 +17,7 @@ MEGABYTE = 1_000_000
 PROCESS_BYTES = 470 * MEGABYTE  # measured 351 MB after all imports and first operations, plus server, log, data, slack
 ACCELERATOR_BYTES = 700 * MEGABYTE  # context and library workspaces of a CUDA device
 FRAGMENTATION = 1.05  # what the allocators keep beyond what is asked of them
+CACHED_TEXTS = 4  # that are continued with a stage at the same time
 OPEN_SESSIONS = 2  # microbatches whose ends are there while they are under way, of a model in one stage
 REMEMBERED_MICROBATCHES = 24  # that a stage has accumulated and whose drivers have not closed their sessions yet
 
@@ -35,7 +36,7 @@ class DeviceNeed:
     backward: int  # temporary gradients of the widest layer
     logits: int  # row chunks of the head, and its gradient's inputs
     sessions: int  # inputs and outputs of microbatches between their forward and their backward pass
-    generation: int  # key/value cache of one sequence
+    generation: int  # key/value caches of texts
     runtime: int
 
     @property
@@ -158,7 +159,7 @@ def _device_need(
         backward=int(stream * (4 + 6 * feed_forward)),
         logits=_logits_bytes(a, tokens, device) + 4 * stream if head else 0,
         sessions=_session_streams(a, load) * stream,
-        generation=2 * len(layers) * a.key_value_head_count * a.head_size * a.sequence_length * 4,
+        generation=CACHED_TEXTS * 2 * len(layers) * a.key_value_head_count * a.head_size * a.sequence_length * 4,
         runtime=0 if device == "cpu" else ACCELERATOR_BYTES,
     )
 

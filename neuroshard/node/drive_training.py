@@ -9,6 +9,7 @@ from neuroshard.config.run_parameters import RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.feed import DataFeed
+from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.family import parameter_count
@@ -18,6 +19,7 @@ from neuroshard.node.record_keeper import RecordKeeper
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
 from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.stage_training import FIRST_STEP, MOST_IN_FLIGHT, Ground, RunningNode
+from neuroshard.node.texts import text_generator
 from neuroshard.status.snapshot import ModelStatus
 from neuroshard.training.drive_store import DriveStore
 from neuroshard.training.journaled_feed import JournaledFeed
@@ -46,7 +48,8 @@ def begin_driving(
     routing = SwarmRouting(parameters.stage_count, ground.swarm.workers, ground.swarm.hop, choice, ground.swarm.missing)
     journaled = JournaledFeed(feed, store.note_position)
     driving = Driving(identity.node_id, journaled, routing, in_flight, first_session=int(time.time()))
-    trainer = Trainer(TrainerParts(parameters, (), driving), [record])
+    generator = text_generator(architecture, Tokenizer(ground.data.table), ground.swarm, ground.compute, ())
+    trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record])
     if not settings.training:
         trainer.pause(reason="Started without training: resume to train.")
         startup.complete()

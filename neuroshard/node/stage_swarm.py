@@ -45,6 +45,7 @@ AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.W
 HOLDING = AT_WORK | {NodeState.PAUSED}
 GONE = frozenset({NodeState.STOPPING, NodeState.NOT_TRAINING, NodeState.FAILED})
 DIAL_SECONDS = 10.0
+PRESENCE_LOOK_SECONDS = 5.0
 MOST_RANGES = 4096  # that are remembered
 
 
@@ -83,12 +84,15 @@ class StageSwarm:
         self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers
 
     async def live(self, network: Network) -> None:
-        """Answer the requests of drivers until cancelled."""
+        """Answer the requests of others until cancelled. Texts of those whose connection is gone are forgotten."""
         self._endpoints.serve(network.transport)
         self.donor.serve(network.transport)
         self.rounds.serve(network.transport)
         try:
-            await anyio.sleep_forever()
+            while True:
+                await anyio.sleep(PRESENCE_LOOK_SECONDS)
+                peers = {connection.peer for connection in network.transport.connections()}
+                self._endpoints.keep_texts_of({self.node_id, *peers})
         finally:
             self.donor.close()
 

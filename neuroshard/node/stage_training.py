@@ -27,14 +27,13 @@ from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoi
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_memory import StageWork, best_load, stage_work
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.texts import text_generator
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import steps_behind
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.control import first_of
-from neuroshard.training.generation import TextGenerator
 from neuroshard.training.loop import Trainer
-from neuroshard.training.model_chain import ModelChain
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
@@ -239,12 +238,13 @@ class StageTraining:
 
     def _trainer(self, ground: Ground, lives: list[LiveStage], feed: DataFeed) -> Trainer:
         run, swarm = ground.run, ground.swarm
-        chain = ModelChain([live.stage.executor.model for live in lives])
+        services = [live.parts.service for live in lives]
+        tokenizer = Tokenizer(ground.data.table)
         parts = TrainerParts(
             parameters=run.parameters,
             stages=tuple(live.parts for live in lives),
             driving=self._driving(run, swarm, lives, feed) if lives[0].parts.index == 0 else None,
-            generator=TextGenerator(ground.compute, chain, Tokenizer(ground.data.table)) if chain.is_whole else None,
+            generator=text_generator(run.parameters.architecture, tokenizer, swarm, ground.compute, services),
             versions=swarm.versions.at,
         )
         return Trainer(parts, [live.stage.record for live in lives])

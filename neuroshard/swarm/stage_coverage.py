@@ -159,13 +159,14 @@ def missing_sentence(missing: Iterable[LayerRange], what: str = "missing") -> st
     layers = tuple(missing)
     if not layers:
         return ""
-    *before, last = [_layers_text(item) for item in layers]
+    *before, last = [layers_text(item) for item in layers]
     text = f"{', '.join(before)} and {last}" if before else last
     if len(layers) == 1 and len(layers[0]) == 1:
         return f"Layer {text} is {what}."
     return f"Layers {text} are {what}."
 
 
-def _layers_text(layers: LayerRange) -> str:
+def layers_text(layers: LayerRange) -> str:
+    """Layers as people count them, from 1."""
     first, last = layers.start + 1, layers.stop
     return str(first) if first == last else f"{first}-{last}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from itertools import count
 from queue import PriorityQueue
 from threading import Event, Lock, Thread
@@ -53,6 +54,11 @@ class ComputeThread:
         self.cancelled = Event()
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+
+    @cached_property
+    def turn(self) -> anyio.Lock:
+        """For work that comes in many small jobs: held around each, so that a waiting microbatch gets in between."""
+        return anyio.Lock()
 
     def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
         """Queue a job from any thread. Raises NotReadyError once the thread was closed."""

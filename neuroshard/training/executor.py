@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from neuroshard.model.key_value_cache import KeyValueCache
 from neuroshard.model.transformer import StageModel
 from neuroshard.training.precision import Precision, autocast
 
@@ -50,6 +51,15 @@ class StageExecutor:
         self.device = device  # where it computes; while suspended the tensors are on the CPU
         self.precision = precision
         self._loss_sums: list[Tensor] = []
+        self._steps = 0
+
+    @property
+    def weights(self) -> tuple[object, ...]:
+        """Compares equal for as long as the weights have their values and their place."""
+        parameters = list(self.model.parameters())
+        # PyTorch counts what is written into each of them, but for the steps of a fused optimizer
+        written = sum(parameter._version for parameter in parameters)
+        return self._steps, written, parameters[0].device
 
     def forward(self, inputs: Tensor, *, keeps_graph: bool = True) -> OpenMicrobatch:
         """Token ids (b, t) or activations (b, t, d) -> activations, with what the backward pass needs.
@@ -87,6 +97,22 @@ class StageExecutor:
                 return output
             labels = labels.to(self.device)
             return torch.stack([self.model.loss_sum(output[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
+
+    def empty_cache(self) -> KeyValueCache:
+        """For one text, where the weights are now."""
+        device = next(self.model.parameters()).device
+        return KeyValueCache(self.model.architecture, self.model.layer_range, device=device)
+
+    @torch.no_grad()
+    def read(self, inputs: Tensor, cache: KeyValueCache) -> Tensor:
+        """The next tokens of one text, ids (1, t) or activations (1, t, d), as those before them are in the cache.
+
+        Gives activations (1, t, d), or in the last stage the logits (vocabulary,) of what follows. In fp32: a token at
+        a time, casting the weights costs more than computing with them.
+        """
+        forward = cast("Callable[[Tensor, KeyValueCache], Tensor]", self.model)
+        output = forward(inputs.to(next(self.model.parameters()).device), cache)
+        return self.model.logits(output[:, -1:])[0, 0].float() if self.model.is_last else output
 
     def step(self, learning_rate: float, max_norm: float, token_count: int) -> StepResult:
         """One AdamW step on the accumulated gradients divided by token_count, their norm clipped to max_norm.
@@ -148,6 +174,7 @@ class StageExecutor:
         self.optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer.found_inf = torch.zeros_like(scale)  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+        self._steps += 1
 
     def _move(self, device: torch.device) -> None:
         self.model.to(device)

@@ -141,7 +141,7 @@ class Trainer:
     async def generate(self, request: Generate) -> GenerationSummary:
         """Continue a prompt between microbatches. Raises NotReadyError when this node cannot."""
         if self.parts.generator is None:
-            raise NotReadyError("This node cannot generate text.", "It holds no whole model or no tokenizer.")
+            raise NotReadyError("This node cannot generate text.", "It has no tokenizer.")
         return await self.parts.generator.generate(request)
 
     def snapshot(self) -> TrainerSnapshot:

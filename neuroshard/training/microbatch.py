@@ -65,6 +65,10 @@ class SpoiltMicrobatchError(StageError):
     retry = Retry.NEVER
 
 
+class UnreadTextError(StageError):
+    """A text whose beginning this stage has not read with its present weights: it must be read from there again."""
+
+
 class ClosedSessionError(StageError):
     """A session that its driver has closed, or that was idle for too long: the driver must begin a new one."""
 

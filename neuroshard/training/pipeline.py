@@ -62,6 +62,14 @@ class Hop(Protocol):
         """Forward only, of the last stage: the loss of each sequence, summed over its tokens."""
         ...
 
+    async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
+        """The next tokens of one text, whose position 0 begins it anew: activations, or the last stage's logits."""
+        ...
+
+    async def forget(self, session: int) -> None:
+        """Let the stage forget a text."""
+        ...
+
     async def close(self, driver: NodeId, session: int) -> None:
         """Let the stage forget a session whose microbatches are done."""
         ...
@@ -101,6 +109,14 @@ class LocalHop:
     async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
         """See Hop."""
         return Measured(await self.service.infer(inputs, labels))
+
+    async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
+        """See Hop; also while the node is paused, for its own texts."""
+        return await self.service.texts.read(self.node_id, session, position, inputs)
+
+    async def forget(self, session: int) -> None:
+        """See Hop."""
+        self.service.texts.forget(self.node_id, session)
 
     async def close(self, driver: NodeId, session: int) -> None:
         """See Hop."""

@@ -41,6 +41,7 @@ from neuroshard.wire import Frame, FrameLimits, WireError
 Shape: TypeAlias = "tuple[int, ...]"
 
 CLOSE_SECONDS = 5.0
+_OF_TRAINING = frozenset({Operation.FORWARD, Operation.LOSS, Operation.BACKWARD, Operation.INFER})
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,18 @@ class RemoteHop:
         except DataError as error:
             raise self._unusable(error.message, ScoreReason.BAD_SIGNATURE) from error
 
+    async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
+        """See Hop."""
+        shapes, request = self._shapes, self._request(Operation.READ, self._place(session, position), inputs=inputs)
+        if shapes.is_last:
+            return _present((await self._ask(request, logits=(shapes.vocabulary_size,))).logits)
+        return _present((await self._ask(request, output=self._like(inputs))).output)
+
+    async def forget(self, session: int) -> None:
+        """See Hop."""
+        with anyio.move_on_after(CLOSE_SECONDS):
+            await self._ask(self._request(Operation.FORGET, self._place(session, 0)))
+
     async def close(self, driver: NodeId, session: int) -> None:
         """See Hop; a stage closes the sessions of the driver that asks."""
         with anyio.move_on_after(CLOSE_SECONDS):
@@ -139,9 +152,13 @@ class RemoteHop:
         gradient: Tensor | None = None,
     ) -> StageRequest:
         session, microbatch = (0, 0) if key is None else (key.session, key.microbatch)
-        root = "" if operation is Operation.CLOSE else self.wanted_root
-        precision = self._options.precision
+        root = self.wanted_root if operation in _OF_TRAINING else ""
+        # a text is short, and its tokens shall be those of the model in one piece
+        precision = WirePrecision.FP32 if operation is Operation.READ else self._options.precision
         return StageRequest(operation, self.stage, session, microbatch, root, precision, inputs, labels, gradient)
+
+    def _place(self, session: int, position: int) -> MicrobatchKey:
+        return MicrobatchKey(self.node_id, session, position)
 
     def _like(self, tensor: Tensor) -> Shape:
         """Shape of the activations for as many tokens."""
@@ -157,6 +174,7 @@ class RemoteHop:
         output: Shape | None = None,
         gradient: Shape | None = None,
         losses: Shape | None = None,
+        logits: Shape | None = None,
     ) -> StageAnswer:
         """The answer, which has exactly the tensors of these shapes."""
         began = anyio.current_time()
@@ -167,7 +185,8 @@ class RemoteHop:
             answer = read_answer(reply, request)
             _check_tensor(answer.output, output)
             _check_tensor(answer.gradient, gradient)
-            _check_tensor(answer.losses, losses)
+            _check_tensor(answer.losses, losses, may_be_infinite=True)
+            _check_tensor(answer.logits, logits)
             if (answer.loss_sum is None) == (request.operation is Operation.LOSS):
                 raise RefusedTensorError("It has a loss that nobody asked for, or none.")
             return answer
@@ -207,11 +226,11 @@ class RemoteHop:
         return StageGoneError(f"The answer of peer {self.node_id} cannot be used. {reason}")
 
 
-def _check_tensor(tensor: Tensor | None, shape: Shape | None) -> None:
+def _check_tensor(tensor: Tensor | None, shape: Shape | None, *, may_be_infinite: bool = False) -> None:
     """Raises RefusedTensorError for a tensor of another shape or with values that are not numbers."""
     if (None if tensor is None else tuple(tensor.shape)) != shape:
         raise RefusedTensorError("It has tensors of other shapes.")
-    if tensor is not None and tensor.dim() == 3 and not bool(torch.isfinite(tensor).all()):
+    if tensor is not None and not may_be_infinite and not bool(torch.isfinite(tensor).all()):
         raise RefusedTensorError("It holds values that are not numbers.")
 
 

@@ -121,3 +121,27 @@ class BalancedChoice:
         if not turns:
             del self._turns[stage, replica]
         return turn
+
+
+class ChoiceInTurn:
+    """See ReplicaChoice: this node itself where it can, else one replica after the other."""
+
+    def __init__(self, own: NodeId) -> None:
+        self._own = own
+        self._turns: dict[int, int] = {}
+
+    def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
+        """See ReplicaChoice."""
+        if self._own in replicas:
+            return self._own
+        turn = self._turns[stage] = self._turns.get(stage, -1) + 1
+        return replicas[turn % len(replicas)]
+
+    def took(self, stage: int, replica: NodeId, seconds: float) -> None:
+        """See ReplicaChoice."""
+
+    def left(self, stage: int, replica: NodeId) -> None:
+        """See ReplicaChoice."""
+
+    def lost(self, stage: int, replica: NodeId) -> None:
+        """See ReplicaChoice."""

@@ -10,7 +10,7 @@ import anyio
 from torch import Tensor
 
 from neuroshard.training.executor import OpenMicrobatch
-from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, StageBusyError
+from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, SpoiltMicrobatchError, StageBusyError
 from neuroshard.types import NodeId
 
 _REMEMBERED_CLOSED = 64  # closed sessions of a driver that are known one by one; older ones count as closed too
@@ -54,6 +54,12 @@ class Work:
     done: bool = False  # accumulated
     spoilt: bool = False  # its gradient came out with values that are not numbers
     compute_seconds: float = 0.0  # what its jobs took
+
+    def gradient_to_send(self) -> Tensor | None:
+        """To the stage before, None from the first one. Raises SpoiltMicrobatchError when it is no numbers."""
+        if self.spoilt:
+            raise SpoiltMicrobatchError("The gradient of this microbatch came out with values that are not numbers.")
+        return self.gradient
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
 from math import isfinite
 from typing import assert_never
 
@@ -72,6 +73,10 @@ class StageEndpoint:
         """Of this stage."""
         return self._stage.layers
 
+    def keep_texts_of(self, askers: Container[NodeId]) -> None:
+        """Forget the texts of all others: they are gone."""
+        self._service.texts.keep_only(askers)
+
     def serve(self, transport: Transport) -> None:
         """Answer from now on. Raises ValueError when this transport has a stage already."""
         for operation in Operation:
@@ -87,23 +92,20 @@ class StageEndpoint:
             request = await self._read(sender, frame)
             key = MicrobatchKey(sender, request.session, request.microbatch)
             computed = self._service.compute_seconds(key)
-            output, losses, gradient, loss_sum = await self._carry_out(key, request)
+            found = await self._carry_out(key, request)
         except StageError as error:
             return refusal_frame(error)
         worked = max(0.0, self._service.compute_seconds(key) - computed)
         again = recompute_seconds(request.operation, computed, worked) if self._service.is_recomputed(key) else 0.0
-        answer = StageAnswer(
-            output,
-            losses,
-            gradient,
-            loss_sum,
-            self._root(),
+        answer = replace(
+            found,
+            root=self._root(),
             compute_seconds=worked,
             recompute_seconds=again,
             seconds=time.perf_counter() - began,
-            claim=self._claim(request.labels, losses),
+            claim=self._claim(request.labels, found.losses),
         )
-        return await beside(lambda: answer_frame(request, answer), output, gradient)
+        return await beside(lambda: answer_frame(request, answer), answer.output, answer.gradient)
 
     def _claim(self, labels: Tensor | None, losses: Tensor | None) -> str:
         """What is told of losses that are numbers."""
@@ -121,25 +123,27 @@ class StageEndpoint:
             raise DriftedStageError("This replica has other weights now.")
         return request
 
-    async def _carry_out(
-        self, key: MicrobatchKey, request: StageRequest
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, float | None]:
-        """Output, losses, gradient and summed loss, whichever there are."""
+    async def _carry_out(self, key: MicrobatchKey, request: StageRequest) -> StageAnswer:
+        """What was asked for, without times."""
         service = self._service
         match request.operation:
             case Operation.FORWARD:
-                return await service.forward(key, _given(request.inputs)), None, None, None
+                return StageAnswer(output=await service.forward(key, _given(request.inputs)))
             case Operation.LOSS:
                 loss_sum, gradient = await service.loss(key, _given(request.inputs), _given(request.labels))
-                return None, None, gradient, _finite(loss_sum)
+                return StageAnswer(gradient=gradient, loss_sum=_finite(loss_sum))
             case Operation.BACKWARD:
-                return None, None, await service.backward(key, _given(request.gradient)), None
+                return StageAnswer(gradient=await service.backward(key, _given(request.gradient)))
             case Operation.INFER:
                 result = await service.infer(_given(request.inputs), request.labels)
-                return (result, None, None, None) if request.labels is None else (None, result, None, None)
-            case Operation.CLOSE:
-                service.close(key.driver, key.session)
-                return None, None, None, None
+                return StageAnswer(output=result) if request.labels is None else StageAnswer(losses=result)
+            case Operation.READ:
+                result = await service.read(key.driver, key.session, key.microbatch, _given(request.inputs))
+                return StageAnswer(logits=result) if self._shapes.is_last else StageAnswer(output=result)
+            case Operation.CLOSE | Operation.FORGET:
+                forget = service.close if request.operation is Operation.CLOSE else service.texts.forget
+                forget(key.driver, key.session)
+                return StageAnswer()
             case _:
                 assert_never(request.operation)
 
@@ -155,6 +159,11 @@ class StageEndpoints:
     def add(self, endpoint: StageEndpoint) -> None:
         """Let requests to this stage in."""
         self._held[endpoint.layers] = endpoint
+
+    def keep_texts_of(self, askers: Container[NodeId]) -> None:
+        """See StageEndpoint.keep_texts_of."""
+        for endpoint in self._held.values():
+            endpoint.keep_texts_of(askers)
 
     def clear(self) -> None:
         """Send all requests elsewhere."""

@@ -20,6 +20,7 @@ from neuroshard.training.microbatch import (
     StageError,
     StageGoneError,
     UnknownMicrobatchError,
+    UnreadTextError,
 )
 from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.training.wire_precision import WirePrecision, from_wire, to_wire, wire_bytes
@@ -30,7 +31,8 @@ from neuroshard.wire.tensors import part_of, tensor_of
 REFUSED = "stage/refused"
 MAX_HEADER_BYTES = 2048
 MAX_REASON_CHARACTERS = 300
-INPUTS, LABELS, OUTPUT, LOSSES, GRADIENT = "inputs", "labels", "output", "losses", "gradient"
+INPUTS, LABELS, GRADIENT = "inputs", "labels", "gradient"
+OUTPUT, LOSSES, LOGITS = "output", "losses", "logits"
 _REQUEST_FIELDS = {"run", "layers", "version", "root", "session", "microbatch", "precision"}
 _ANSWER_FIELDS = {
     "session",
@@ -53,6 +55,8 @@ class Operation(StrEnum):
     BACKWARD = "stage/backward"
     INFER = "stage/infer"
     CLOSE = "stage/close"
+    READ = "stage/read"  # the next tokens of a text: its session, and as microbatch the position of the first of them
+    FORGET = "stage/forget"  # a text
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class StageAnswer:
     output: Tensor | None = None  # activations (b, t, d) fp32
     losses: Tensor | None = None  # (b,) fp32, summed over each sequence
     gradient: Tensor | None = None  # of the inputs (b, t, d) fp32
+    logits: Tensor | None = None  # (vocabulary,) fp32, of what follows a text
     loss_sum: float | None = None
     root: str = ""  # the stage's state root, "" while it has none
     compute_seconds: float = 0.0
@@ -99,12 +104,15 @@ def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
     tokens = shapes.batch_size * shapes.sequence_length
     activations, ids = wire_bytes(tokens, shapes.hidden_size), 4 * tokens
     inputs = ids if shapes.is_first else activations
+    text = inputs // shapes.batch_size
     body = {
         Operation.FORWARD: inputs,
         Operation.LOSS: inputs + ids,
         Operation.BACKWARD: activations,
         Operation.INFER: inputs + ids,
         Operation.CLOSE: 0,
+        Operation.READ: text,
+        Operation.FORGET: 0,
     }[operation]
     return FrameLimits(MAX_HEADER_BYTES, body)
 
@@ -112,7 +120,9 @@ def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
 def answer_limits(shapes: StageShapes) -> FrameLimits:
     """The largest answer of a stage."""
     header = MAX_HEADER_BYTES + claim_bytes(shapes.batch_size)
-    return FrameLimits(header, wire_bytes(shapes.batch_size * shapes.sequence_length, shapes.hidden_size))
+    activations = wire_bytes(shapes.batch_size * shapes.sequence_length, shapes.hidden_size)
+    logits = 4 * shapes.vocabulary_size if shapes.is_last else 0
+    return FrameLimits(header, max(activations, logits))
 
 
 def request_frame(request: StageRequest) -> Frame:
@@ -182,8 +192,9 @@ def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
     for name, tensor in ((OUTPUT, answer.output), (GRADIENT, answer.gradient)):
         if tensor is not None:
             parts += to_wire(name, tensor, request.precision)
-    if answer.losses is not None:
-        parts.append(part_of(LOSSES, answer.losses))
+    for name, vector in ((LOSSES, answer.losses), (LOGITS, answer.logits)):
+        if vector is not None:
+            parts.append(part_of(name, vector))
     return Frame(request.operation.value, header, tuple(parts))
 
 
@@ -198,8 +209,9 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
     loss_sum = header["loss_sum"]
     return StageAnswer(
         from_wire(OUTPUT, parts, request.precision) if OUTPUT in parts else None,
-        _losses(parts[LOSSES]) if LOSSES in parts else None,
+        _vector(LOSSES, parts) if LOSSES in parts else None,
         from_wire(GRADIENT, parts, request.precision) if GRADIENT in parts else None,
+        _vector(LOGITS, parts) if LOGITS in parts else None,
         None if loss_sum is None else _real(loss_sum),
         _text(header, "root"),
         _seconds(header["compute_seconds"]),
@@ -223,6 +235,7 @@ _REFUSALS: Mapping[str, type[StageError]] = {
     "tensor": RefusedTensorError,
     "spoilt": SpoiltMicrobatchError,
     "closed": ClosedSessionError,
+    "unread": UnreadTextError,
 }
 
 
@@ -268,9 +281,10 @@ def _ids_part(name: str, ids: Tensor) -> tuple[TensorPart, ...]:
     return (part_of(name, travelling),)
 
 
-def _losses(part: TensorPart) -> Tensor:
+def _vector(name: str, parts: Mapping[str, TensorPart]) -> Tensor:
+    part = parts[name]
     if part.spec.dtype != "float32" or len(part.spec.shape) != 1:
-        raise RefusedTensorError("Losses are one fp32 value a sequence.")
+        raise RefusedTensorError(f"The {name} are fp32 values in one row.")
     return tensor_of(part)
 
 

@@ -25,6 +25,7 @@ from neuroshard.training.microbatch import (
 from neuroshard.training.non_finite import STEPS_BEFORE_RESTORE
 from neuroshard.training.sessions import SessionLimits, SessionTable, Work
 from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.stage_texts import StageTexts, TextLimits
 from neuroshard.types import NodeId
 
 
@@ -33,6 +34,7 @@ class ServiceLimits:
     """How long others are waited for, and how much they may keep here."""
 
     sessions: SessionLimits = field(default_factory=SessionLimits)
+    texts: TextLimits = field(default_factory=TextLimits)
     wait_seconds: float = 10.0  # a new microbatch waits so long for the step to end, then it is refused
     waiting: int = 32  # more than that are refused at once
     drain_seconds: float = 30.0  # open microbatches may end so long after the intake is closed, then they are given up
@@ -77,6 +79,7 @@ class StageService:
         self.counts = ServiceCounts()
         self._limits = limits or ServiceLimits()
         self._shapes = StageShapes.of(executor.model, batch_size)
+        self.texts = StageTexts(compute, executor, self._shapes, self._limits.texts)
         self._table = SessionTable(self._limits.sessions)
         self._gradient_limit = GradientLimit()
         self._kept_graphs = self._limits.sessions.open_microbatches if kept_graphs is None else kept_graphs
@@ -116,6 +119,7 @@ class StageService:
         while True:
             await anyio.sleep(self._limits.look_seconds)
             self._let_go(self._table.expire(anyio.current_time()))
+            self.texts.expire()
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """Token ids (b, t) or activations (b, t, d) -> activations (b, t, d) for the next stage.
@@ -137,7 +141,7 @@ class StageService:
         self._shapes.check_loss(inputs, labels)
         work = await self._work_of(key, inputs, opens=False)
         await self._once(work, lambda: work.done, lambda: self._do_loss(work, inputs, labels))
-        return _present(work.loss_sum), _unspoilt(work)
+        return _present(work.loss_sum), work.gradient_to_send()
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         """Accumulate; takes the gradient of what `forward` gave, returns that of the inputs, None from the first stage.
@@ -152,7 +156,7 @@ class StageService:
         if gradient.shape != work.output.shape:
             raise RefusedTensorError(f"A gradient of shape {tuple(gradient.shape)} for {tuple(work.output.shape)}.")
         await self._once(work, lambda: work.done, lambda: self._do_backward(work, gradient))
-        return _unspoilt(work)
+        return work.gradient_to_send()
 
     async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Forward only, also between steps: activations, or with labels the summed loss (b,) of each sequence.
@@ -162,16 +166,18 @@ class StageService:
         self._shapes.check_inputs(inputs)
         if labels is not None:
             self._shapes.check_loss(inputs, labels)
-        if self._is_leaving:
-            raise StageGoneError("The node stops.")
-        if self._is_suspended:
-            raise StageBusyError("The node is paused.", "Try again later.")
+        self._require_work()
 
         def work() -> Tensor:
             self._shapes.check_values(inputs, labels)
             return self.executor.infer(inputs, labels).cpu()
 
         return await self.compute.run(work)
+
+    async def read(self, asker: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
+        """What StageTexts.read gives to others, unless the node ends (StageGoneError) or is paused (StageBusyError)."""
+        self._require_work()
+        return await self.texts.read(asker, session, position, inputs)
 
     def close(self, driver: NodeId, session: int) -> None:
         """Forget a session for good: what it has open is given up, its late repetitions are refused."""
@@ -225,12 +231,19 @@ class StageService:
     async def suspend(self) -> None:
         """Free the accelerator; the intake is drained. The step in work is kept."""
         self._is_suspended = True
+        self.texts.clear()
         await self.compute.run(self.executor.suspend, Priority.SMALL)
 
     async def resume(self) -> None:
         """Take the accelerator again."""
         await self.compute.run(self.executor.resume, Priority.SMALL)
         self._is_suspended = False
+
+    def _require_work(self) -> None:
+        if self._is_leaving:
+            raise StageGoneError("The node stops.")
+        if self._is_suspended:
+            raise StageBusyError("The node is paused.", "Try again later.")
 
     async def _work_of(self, key: MicrobatchKey, inputs: Tensor, *, opens: bool) -> Work:
         """The microbatch of a key: a known one, or a new one that waited until there was room.
@@ -377,13 +390,6 @@ class StageService:
         work.gradient = None if gradient is None else gradient.cpu()
         work.spoilt = gradient is not None and not bool(torch.isfinite(gradient).all())
         work.done = True
-
-
-def _unspoilt(work: Work) -> Tensor | None:
-    """The gradient to send back, None from the first stage. Raises SpoiltMicrobatchError."""
-    if work.spoilt:
-        raise SpoiltMicrobatchError("The gradient of this microbatch came out with values that are not numbers.")
-    return work.gradient
 
 
 def _present(tensor: Tensor | None) -> Tensor:

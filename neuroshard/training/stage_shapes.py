@@ -58,6 +58,12 @@ class StageShapes:
         if activations.shape[2] != self.hidden_size:
             raise RefusedTensorError(f"Activations of {activations.shape[2]} values a token, not {self.hidden_size}.")
 
+    def check_text(self, inputs: Tensor) -> None:
+        """The inputs of one text."""
+        self.check_inputs(inputs)
+        if inputs.shape[0] != 1:
+            raise RefusedTensorError(f"A text is one sequence, not {inputs.shape[0]}.")
+
     def check_forward(self, inputs: Tensor) -> None:
         """The inputs of a forward pass, which the last stage does not have on its own."""
         if self.is_last:

@@ -133,6 +133,17 @@ class HeldStage:
         self.copied_at = max(taken_at, self.copied_at or 0.0)
 
 
+class _NoTexts:
+    def keep_only(self, _askers: object) -> None:
+        """Nobody asks for text."""
+
+
+class _Service:
+    """Computes nothing."""
+
+    texts = _NoTexts()
+
+
 @dataclass(eq=False)
 class StageNode:
     """One node."""
@@ -214,7 +225,7 @@ class StageNode:
         stage.restore()
         self.began_steps.append(stage.steps)
         self.stage, self.state = stage, NodeState.TRAINING
-        self.swarm.hold(index, cast("Any", None), lambda: "", lambda: stage.outer_step)
+        self.swarm.hold(index, cast("Any", _Service()), lambda: "", lambda: stage.outer_step)
         self.swarm.donor.offer(self.swarm.name_of(index), stage)
         self.speak()
 

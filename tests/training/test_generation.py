@@ -1,76 +1,27 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import torch
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_stage import ARCHITECTURE
+from made_texts import SHAPE, TOKENIZER, Pieces, continuation, generator_of, model_of, prompt_ids, request
 
-from neuroshard.data.tokenizer import EOS, FIRST_BYTE_ID, Tokenizer, byte_table, learn_merges
-from neuroshard.errors import NotReadyError
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.transformer import StageModel
-from neuroshard.status.commands import Generate, GeneratedText
+from neuroshard.data.tokenizer import EOS, FIRST_BYTE_ID, Tokenizer, byte_table
+from neuroshard.status.commands import GeneratedText
+from neuroshard.training.completion import allowed_ids
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.generation import TextGenerator, allowed_ids
-from neuroshard.training.model_chain import ModelChain
 from neuroshard.training.stop_sequences import StopSequences
-from neuroshard.types import LayerRange
-
-TOKENIZER = Tokenizer(learn_merges(["the theory of the other thing is the thing of the theory"], 20))
-SHAPE = replace(ARCHITECTURE, vocabulary_size=TOKENIZER.size + 30)  # a run's vocabulary may exceed the table
-
-
-@dataclass
-class Pieces:
-    """Collects what a sink is given."""
-
-    pieces: list[GeneratedText] = field(default_factory=list)
-    threads: set[str] = field(default_factory=set)
-
-    def __call__(self, piece: GeneratedText) -> None:
-        self.pieces.append(piece)
-        self.threads.add(threading.current_thread().name)
-
-    @property
-    def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
-
-
-def model_of(seed: int = 3) -> StageModel:
-    model = StageModel(SHAPE)
-    initialise(model, seed)
-    return model
-
-
-def request(sink: Callable[[GeneratedText], None], prompt: str = "the th", **changes: object) -> Generate:
-    base = Generate(prompt, 12, 1.0, 1.0, (), 5, sink, threading.Event())
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def uncached(model: StageModel, prompt: str, count: int) -> list[int]:
-    """Greedy continuation that reads the whole text for every token."""
-    ids = TOKENIZER.encode(prompt, bos=True).tolist()
-    allowed = allowed_ids(TOKENIZER.size, SHAPE.vocabulary_size)
-    for _ in range(count):
-        with torch.no_grad():
-            logits = model.logits(model(torch.tensor([ids])))[0, -1]
-        ids.append(int(torch.where(allowed, logits, -torch.inf).argmax()))
-    return ids[-count:]
 
 
 @pytest.mark.parametrize("slice_seconds", [0.0, 10.0])
 def test_greedy_text_equals_the_uncached_one(compute: ComputeThread, slice_seconds: float) -> None:
     model, sink = model_of(), Pieces()
-    generator = TextGenerator(compute, ModelChain([model]), TOKENIZER, slice_seconds)
+    generator = generator_of(compute, [model], slice_seconds)
     summary = trio.run(generator.generate, request(sink, max_tokens=8, temperature=0.0))
-    ids = uncached(model, "the th", 8)
+    ids = continuation(model, prompt_ids(), 8)
     assert EOS not in ids
     assert sink.text == TOKENIZER.decode(ids)
     assert (summary.completion_tokens, summary.finish_reason) == (8, "length")
@@ -84,28 +35,19 @@ def test_greedy_text_equals_the_uncached_one(compute: ComputeThread, slice_secon
 def test_stages_in_a_chain_give_the_text_of_the_model_in_one_piece(
     compute: ComputeThread, cuts: tuple[int, ...]
 ) -> None:
-    parts = [StageModel(SHAPE, LayerRange(start, stop)) for start, stop in pairwise(cuts)]
-    for part in parts:
-        initialise(part, 3)
+    parts = [model_of(start, stop) for start, stop in pairwise(cuts)]
     texts = list[str]()
     for models in ([model_of()], parts):
         sink = Pieces()
         asked = request(sink, max_tokens=2 * SHAPE.sequence_length, temperature=0.7)  # beyond what the caches hold
-        trio.run(TextGenerator(compute, ModelChain(models), TOKENIZER).generate, asked)
+        trio.run(generator_of(compute, models).generate, asked)
         texts.append(sink.text)
     assert len(texts[0]) > SHAPE.sequence_length
     assert texts[1] == texts[0]
 
 
-def test_stages_with_a_gap_are_no_chain() -> None:
-    with pytest.raises(ValueError, match="follow each other"):
-        ModelChain([StageModel(SHAPE, LayerRange(0, 1)), StageModel(SHAPE, LayerRange(2, 3))])
-    with pytest.raises(ValueError, match="follow each other"):
-        ModelChain([])
-
-
 def test_equal_seeds_give_equal_texts_and_only_usable_ids(compute: ComputeThread) -> None:
-    generator, texts = TextGenerator(compute, ModelChain([model_of()]), TOKENIZER), list[str]()
+    generator, texts = generator_of(compute, [model_of()]), list[str]()
     for seed in (1, 1, 2):
         sink = Pieces()
         trio.run(generator.generate, request(sink, seed=seed, max_tokens=30, temperature=3.0))
@@ -117,7 +59,7 @@ def test_equal_seeds_give_equal_texts_and_only_usable_ids(compute: ComputeThread
 
 def test_one_callable_a_token_lets_training_in_between(compute: ComputeThread) -> None:
     order = list[str]()
-    generator = TextGenerator(compute, ModelChain([model_of()]), TOKENIZER, slice_seconds=0.0)
+    generator = generator_of(compute, [model_of()], slice_seconds=0.0)
 
     async def train() -> None:
         for _ in range(4):
@@ -135,7 +77,7 @@ def test_one_callable_a_token_lets_training_in_between(compute: ComputeThread) -
 
 
 def test_a_long_prompt_loses_its_beginning_and_the_summary_says_so(compute: ComputeThread) -> None:
-    generator, sink = TextGenerator(compute, ModelChain([model_of()]), TOKENIZER), Pieces()
+    generator, sink = generator_of(compute, [model_of()]), Pieces()
     prompt = "zq" * 20
     summary = trio.run(generator.generate, request(sink, prompt, max_tokens=20))
     assert summary.truncated_prompt_tokens == 41 - SHAPE.sequence_length
@@ -144,7 +86,7 @@ def test_a_long_prompt_loses_its_beginning_and_the_summary_says_so(compute: Comp
 
 
 def test_a_cancelled_request_ends_at_once(compute: ComputeThread) -> None:
-    generator, sink = TextGenerator(compute, ModelChain([model_of()]), TOKENIZER), Pieces()
+    generator, sink = generator_of(compute, [model_of()]), Pieces()
     asked = request(sink, max_tokens=10_000)
 
     def cancel_soon(piece: GeneratedText) -> None:
@@ -157,20 +99,15 @@ def test_a_cancelled_request_ends_at_once(compute: ComputeThread) -> None:
     assert sink.pieces[-1].finish_reason == "stop"
 
 
-def test_nothing_is_generated_for_zero_tokens_or_with_a_part_of_the_model(compute: ComputeThread) -> None:
+def test_nothing_is_generated_for_zero_tokens(compute: ComputeThread) -> None:
     sink = Pieces()
-    summary = trio.run(
-        TextGenerator(compute, ModelChain([model_of()]), TOKENIZER).generate, request(sink, "", max_tokens=0)
-    )
+    summary = trio.run(generator_of(compute, [model_of()]).generate, request(sink, "", max_tokens=0))
     assert (summary.prompt_tokens, summary.completion_tokens, summary.finish_reason) == (1, 0, "length")
-    part = TextGenerator(compute, ModelChain([StageModel(SHAPE, LayerRange(0, 1))]), TOKENIZER)
-    with pytest.raises(NotReadyError):
-        trio.run(part.generate, request(sink))
 
 
 def test_a_stop_sequence_ends_the_text_before_it(compute: ComputeThread) -> None:
     model, whole = model_of(), Pieces()
-    generator = TextGenerator(compute, ModelChain([model]), TOKENIZER)
+    generator = generator_of(compute, [model])
     trio.run(generator.generate, request(whole, max_tokens=16, temperature=0.0))
     stop = whole.text[2:4]
     sink = Pieces()

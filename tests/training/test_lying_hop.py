@@ -9,6 +9,7 @@ import torch
 import trio
 from small_stage import ARCHITECTURE
 from stage_chain import activations, key
+from torch import Tensor
 
 from neuroshard.network import InMemoryNetwork, ScoreReason
 from neuroshard.training.microbatch import Retry, StageGoneError
@@ -26,6 +27,7 @@ from neuroshard.types import LayerRange, NodeId, RunId
 from neuroshard.wire import Frame
 
 STAGE = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1)
+LAST = replace(STAGE, layers=LayerRange(2, ARCHITECTURE.layer_count))
 SHAPES = StageShapes.for_layers(ARCHITECTURE, STAGE.layers, 4)
 LIAR = NodeId("liar")
 Lie = Callable[[Frame], Frame]
@@ -117,6 +119,43 @@ def test_an_answer_that_is_none_is_refused_and_another_replica_may_be_asked(lie:
 
     trio.run(main)
     assert reports == ([(LIAR, ScoreReason.UNEXPECTED_TENSOR)] if is_reported else [])
+
+
+def logits_of(*values: float, size: int = ARCHITECTURE.vocabulary_size) -> Tensor:
+    return torch.tensor([*values, *[0.0] * (size - len(values))])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        StageAnswer(logits=logits_of(torch.nan)),
+        StageAnswer(logits=logits_of(torch.inf)),
+        StageAnswer(logits=logits_of(size=ARCHITECTURE.vocabulary_size + 1)),
+        StageAnswer(logits=logits_of(size=3)),
+        StageAnswer(losses=logits_of()),
+        StageAnswer(output=activations(1)),
+        StageAnswer(logits=logits_of(), output=activations(1)),
+        StageAnswer(),
+    ],
+)
+def test_logits_that_are_none_are_refused(answer: StageAnswer) -> None:
+    reports = list[tuple[NodeId, ScoreReason]]()
+
+    async def lying(_sender: NodeId, frame: Frame) -> Frame:
+        await anyio.lowlevel.checkpoint()
+        return answer_frame(read_request(frame, LAST), answer)
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            shapes = StageShapes.for_layers(ARCHITECTURE, LAST.layers, 4)
+            network.join(LIAR).serve("stage/read", lying, request_limits(Operation.READ, shapes))
+            transport = network.join(NodeId("asker"))
+            hop = RemoteHop(transport, LIAR, LAST, shapes, report=lambda *report: reports.append(report))
+            with pytest.raises(StageGoneError):
+                await hop.read(1, 0, activations(1))
+
+    trio.run(main)
+    assert reports == [(LIAR, ScoreReason.UNEXPECTED_TENSOR)]
 
 
 def test_a_stage_cannot_have_taken_longer_than_its_answer_did() -> None:

@@ -8,6 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 import trio
+from made_texts import SHAPE, TOKENIZER, Pieces, generator_of, model_of, request
+from made_texts import service_of as text_service_of
 from small_stage import ARCHITECTURE, PARAMETERS
 from stage_chain import gradients, key
 
@@ -18,6 +20,7 @@ from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
+from neuroshard.training.generation import TextGenerator
 from neuroshard.training.microbatch import StageGoneError
 from neuroshard.training.microbatch_run import MicrobatchRun
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
@@ -26,6 +29,7 @@ from neuroshard.training.stage_endpoint import StageEndpoint
 from neuroshard.training.stage_frames import StageAddress
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.text_reading import SwarmReading
 from neuroshard.types import Architecture, LayerRange, RunId
 
 WIDE = replace(ARCHITECTURE, hidden_size=512, sequence_length=160)  # activations of more than 256 KiB
@@ -89,3 +93,31 @@ def test_the_law_holds_through_real_sockets_and_a_node_that_ends_is_gone(
     found = gradients(services)
     for name, parameter in whole.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-4)
+
+
+def test_text_comes_through_real_sockets_as_from_the_model_in_one_piece(compute: ComputeThread) -> None:
+    whole = Pieces()
+    asked = {"max_tokens": 2 * SHAPE.sequence_length, "temperature": 0.8}
+    trio.run(generator_of(compute, [model_of()]).generate, request(whole, **asked))
+    options = NetworkOptions(host="127.0.0.1")
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            asker = await stack.enter_async_context(libp2p_network(identity(1), options))
+            route, services = list[RemoteHop](), list[StageService]()
+            for number, stage in enumerate(STAGES):
+                service = text_service_of(compute, model_of(stage.layers.start, stage.layers.stop))
+                shapes = StageShapes.for_layers(SHAPE, stage.layers, 2)
+                holder = await stack.enter_async_context(libp2p_network(identity(2 + number), options))
+                StageEndpoint(service, stage, shapes).serve(holder.transport)
+                peer = await asker.transport.connect(holder.transport.addresses()[0])
+                route.append(RemoteHop(asker.transport, peer, stage, shapes, HopOptions(timeout_seconds=20)))
+                services.append(service)
+            sink = Pieces()
+            generator = TextGenerator(SHAPE, TOKENIZER, lambda: SwarmReading(FixedRouting(route), 1))
+            await generator.generate(request(sink, **asked))
+            assert sink.text == whole.text
+            assert [service.texts.count for service in services] == [0, 0, 0]
+
+    trio.run(main)
+    assert len(whole.text) > SHAPE.sequence_length

@@ -57,6 +57,9 @@ REQUESTS = [
     StageRequest(Operation.INFER, LAST, inputs=activations(2)),
     StageRequest(Operation.INFER, LAST, inputs=activations(2), labels=LABELS[:2]),
     StageRequest(Operation.CLOSE, LAST, 4),
+    StageRequest(Operation.READ, FIRST, 2, 40, inputs=INPUTS[:1]),
+    StageRequest(Operation.READ, LAST, 2, 2**40, inputs=activations(1)),
+    StageRequest(Operation.FORGET, LAST, 2),
 ]
 
 
@@ -81,6 +84,7 @@ ANSWERS = [
     StageAnswer(output=activations(4), root="cd" * 32, compute_seconds=0.5, recompute_seconds=0.25, seconds=1.0),
     StageAnswer(gradient=activations(4), loss_sum=312.25, seconds=1e-3),
     StageAnswer(losses=torch.tensor([1.0, 2.0]), seconds=0.0),
+    StageAnswer(logits=torch.linspace(-3, 3, ARCHITECTURE.vocabulary_size)),
     StageAnswer(),
 ]
 
@@ -89,7 +93,7 @@ ANSWERS = [
 def test_an_answer_travels(answer: StageAnswer) -> None:
     asked = StageRequest(Operation.LOSS, LAST, 5, 6)
     found = read_answer(travelled(answer_frame(asked, answer), answer_limits(shapes_of(LAST))), asked)
-    for name in ("output", "losses", "gradient"):
+    for name in ("output", "losses", "gradient", "logits"):
         sent, received = getattr(answer, name), getattr(found, name)
         assert (sent is None and received is None) or torch.equal(sent, received)
     assert repr(found.loss_sum) == repr(answer.loss_sum)
@@ -167,7 +171,7 @@ def test_a_request_beyond_the_batch_is_not_read(asked: StageRequest) -> None:
     limits = request_limits(asked.operation, shapes_of(asked.stage))
     check_limits(request_frame(asked), limits)
     shorter = StageShapes.for_layers(replace(ARCHITECTURE, sequence_length=1), asked.stage.layers, 1)
-    if asked.operation is not Operation.CLOSE:
+    if asked.operation not in (Operation.CLOSE, Operation.FORGET):
         with pytest.raises(FrameTooLargeError):
             check_limits(request_frame(asked), request_limits(asked.operation, shorter))
 

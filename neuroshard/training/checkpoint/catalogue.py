@@ -13,7 +13,7 @@ from pathlib import Path
 
 from neuroshard.errors import CheckpointError
 from neuroshard.status.snapshot import CheckpointGeneration
-from neuroshard.swarm.stage_coverage import missing_sentence
+from neuroshard.swarm.stage_coverage import layers_text, missing_sentence
 from neuroshard.training.checkpoint.metadata import Manifest
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.types import Architecture, LayerRange, RunId
@@ -158,7 +158,7 @@ def _without_overlaps(found: Sequence[SavedStage], layer_count: int) -> tuple[Sa
         if stage.layers.start not in best or candidate[0] > best[stage.layers.start][0]:
             best[stage.layers.start] = candidate
     if 0 not in best:
-        ranges = ", ".join(f"{stage.layers.start}-{stage.layers.stop - 1}" for stage in found)
+        ranges = ", ".join(layers_text(stage.layers) for stage in found)
         raise CheckpointError(f"The saved stages overlap but do not meet: layers {ranges}.")
     return best[0][1]
 
