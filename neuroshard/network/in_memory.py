@@ -14,13 +14,10 @@ from neuroshard.errors import UsageError
 from neuroshard.network.in_memory_directory import InMemoryDirectory, RecordTable
 from neuroshard.network.in_memory_gossip import GossipHub, GossipTraffic, InMemoryGossip
 from neuroshard.network.in_memory_links import PERFECT_LINK, Link, Links
-from neuroshard.network.inboxes import Inboxes
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer, accepted, refusal
 from neuroshard.network.transport import (
     Connection,
-    Message,
-    MessageTooLargeError,
     Network,
     PeerUnreachableError,
     RequestHandler,
@@ -42,15 +39,11 @@ class InMemoryNetwork:
     def __init__(
         self,
         random: Random | None = None,
-        queue_length: int = 64,
-        max_payload_bytes: int = 256 * 1024 * 1024,
         *,
         default_link: Link = PERFECT_LINK,
         now: Callable[[], float] = time.time,
         gossip_queue_length: int = 1024,
     ) -> None:
-        self.queue_length = queue_length
-        self.max_payload_bytes = max_payload_bytes
         self._gossip_queue_length = gossip_queue_length
         chance = random or Random(0)  # noqa: S311 - losses, not secrets
         self.links = Links(chance, default_link)
@@ -128,7 +121,7 @@ class InMemoryTransport:
     def __init__(self, network: InMemoryNetwork, local_id: NodeId) -> None:
         self._network = network
         self._local_id = local_id
-        self._inboxes = Inboxes(local_id, network.queue_length)
+        self._is_closed = False
         self._server = RequestServer()
 
     @property
@@ -139,21 +132,7 @@ class InMemoryTransport:
     @property
     def is_closed(self) -> bool:
         """Whether this node has left."""
-        return self._inboxes.is_closed
-
-    async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
-        """See Transport; returns when the message lies in the peer's queue or is lost."""
-        self._check_open()
-        if len(payload) > self._network.max_payload_bytes:
-            raise MessageTooLargeError(f"A message of {len(payload)} bytes is above the limit.")
-        await anyio.sleep(self._network.links.link(self._local_id, peer).delay_seconds)
-        receiver = self._reachable(peer)
-        if not self._network.links.is_lost(self._local_id, peer):
-            await receiver.deliver(Message(self._local_id, kind, payload))
-
-    async def receive(self, kind: str) -> Message:
-        """See Transport."""
-        return await self._inboxes.receive(kind)
+        return self._is_closed
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
@@ -202,13 +181,9 @@ class InMemoryTransport:
 
     async def close(self) -> None:
         """See Transport; the node leaves the network."""
-        if not self._inboxes.is_closed:
+        if not self._is_closed:
             self._network.kill(self._local_id)
         await anyio.lowlevel.checkpoint()
-
-    async def deliver(self, message: Message) -> None:
-        """Put a message into this node's queue, waiting while it is full. Raises PeerUnreachableError when it ends."""
-        await self._inboxes.deliver(message)
 
     async def answer(self, sender: NodeId, request: Frame) -> Frame:
         """This node's answer to a request."""
@@ -219,11 +194,11 @@ class InMemoryTransport:
         return await self._server.answer(sender, request)
 
     def end(self) -> None:
-        """Close all queues."""
-        self._inboxes.close()
+        """Ask and answer no more."""
+        self._is_closed = True
 
     def _check_open(self) -> None:
-        if self._inboxes.is_closed:
+        if self._is_closed:
             raise TransportClosedError("This node's transport is closed.")
 
     def _reachable(self, peer: NodeId) -> InMemoryTransport:

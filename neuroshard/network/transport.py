@@ -46,15 +46,6 @@ GossipCheck: TypeAlias = Callable[[NodeId, bytes], bool]
 
 
 @dataclass(frozen=True)
-class Message:
-    """What arrived; the transport has authenticated the sender."""
-
-    sender: NodeId
-    kind: str
-    payload: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
 class Connection:
     """A peer this node is connected with now."""
 
@@ -70,22 +61,11 @@ class Connection:
 
 
 class Transport(Protocol):
-    """Messages and requests between nodes. A message that was sent may still be lost: only an answer proves arrival."""
+    """Requests between nodes, and nothing but requests: what nobody here serves is refused before memory is taken."""
 
     @property
     def local_id(self) -> NodeId:
         """This node."""
-        ...
-
-    async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
-        """Send one message; waits while the peer's queue is full.
-
-        Raises PeerUnreachableError, MessageTooLargeError or TransportClosedError.
-        """
-        ...
-
-    async def receive(self, kind: str) -> Message:
-        """The next message of this kind, from anybody. Raises TransportClosedError."""
         ...
 
     async def request(
@@ -121,7 +101,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop sending and receiving; whoever waits in `receive` or `request` gets TransportClosedError."""
+        """Stop asking and answering; whoever waits in `request` gets TransportClosedError."""
         ...
 
 

@@ -7,10 +7,12 @@ the root of all others; but when the last message to one of them is lost, that o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from neuroshard.aggregation import Aggregator, clipped, judge
 from neuroshard.aggregation.sums import dot_product
 from neuroshard.compression import Codec, MalformedVectorError, checked_vector
 from neuroshard.identity import hash_parts
-from neuroshard.network import Message, MessageTooLargeError, PeerUnreachableError, TransportClosedError
+from neuroshard.network import MessageTooLargeError, PeerUnreachableError, TransportClosedError
 from neuroshard.swarm.frames import (
     contribution_frame,
     read_contribution,
@@ -36,16 +38,42 @@ ROOT_KIND = "round/root"
 _Value = TypeVar("_Value")
 
 
+@dataclass(frozen=True)
+class Message:
+    """What a member sent; whoever carried it has authenticated the sender."""
+
+    sender: NodeId
+    kind: str
+    payload: bytes = field(repr=False)
+
+
 class Messenger(Protocol):
-    """The part of a Transport that a round needs."""
+    """Carries the messages of rounds. What nobody waits for has no place in it: strangers send such things."""
 
     async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
-        """See Transport.send."""
+        """Send a message; returns when the peer has it.
+
+        Raises PeerUnreachableError, MessageTooLargeError or TransportClosedError.
+        """
         ...
 
     async def receive(self, kind: str) -> Message:
-        """See Transport.receive."""
+        """The next message of this kind, from anybody. Raises TransportClosedError."""
         ...
+
+
+class NobodyElse:
+    """The messenger of a group of one."""
+
+    async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
+        """See Messenger. Raises PeerUnreachableError."""
+        await anyio.lowlevel.checkpoint()
+        raise PeerUnreachableError(f"Peer {peer} is not in a group of one.")
+
+    async def receive(self, kind: str) -> Message:
+        """See Messenger; nothing ever comes."""
+        await anyio.sleep_forever()
+        raise AssertionError
 
 
 class Offload(Protocol):
@@ -57,7 +85,7 @@ class Offload(Protocol):
 
 
 async def run_round(
-    transport: Messenger,
+    messenger: Messenger,
     descriptor: RoundDescriptor,
     group: Group,
     contribution: Tensor,
@@ -76,7 +104,7 @@ async def run_round(
     own = checked_vector(contribution)
     if codec.name != descriptor.codec:
         raise ValueError(f"the round uses codec {descriptor.codec!r}, not {codec.name!r}")
-    exchange = _Exchange(transport, group, round_id(descriptor, group), offload)
+    exchange = _Exchange(messenger, group, round_id(descriptor, group), offload)
     with anyio.move_on_after(deadline_seconds):
         rows = await _contributions(exchange, own, codec, offload)
         if isinstance(rows, Aborted):
@@ -139,8 +167,8 @@ async def _confirmed(exchange: _Exchange, outcome: Completed) -> RoundOutcome:
 class _Exchange:
     """Every member sends one message of a kind to every other and reads one from each."""
 
-    def __init__(self, transport: Messenger, group: Group, the_round: bytes, offload: Offload) -> None:
-        self._transport = transport
+    def __init__(self, messenger: Messenger, group: Group, the_round: bytes, offload: Offload) -> None:
+        self._messenger = messenger
         self._offload = offload
         self.group = group
         self.round_id = the_round
@@ -176,7 +204,7 @@ class _Exchange:
     ) -> dict[NodeId, _Value] | Aborted:
         """The next message by its sender; nothing when it is a stranger's, another round's or a second one."""
         try:
-            message = await self._transport.receive(kind)
+            message = await self._messenger.receive(kind)
         except TransportClosedError as error:
             return Aborted(str(error), AbortKind.UNREACHABLE)
         if message.sender not in self.group.others or message.sender in known:
@@ -189,7 +217,7 @@ class _Exchange:
 
     async def _sent(self, peer: NodeId, kind: str, frame: bytes) -> Aborted | None:
         try:
-            await self._transport.send(peer, kind, frame)
+            await self._messenger.send(peer, kind, frame)
         except (PeerUnreachableError, MessageTooLargeError, TransportClosedError) as error:
             return Aborted(str(error), AbortKind.UNREACHABLE)
         return None

@@ -10,10 +10,9 @@ from torch import Tensor
 from neuroshard.aggregation import aggregator_config, make_aggregator
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.network import InMemoryNetwork, Transport
 from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name
 from neuroshard.swarm.outcome import Aborted, Completed
-from neuroshard.swarm.round import run_round
+from neuroshard.swarm.round import Messenger, NobodyElse, run_round
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
 from neuroshard.types import NodeId, RunId
 
@@ -41,7 +40,7 @@ class StageRounds:
 
 
 def group_exchange(
-    transport: Transport,
+    messenger: Messenger,
     rounds: StageRounds,
     group: Callable[[], Group],
     deadline_seconds: float = ROUND_DEADLINE_SECONDS,
@@ -55,7 +54,7 @@ def group_exchange(
         view = views.get(outer_step, 0)
         views.clear()
         outcome = await run_round(
-            transport,
+            messenger,
             rounds.descriptor(outer_step, view, aggregator_name(config)),
             group(),
             contribution,
@@ -74,5 +73,5 @@ def group_exchange(
 
 
 def lone_exchange(node_id: NodeId, rounds: StageRounds) -> Exchange:
-    """The rounds of a node that knows nobody: the same code, with an in-memory transport."""
-    return group_exchange(InMemoryNetwork().join(node_id), rounds, lambda: Group.alone(node_id))
+    """The rounds of a node that knows nobody: the same code, and no messages."""
+    return group_exchange(NobodyElse(), rounds, lambda: Group.alone(node_id))

@@ -14,12 +14,13 @@ from trio.testing import MockClock
 
 from neuroshard.aggregation import Aggregator, Mean, Median, Refusal, TrimmedMean, make_aggregator
 from neuroshard.compression import Fp32Codec
-from neuroshard.network import InMemoryNetwork, InMemoryTransport, Link
+from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.swarm.frames import contribution_frame, root_frame
 from neuroshard.swarm.group import Group, RoundDescriptor, round_id
 from neuroshard.swarm.outcome import Aborted, AbortKind, Completed, RoundOutcome
-from neuroshard.swarm.round import CONTRIBUTION_KIND, ROOT_KIND, run_round
+from neuroshard.swarm.round import CONTRIBUTION_KIND, ROOT_KIND, NobodyElse, run_round
 from neuroshard.types import NodeId, RunId
+from tests.swarm.round_post import RoundPost
 
 DESCRIPTOR = RoundDescriptor(RunId("ab" * 32), 0, 3, "fp32", "trimmed_mean(0.1)", "cd" * 32)
 DEADLINE = 60.0
@@ -46,6 +47,7 @@ class Swarm:
     aggregators: dict[NodeId, Aggregator] = field(default_factory=dict)
     descriptors: dict[NodeId, RoundDescriptor] = field(default_factory=dict)
     silent: frozenset[NodeId] = frozenset()
+    posts: dict[NodeId, RoundPost] = field(default_factory=dict)
     trouble: Callable[[], Awaitable[None]] | None = None
 
     @property
@@ -60,16 +62,16 @@ class Swarm:
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             for member, vector in zip(self.members, self.vectors, strict=True):
-                transport = self.network.join(member)
+                post = self.posts[member] = RoundPost(self.network, member)
                 if member not in self.silent:
-                    tasks.start_soon(self._member, transport, member, vector)
+                    tasks.start_soon(self._member, post, member, vector)
             if self.trouble is not None:
                 tasks.start_soon(self.trouble)
         self.network.close()  # members join anew for the next round
 
-    async def _member(self, transport: InMemoryTransport, member: NodeId, vector: torch.Tensor) -> None:
+    async def _member(self, post: RoundPost, member: NodeId, vector: torch.Tensor) -> None:
         self.outcomes[member] = await run_round(
-            transport,
+            post,
             self.descriptors.get(member, DESCRIPTOR),
             Group(self.members, member),
             vector,
@@ -119,9 +121,8 @@ def test_two_members_get_their_mean() -> None:
 def test_the_round_works_in_threads_and_under_asyncio() -> None:
     async def scenario() -> None:
         me = NodeId("me")
-        transport = InMemoryNetwork().join(me)
         outcome = await run_round(
-            transport,
+            NobodyElse(),
             DESCRIPTOR,
             Group.alone(me),
             torch.ones(3),
@@ -195,7 +196,7 @@ def test_a_member_that_dies_aborts_the_round() -> None:
 
     async def die() -> None:
         await anyio.sleep(1)
-        swarm.network.kill(victim)
+        swarm.posts[victim].close()
 
     swarm.trouble = die
     assert {aborted(outcome).kind for outcome in swarm.run()} == {AbortKind.UNREACHABLE}
@@ -218,11 +219,9 @@ def with_messages(frames: list[tuple[str, bytes]], sender: str = "node-1") -> Ro
     swarm = Swarm(contributions(2), silent=frozenset({NodeId("node-1")}))
 
     async def talk() -> None:
-        transport = swarm.network.join(NodeId(sender)) if sender not in swarm.members else None
-        transport = transport or swarm.network.transport_of(NodeId(sender))
-        assert transport is not None
+        post = swarm.posts.get(NodeId(sender)) or RoundPost(swarm.network, NodeId(sender))
         for kind, frame in frames:
-            await transport.send(NodeId("node-0"), kind, frame)
+            await post.send(NodeId("node-0"), kind, frame)
 
     swarm.trouble = talk
     return swarm.run()[0]
@@ -271,24 +270,21 @@ def test_one_peer_that_sends_five_times_counts_once() -> None:
     loud = contribution_frame(the_round, Fp32Codec().encode(vectors[2]))
 
     async def repeat() -> None:
-        transport = swarm.network.transport_of(swarm.members[2])
-        assert transport is not None
         for _ in range(5):
             for other in swarm.members[:2]:
-                await transport.send(other, CONTRIBUTION_KIND, loud)
+                await swarm.posts[swarm.members[2]].send(other, CONTRIBUTION_KIND, loud)
 
     swarm.trouble = repeat
     plain = completed(Swarm(vectors).run()[0])
     assert {completed(outcome).root for outcome in swarm.run()} == {plain.root}
 
 
-def test_a_closed_transport_is_an_outcome() -> None:
+def test_a_closed_messenger_is_an_outcome() -> None:
     swarm = Swarm(contributions(2), silent=frozenset({NodeId("node-1")}))
 
     async def close() -> None:
-        transport = swarm.network.transport_of(NodeId("node-0"))
-        assert transport is not None
-        await transport.close()
+        await anyio.lowlevel.checkpoint()
+        swarm.posts[NodeId("node-0")].close()
 
     swarm.trouble = close
     assert aborted(swarm.run()[0]).kind is AbortKind.UNREACHABLE
@@ -307,8 +303,7 @@ def test_several_rounds_follow_one_another_and_an_abandoned_one_leaves_no_trace(
 @pytest.mark.parametrize("vector", [torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64)], ids=["matrix", "float64"])
 def test_wrong_calls_are_errors(vector: torch.Tensor) -> None:
     me = NodeId("me")
-    transport = InMemoryNetwork().join(me)
-    call = partial(run_round, transport, DESCRIPTOR, Group.alone(me), aggregator=make_aggregator(Mean()))
+    call = partial(run_round, NobodyElse(), DESCRIPTOR, Group.alone(me), aggregator=make_aggregator(Mean()))
 
     async def scenario() -> None:
         with pytest.raises(ValueError, match="fp32 CPU vector"):

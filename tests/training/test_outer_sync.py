@@ -19,6 +19,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, group_exchange, lone_exchange
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterSync, next_outer_state, state_root
 from neuroshard.types import NodeId
+from tests.swarm.round_post import RoundPost
 
 
 def model_of(seed: int = 1) -> StageModel:
@@ -130,7 +131,7 @@ def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> No
     models = [model_of(), model_of()]
 
     def joined(name: NodeId, model: StageModel) -> OuterSync:
-        exchange = group_exchange(network.join(name), rounds(parameters), lambda: Group(names, name))
+        exchange = group_exchange(RoundPost(network, name), rounds(parameters), lambda: Group(names, name))
         return sync_of(compute, model, parameters, exchange)
 
     nodes = [joined(name, model) for name, model in zip(names, models, strict=True)]

@@ -24,6 +24,7 @@ from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import TrainerParts
 from neuroshard.types import NodeId
+from tests.swarm.round_post import RoundPost
 
 INNER_STEPS = 3
 FIRST = replace(PARAMETERS, outer=replace(PARAMETERS.outer, inner_steps=INNER_STEPS))
@@ -95,7 +96,7 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
 
     def joined(name: NodeId, model: StageModel) -> OuterSync:
         rounds = StageRounds(IDENTITY.run_id, 0, schema, first, at)
-        exchange = group_exchange(network.join(name), rounds, lambda: Group(names, name))
+        exchange = group_exchange(RoundPost(network, name), rounds, lambda: Group(names, name))
         return OuterSync(
             compute=compute,
             model=model,

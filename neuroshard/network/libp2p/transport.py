@@ -9,7 +9,6 @@ import anyio
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 
-from neuroshard.network.inboxes import Inboxes
 from neuroshard.network.libp2p.addresses import parse_address
 from neuroshard.network.libp2p.bulk import BulkRoute, is_bulk
 from neuroshard.network.libp2p.connections import Connections
@@ -22,9 +21,6 @@ from neuroshard.network.scores import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, RequestServer, accepted, refusal
 from neuroshard.network.transport import (
     Connection,
-    Message,
-    MessageTooLargeError,
-    PeerRefusedError,
     PeerUnreachableError,
     RequestHandler,
     RequestRefusedError,
@@ -32,19 +28,14 @@ from neuroshard.network.transport import (
     TransportClosedError,
 )
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, WireError, check_limits
+from neuroshard.wire import Frame, FrameLimits, WireError, check_limits
 
-MESSAGE_KIND = "message"
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-MESSAGE_SECONDS = 60.0  # for the other side to take a message, its queue may be full
-QUEUE_LENGTH = 64  # messages of a kind that wait for their reader
-MESSAGES_AT_ONCE = 256  # that wait for room in a queue
 OPENING_TRIES = 3
 REQUESTS_TO_PEER = 24  # at once; fewer than the streams that a peer may open
 
 
 class Libp2pTransport:
-    """One node's requests and messages."""
+    """One node's requests."""
 
     def __init__(
         self,
@@ -64,33 +55,14 @@ class Libp2pTransport:
         self._own_addresses = own_addresses
         self._report = report
         self.bulk: BulkRoute | None = None
-        self._inboxes = Inboxes(self._local_id, QUEUE_LENGTH)
+        self._is_closed = False
         self._slots: dict[NodeId, anyio.Semaphore] = {}
         self._pending: set[anyio.CancelScope] = set()
-        server.serve(MESSAGE_KIND, self._take_message, FrameLimits(max_body_bytes=MAX_MESSAGE_BYTES), MESSAGES_AT_ONCE)
 
     @property
     def local_id(self) -> NodeId:
         """This node."""
         return self._local_id
-
-    async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
-        """See Transport; an answered request whose answer is empty."""
-        if len(payload) > MAX_MESSAGE_BYTES:
-            raise MessageTooLargeError(f"A message of {len(payload)} bytes is above the limit.")
-        if peer == self._local_id:
-            self._check_open()
-            await self._inboxes.deliver(Message(peer, kind, payload))
-            return
-        part = TensorPart(TensorSpec("payload", "uint8", (len(payload),)), payload)
-        try:
-            await self.request(peer, Frame(MESSAGE_KIND, {"kind": kind}, (part,)), timeout_seconds=MESSAGE_SECONDS)
-        except PeerRefusedError as error:
-            raise PeerUnreachableError(error.message) from None
-
-    async def receive(self, kind: str) -> Message:
-        """See Transport."""
-        return await self._inboxes.receive(kind)
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
@@ -144,7 +116,7 @@ class Libp2pTransport:
 
     async def close(self) -> None:
         """See Transport; the connections end with the block of `libp2p_network`."""
-        self._inboxes.close()
+        self._is_closed = True
         for scope in tuple(self._pending):
             scope.cancel()
         await anyio.lowlevel.checkpoint()
@@ -199,16 +171,6 @@ class Libp2pTransport:
             if slots.value == REQUESTS_TO_PEER:
                 self._slots.pop(peer, None)
 
-    async def _take_message(self, sender: NodeId, frame: Frame) -> Frame:
-        kind = frame.header.get("kind")
-        if not isinstance(kind, str) or len(frame.tensors) != 1:
-            raise RequestRefusedError("A message has a kind and one payload.")
-        try:
-            await self._inboxes.deliver(Message(sender, kind, bytes(frame.tensors[0].data)))
-        except PeerUnreachableError as error:
-            raise RequestRefusedError(error.message) from None
-        return Frame(MESSAGE_KIND)
-
     def _check_open(self) -> None:
-        if self._inboxes.is_closed:
+        if self._is_closed:
             raise TransportClosedError("This node's transport is closed.")

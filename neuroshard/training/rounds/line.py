@@ -12,13 +12,13 @@ import anyio
 import anyio.lowlevel
 
 from neuroshard.network import (
-    Message,
     PeerRefusedError,
     PeerUnreachableError,
     RequestRefusedError,
     TransportClosedError,
 )
 from neuroshard.swarm.claim_fields import hash_field, line_field, whole_field
+from neuroshard.swarm.round import Message
 from neuroshard.training.remote_hop import Requester
 from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_request_about, request_about
 from neuroshard.types import JsonValue, NodeId
@@ -74,7 +74,7 @@ class _Round:
 
 
 class RoundLine:
-    """One stage's messages; has what `run_round` needs of a transport. One round at a time."""
+    """One stage's messages; a Messenger of `run_round`. One round at a time."""
 
     def __init__(self, stage: StageName, requester: Requester) -> None:
         self.stage = stage
@@ -97,7 +97,7 @@ class RoundLine:
         self._round = None
 
     async def send(self, peer: NodeId, kind: str, payload: bytes) -> None:
-        """See Transport.send; returns when the peer has all. Raises PeerUnreachableError, TransportClosedError."""
+        """See Messenger. Raises PeerUnreachableError, TransportClosedError."""
         the_round = self._present()
         view = memoryview(payload)
         for start in range(0, max(1, len(view)), PART_BYTES):
@@ -111,7 +111,7 @@ class RoundLine:
                 raise PeerUnreachableError(error.message) from None
 
     async def receive(self, kind: str) -> Message:
-        """See Transport.receive. Raises TransportClosedError when the round is over."""
+        """See Messenger. Raises TransportClosedError when the round is over."""
         the_round = self._present()
         while not the_round.complete.get(kind):
             if the_round.is_over:

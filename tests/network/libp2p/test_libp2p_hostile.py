@@ -14,6 +14,7 @@ from libp2p_nodes import LOOPBACK, address_of, echo, identity, lives, nodes, por
 from trio.testing import MockClock
 
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
+from neuroshard.network.budget import ByteBudget
 from neuroshard.network.libp2p import ConnectionLimits, NetworkOptions, NetworkParts, libp2p_network
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import proposal
@@ -74,6 +75,20 @@ def test_bytes_that_are_no_request_are_refused_before_they_cost_memory(sent: byt
             assert dict(opinion.refused()) in ({reason.value: 1}, {ScoreReason.MALFORMED_FRAME.value: 1})
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
             await lives(attacker, victim)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("size", [1, 2**20])  # over libp2p, over the pool
+def test_what_nobody_waits_for_is_not_kept(size: int) -> None:
+    async def scenario() -> None:
+        frame = Frame("message", {"kind": "x"}, (TensorPart(TensorSpec("payload", "uint8", (size,)), bytes(size)),))
+        budget = ByteBudget(2**30, 2**30)
+        async with nodes(2, parts=lambda i: NetworkParts(budget=budget if i == 0 else None)) as (victim, attacker):
+            await attacker.transport.connect(address_of(victim))
+            with pytest.raises(PeerRefusedError, match="does not answer requests of kind 'message'"):
+                await attacker.transport.request(victim.transport.local_id, frame, timeout_seconds=10)
+            assert budget.used == 0
 
     run(scenario)
 

@@ -32,7 +32,7 @@ def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:
         assert failed.value.__cause__.subgroup(ZeroDivisionError) is not None
         assert network is not None
         with pytest.raises(TransportClosedError):
-            await network.transport.receive("x")
+            await network.transport.request(identity(2).node_id, Frame("x"), timeout_seconds=1)
 
     run(scenario)
 

@@ -13,7 +13,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.errors import NetworkRefusedError, UsageError
 from neuroshard.network import (
-    MessageTooLargeError,
     Network,
     PeerRefusedError,
     PeerUnreachableError,
@@ -172,25 +171,6 @@ def test_a_peer_that_does_not_answer_or_answers_late_costs_only_its_own_request(
     run(scenario)
 
 
-def test_messages_arrive_with_their_sender_and_large_ones_are_not_sent() -> None:
-    async def scenario() -> None:
-        async with nodes(2) as (a, b):
-            await b.transport.connect(address_of(a))
-            await b.transport.send(a.transport.local_id, "x", b"first")
-            await b.transport.send(a.transport.local_id, "x", b"")
-            await b.transport.send(b.transport.local_id, "x", b"to itself")
-            first, second = [await a.transport.receive("x") for _ in range(2)]
-            assert (first.sender, first.kind, first.payload) == (b.transport.local_id, "x", b"first")
-            assert second.payload == b""
-            assert (await b.transport.receive("x")).payload == b"to itself"
-            with pytest.raises(MessageTooLargeError):
-                await b.transport.send(a.transport.local_id, "x", bytes(65 * MIB))
-            with pytest.raises(PeerUnreachableError, match="No address"):
-                await b.transport.send(identity(9).node_id, "x", b"")
-
-    run(scenario)
-
-
 def test_a_request_to_this_node_itself_is_answered() -> None:
     async def scenario() -> None:
         async with nodes(1) as (a,):
@@ -215,24 +195,15 @@ def test_closing_ends_what_waits() -> None:
 
             a.transport.serve("never", never)
             await b.transport.connect(address_of(a))
-            ended: list[str] = []
 
             async def ask() -> None:
                 with pytest.raises(TransportClosedError):
                     await b.transport.request(a.transport.local_id, Frame("never"), timeout_seconds=20)
-                ended.append("request")
-
-            async def listen() -> None:
-                with pytest.raises(TransportClosedError):
-                    await b.transport.receive("x")
-                ended.append("receive")
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask)
-                tasks.start_soon(listen)
                 await wait_all_tasks_blocked(0.1)
                 await b.transport.close()
-            assert sorted(ended) == ["receive", "request"]
 
     run(scenario)
 
