@@ -71,7 +71,7 @@ class HeldOutBody(Answer):
     loss: Number
     improvement: Number
     standard_error: Number
-    measured_by: tuple[str, ...] = Field(description="other nodes that measured it and signed that; empty: this node")
+    measured_by: tuple[Text, ...] = Field(description="other nodes that measured it and signed that; empty: this node")
 
 
 class TrainingBody(Answer):
