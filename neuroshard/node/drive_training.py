@@ -47,7 +47,7 @@ def begin_driving(
     choice = replica_choice(parameters.routing, identity.node_id, ground.swarm.lane_root)
     routing = SwarmRouting(parameters.stage_count, ground.swarm.workers, ground.swarm.hop, choice, ground.swarm.missing)
     journaled = JournaledFeed(feed, store.note_position)
-    driving = Driving(identity.node_id, journaled, routing, in_flight, first_session=int(time.time()))
+    driving = Driving(identity.node_id, journaled, routing, in_flight, first_session=store.first_session(time.time()))
     generator = text_generator(architecture, Tokenizer(ground.data.table), ground.swarm, ground.compute, ())
     trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record])
     if not settings.training:

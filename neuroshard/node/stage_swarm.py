@@ -150,6 +150,10 @@ class StageSwarm:
         """The other nodes that can work on a stage now, in the order of their names."""
         return self._others_at_work(self.plan[stage])
 
+    def sends_to_others(self) -> bool:
+        """Whether a microbatch that this node drives may leave it."""
+        return any(list(self.workers(stage)) != [self.node_id] for stage in range(len(self.plan)))
+
     def lane_root(self, stage: int) -> bytes:
         """What lanes through a stage are drawn with: the root that most replicas report, else the run.
 

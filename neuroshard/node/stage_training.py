@@ -33,6 +33,8 @@ from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import steps_behind
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.control import first_of
+from neuroshard.training.drive_store import DriveStore
+from neuroshard.training.journaled_feed import JournaledFeed
 from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import Driving, TrainerParts
@@ -41,6 +43,7 @@ from neuroshard.training.precision import Precision
 from neuroshard.training.replica_choice import replica_choice
 from neuroshard.training.routing import FixedRouting
 from neuroshard.training.swarm_routing import SwarmRouting
+from neuroshard.types import DataPosition, NodeId
 
 CHECKPOINT = "Looking for a checkpoint"
 FIRST_STEP = "Making the first step"
@@ -133,8 +136,9 @@ class StageTraining:
             swarm.hold(live.parts.index, live.parts.service, outer.exact_root, partial(_outer_step_of, outer))
             swarm.donor.offer(swarm.name_of(live.parts.index), live.snapshots)
             swarm.rounds.add(live.group)
-        feed, cache = self._feed(ground.data, run, lives[0])
-        trainer = self._trainer(ground, lives, feed)
+        drives = DriveStore(self._settings.data_dir, self._identity.wallet_id, self._identity.node_id, run.run_id)
+        feed, cache = self._feed(ground.data, run, drives.start_after(lives[0].stage.record))
+        trainer = self._trainer(ground, lives, feed, drives)
         for number, live in enumerate(lives):
             live.snapshots.steps = partial(_steps_of, trainer, number)
         if not self._settings.training:
@@ -218,7 +222,9 @@ class StageTraining:
         )
         return memory
 
-    def _feed(self, data: OpenedData, run: OwnRun, live: LiveStage) -> tuple[DataFeed, ShardCache]:
+    def _feed(
+        self, data: OpenedData, run: OwnRun, start: tuple[DataPosition | None, NodeId | None]
+    ) -> tuple[DataFeed, ShardCache]:
         cache = ShardCache(
             self._settings.data_dir / "data_cache",
             limit_bytes=self._settings.max_storage * 1_000_000,
@@ -230,34 +236,40 @@ class StageTraining:
             run_id=run.run_id,
             node_id=self._identity.node_id,
             sequence_length=run.parameters.architecture.sequence_length,
-            start=live.stage.record.progress.position,
-            start_node=live.stage.record.node_id,
+            start=start[0],
+            start_node=start[1],
             is_demo=self._is_demo,
         )
         return feed, cache
 
-    def _trainer(self, ground: Ground, lives: list[LiveStage], feed: DataFeed) -> Trainer:
+    def _trainer(self, ground: Ground, lives: list[LiveStage], feed: DataFeed, drives: DriveStore) -> Trainer:
         run, swarm = ground.run, ground.swarm
         services = [live.parts.service for live in lives]
         tokenizer = Tokenizer(ground.data.table)
         parts = TrainerParts(
             parameters=run.parameters,
             stages=tuple(live.parts for live in lives),
-            driving=self._driving(run, swarm, lives, feed) if lives[0].parts.index == 0 else None,
+            driving=self._driving(run, swarm, lives, feed, drives) if lives[0].parts.index == 0 else None,
             generator=text_generator(run.parameters.architecture, tokenizer, swarm, ground.compute, services),
             versions=swarm.versions.at,
         )
         return Trainer(parts, [live.stage.record for live in lives])
 
-    def _driving(self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed) -> Driving:
-        """A lone node's routing is fixed; among several nodes it looks for whoever holds a stage."""
+    def _driving(
+        self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore
+    ) -> Driving:
+        """A lone node's routing is fixed; among several nodes it looks for whoever holds a stage.
+
+        What it sends to others is noted first: after a kill its own stage goes back to a checkpoint, theirs do not.
+        """
         node_id, stage_count = self._identity.node_id, len(swarm.plan)
         if stage_count == 1:
             return Driving(node_id, feed, FixedRouting((LocalHop(lives[0].parts.service, node_id),)))
         choice = replica_choice(run.parameters.routing, node_id, swarm.lane_root)
         routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         in_flight = max(1, min(MOST_IN_FLIGHT, run.parameters.sequences_per_step // run.parameters.batch_size))
-        return Driving(node_id, feed, routing, in_flight, first_session=int(time.time()))
+        journaled = JournaledFeed(feed, drives.note_position, swarm.sends_to_others)
+        return Driving(node_id, journaled, routing, in_flight, drives.first_session(time.time()))
 
 
 def _outer_step_of(outer: OuterSync) -> int:

@@ -1,4 +1,4 @@
-"""What a node that drives and holds no layers keeps on disk: how far its data went, and its record.
+"""What a node that drives keeps on disk: how far its data went, and, of a node without layers, its record.
 
 The position is written before the data behind it are sent, so that no restart sends a sequence twice.
 """
@@ -6,6 +6,7 @@ The position is written before the data behind it are sent, so that no restart s
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,8 +24,12 @@ from neuroshard.types import DataPosition, NodeId, RunId, WalletId
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+_LOG = logging.getLogger(__name__)
+
 MAX_FILE_BYTES = 4_000_000
 POSITION_FILE = "position.json"
+SESSIONS_FILE = "sessions.json"
+SESSIONS_OF_A_START = 10**8  # more than a start opens while the clock stands still
 RECORD_FILE = "record.json"
 _START_ANEW = "Move it away: the data then go on where the other file in its folder says, or from the beginning."
 
@@ -33,6 +38,11 @@ _START_ANEW = "Move it away: the data then go on where the other file in its fol
 class _StoredPosition:
     node_id: NodeId  # whose assignment it is a place in
     position: DataPosition  # everything before it was sent, or was about to be
+
+
+@dataclass(frozen=True)
+class _StoredSessions:
+    first: int  # of the last start
 
 
 @dataclass(frozen=True)
@@ -74,9 +84,37 @@ class DriveStore:
             record.progress = replace(record.progress, position=place.position)
         return record
 
+    def start_after(self, record: TrainingRecord) -> tuple[DataPosition | None, NodeId | None]:
+        """Where a node that restores this record goes on in its data, and whose place that is.
+
+        A checkpoint knows the data behind its last step; what was sent after it lies behind the steps of other nodes.
+        Raises StorageError for a file that cannot be read.
+        """
+        place: _StoredPosition | None = self._read(POSITION_FILE, _position_reader())
+        own, checkpointed = record.node_id in (None, self._node_id), record.progress.position
+        if place is None or place.node_id != self._node_id:
+            return checkpointed, record.node_id
+        if own and checkpointed is not None and _is_later(checkpointed, place.position):
+            return checkpointed, record.node_id
+        return place.position, place.node_id
+
     def note_position(self, position: DataPosition) -> None:
         """Make a position safe. Raises OSError."""
         self._write(POSITION_FILE, _encoded(_StoredPosition(self._node_id, position)))
+
+    def first_session(self, now: float) -> int:
+        """A number above those of all earlier sessions, which other nodes may remember as closed.
+
+        Milliseconds since the epoch: no driver opens a session in less. What was given out last is remembered for the
+        day on which the clock was set back. Raises StorageError for a file that cannot be read.
+        """
+        before: _StoredSessions | None = self._read(SESSIONS_FILE, _sessions_reader())
+        first = max(int(now * 1000), 0 if before is None else before.first + SESSIONS_OF_A_START)
+        try:
+            self._write(SESSIONS_FILE, _encoded(_StoredSessions(first)))
+        except OSError as error:
+            _LOG.warning("%s cannot be written: %s.", self.folder / SESSIONS_FILE, error.strerror or error)
+        return first
 
     def encoded(self, record: TrainingRecord) -> bytes:
         """The record as it is now, for `save`."""
@@ -113,7 +151,11 @@ class DriveStore:
             raise StorageError(f"{file} is damaged.", _START_ANEW) from error
 
 
-def _encoded(value: _StoredPosition | _StoredRecord) -> bytes:
+def _is_later(one: DataPosition, other: DataPosition) -> bool:
+    return (one.order, one.window) > (other.order, other.window)
+
+
+def _encoded(value: _StoredPosition | _StoredRecord | _StoredSessions) -> bytes:
     return json.dumps(asdict(value), allow_nan=False).encode()
 
 
@@ -123,6 +165,13 @@ def _position_reader() -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(_StoredPosition)
+
+
+@cache
+def _sessions_reader() -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_StoredSessions)
 
 
 @cache

@@ -24,10 +24,16 @@ RETRY_SECONDS = 5.0  # while the position cannot be written
 class JournaledFeed:
     """See Feed. While the position cannot be written no data are given out: they might be sent twice."""
 
-    def __init__(self, feed: Feed, note: Callable[[DataPosition], None]) -> None:
-        """`note` makes a position safe, in another thread; it raises OSError when it cannot."""
+    def __init__(
+        self, feed: Feed, note: Callable[[DataPosition], None], is_needed: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`note` makes a position safe, in another thread; it raises OSError when it cannot.
+
+        While it is not needed, no data leave this node: its checkpoints say where they go on.
+        """
         self._feed = feed
         self._note = note
+        self._is_needed = is_needed
         self._trouble = ""
         self._taken: Batch | None = None  # of the feed, not yet given out
 
@@ -40,7 +46,8 @@ class JournaledFeed:
         """See Feed. After a call that was cancelled, the next one may give what that one had taken."""
         if self._taken is None:
             self._taken = await self._feed.next_batch(sequences, step=step)
-        await self._make_safe(self._taken.position)
+        if self._is_needed():
+            await self._make_safe(self._taken.position)
         batch, self._taken = self._taken, None
         return batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -15,7 +16,7 @@ from trio.testing import MockClock
 
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import LossPoint
-from neuroshard.training.drive_store import POSITION_FILE, RECORD_FILE, DriveStore
+from neuroshard.training.drive_store import POSITION_FILE, RECORD_FILE, SESSIONS_OF_A_START, DriveStore
 from neuroshard.training.evaluation import Evaluation
 from neuroshard.training.journaled_feed import RETRY_SECONDS, JournaledFeed
 from neuroshard.training.non_finite import NonFinitePolicy
@@ -140,3 +141,53 @@ def test_whatever_kills_a_trainer_no_window_is_given_out_twice(tmp_path: Path) -
         trio.run(partial(live, batches))
     assert len(given) == len(set(given)) == 34
     assert given == sorted(given)
+
+
+def test_a_stage_goes_on_behind_what_was_sent_or_behind_its_checkpoint_whichever_is_later(tmp_path: Path) -> None:
+    def start(position: DataPosition | None, node: NodeId | None = ME) -> tuple[DataPosition | None, NodeId | None]:
+        record = TrainingRecord(node_id=node)
+        record.progress = replace(record.progress, position=position)
+        return store_in(tmp_path).start_after(record)
+
+    before, after = replace(PLACE, window=3), replace(PLACE, order=4, window=0)
+    assert start(None, None) == (None, None)
+    assert start(before) == (before, ME)
+    store_in(tmp_path).note_position(PLACE)
+    assert start(None, None) == (PLACE, ME)
+    assert start(before) == (PLACE, ME)
+    assert start(after) == (after, ME)
+    assert start(after, OTHER) == (PLACE, ME)  # a stage that came from another node: the data are this one's
+
+
+def test_data_that_stay_here_need_no_note() -> None:
+    noted = list[DataPosition]()
+    alone = True
+
+    async def main() -> None:
+        nonlocal alone
+        journaled = JournaledFeed(MemoryFeed(), noted.append, lambda: not alone)
+        await journaled.next_batch(2)
+        assert noted == []
+        alone = False
+        assert noted == [(await journaled.next_batch(2)).position]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("clock", [(1000.0, 1001.0, 1002.0), (1000.0, 1000.0, 10.0)])
+def test_no_session_number_comes_again(tmp_path: Path, clock: tuple[float, ...]) -> None:
+    firsts = [store_in(tmp_path).first_session(now) for now in clock]
+    assert firsts[0] == 1_000_000  # milliseconds
+    assert all(later - former >= SESSIONS_OF_A_START for former, later in pairwise(firsts))
+    assert store_in(tmp_path).first_session(1e12) == 10**15
+
+
+def test_sessions_go_on_by_the_clock_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("neuroshard.training.drive_store.write_atomically", write)
+    assert store_in(tmp_path).first_session(1000.0) == 1_000_000
+    assert "No space left" in caplog.text
