@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -41,9 +43,30 @@ def store(report: Report) -> None:
     content = {
         **asdict(report),
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
+        "machine": _machine(),
+        "commit": _commit(),
     }
     (RESULTS_FOLDER / f"{report.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _machine() -> str:
+    """Processor, cores, system and Python of this machine."""
+    processor, cpuinfo = platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        processor = names[0].partition(":")[2].strip() if names else processor
+    return f"{os.cpu_count()} cores of {processor}, {platform.system()}, Python {platform.python_version()}"
+
+
+def _commit() -> str:
+    """Which program was measured: the last commit that changed it, with a plus when its files differ from that."""
+    last = _git("log", "-1", "--format=%h", "--", "neuroshard")
+    return last + ("+" if _git("status", "--porcelain", "--", "neuroshard") else "")
+
+
+def _git(*arguments: str) -> str:
+    ran = subprocess.run(("git", *arguments), cwd=REPORT_FILE.parents[1], capture_output=True, text=True, check=False)
+    return ran.stdout.strip()
 
 
 def table(rows: Sequence[dict[str, object]] | Sequence[Row]) -> str:
@@ -75,11 +98,12 @@ def write_results_page() -> None:
     ]
     for file in sorted(RESULTS_FOLDER.glob("*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
+        commit = f", commit {content['commit']}" if content.get("commit") else ""
         parts += [
             "",
             f"## {content['title']}",
             "",
-            f"`python -m benchmarks {content['name']}` on {content['date']} ({content['machine']})",
+            f"`python -m benchmarks {content['name']}` on {content['date']} ({content['machine']}{commit})",
             "",
             table(content["rows"]),
         ]
