@@ -15,6 +15,7 @@ from random import Random, SystemRandom
 import anyio
 import trio
 
+from neuroshard.network.allowance import Allowance
 from neuroshard.network.nearby_places import GROUP, PORT, Interface, Place, lan_interfaces, open_socket, places_of
 from neuroshard.network.nearby_records import Heard, announcement, heard, question
 from neuroshard.network.transport import Network
@@ -34,25 +35,6 @@ PACKETS_A_SECOND = 100.0  # that are read; what comes beyond that waits in the s
 MAX_FOUND = 256  # addresses remembered as told
 NEW_ADDRESSES = 64  # at once, then
 NEW_ADDRESSES_A_SECOND = 1.0
-
-
-class Allowance:
-    """So many at once, and so many a second in the long run."""
-
-    def __init__(self, burst: float, per_second: float) -> None:
-        self._burst = burst
-        self._per_second = per_second
-        self._left = burst
-        self._at = float("-inf")
-
-    def take(self, now: float) -> bool:
-        """Whether one more is allowed now (seconds on any monotonic clock)."""
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
 
 
 class Findings:

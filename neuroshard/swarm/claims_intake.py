@@ -30,7 +30,7 @@ class _Speaker:
 
     recent: tuple[int, ...]  # sequences, the highest last
     newest: int  # hash of the bytes of the highest
-    issued_at: float  # of the highest
+    issued_at: float  # the latest
     allowance: float  # claims it may make now
     seen_at: float
 
@@ -145,27 +145,30 @@ class ClaimIntake(Generic[T]):
         return Refusal(text, None if is_late else ScoreReason.REPLAYED_CLAIM)
 
     def _too_many(self, statement: Statement[T], now: float) -> Refusal | None:
-        if self._rules.sequence_of is None or self._allowance(statement.node_id, now) >= 1:
+        if self._rules.sequence_of is None or self._allowance(statement, now) >= 1:
             return None
         text = f"Node {statement.node_id} makes more claims than anybody needs."
         return Refusal(text, ScoreReason.FLOOD, culprit=statement.node_id)
 
-    def _allowance(self, node_id: NodeId, now: float) -> float:
-        speaker = self._speakers.get(node_id)
+    def _allowance(self, statement: Statement[T], now: float) -> float:
+        """Claims that the node may make; by its own clock too, as a line that stalled brings many in a moment."""
+        speaker = self._speakers.get(statement.node_id)
         if speaker is None:
             return BURST_CLAIMS
-        return min(BURST_CLAIMS, speaker.allowance + max(0.0, now - speaker.seen_at) * CLAIMS_PER_SECOND)
+        elapsed = max(0.0, now - speaker.seen_at, statement.issued_at - speaker.issued_at)
+        return min(BURST_CLAIMS, speaker.allowance + elapsed * CLAIMS_PER_SECOND)
 
     def _remember(self, data: bytes, statement: Statement[T], now: float) -> None:
         self._note_clock(statement.node_id, statement.issued_at - now)
         if self._rules.sequence_of is None:
             return
-        allowance = self._allowance(statement.node_id, now) - 1
+        allowance = self._allowance(statement, now) - 1
         before = self._speakers.pop(statement.node_id, None)
         earlier = (before.recent if before else ())[1 - RECENT_SEQUENCES :]
         recent = (*earlier, self._rules.sequence_of(statement.value))
+        issued_at = max(statement.issued_at, before.issued_at if before else statement.issued_at)
         _make_room(self._speakers, MAX_SPEAKERS)
-        self._speakers[statement.node_id] = _Speaker(recent, hash(data), statement.issued_at, allowance, now)
+        self._speakers[statement.node_id] = _Speaker(recent, hash(data), issued_at, allowance, now)
 
     def _note_clock(self, node_id: NodeId, ahead: float) -> None:
         self._clocks.pop(node_id, None)

@@ -16,7 +16,8 @@ from network_of_addresses import network_at
 from trio.testing import MockClock
 
 from neuroshard.config.settings import Settings
-from neuroshard.network.nearby import MAX_FOUND, NEW_ADDRESSES, Allowance, Findings, Nearby
+from neuroshard.network.allowance import Allowance
+from neuroshard.network.nearby import MAX_FOUND, NEW_ADDRESSES, Findings, Nearby
 from neuroshard.network.nearby_places import Interface, Place, lan_interfaces, open_socket, places_of
 from neuroshard.network.nearby_records import MAX_ADDRESSES, SERVICE, Heard, announcement, heard, question
 from neuroshard.node.society import Society

@@ -269,6 +269,24 @@ def test_one_node_may_not_flood_and_it_is_its_own_fault() -> None:
         assert isinstance(desk.intake.take(desk.say(ALICE, sequence)), Statement)
 
 
+def test_what_a_stalled_line_brings_at_once_was_said_at_its_own_pace() -> None:
+    desk, claims = Desk(), list[bytes]()
+    for sequence in range(30):
+        claims.append(desk.say(ALICE, sequence))
+        desk.time += 10
+    assert all(isinstance(desk.intake.take(data), Statement) for data in claims)
+
+
+def test_dates_back_and_forth_earn_a_node_no_more_claims() -> None:
+    desk = Desk()
+    taken = 0
+    for sequence in range(100):
+        dated = EPOCH - 100 * (sequence % 2)
+        data = signed_report(ALICE, replace(REPORT, sequence=sequence), dated)
+        taken += isinstance(desk.intake.take(data), Statement)
+    assert taken <= 2 * BURST_CLAIMS
+
+
 def test_the_memory_of_speakers_is_bounded() -> None:
     desk = Desk()
     first = desk.say(ALICE, 1)

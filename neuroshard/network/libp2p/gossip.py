@@ -15,6 +15,7 @@ from libp2p.exceptions import BaseLibp2pError
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.gossip_items import (
     Item,
+    ItemKind,
     ItemReader,
     MalformedGossipError,
     TopicId,
@@ -32,10 +33,12 @@ from neuroshard.types import NodeId
 GOSSIP_PROTOCOL = "/neuroshard/gossip/1"
 QUEUE_LENGTH = 512  # messages of a topic that wait for their reader
 MAX_WAITING_BYTES = 1024 * 1024  # for one peer; what comes on top of it is dropped
+STALE_SECONDS = 30.0  # a message that waited so long, as on a line that stalls, is dropped: newer ones follow it
 WRITE_BYTES = 64 * 1024
 RETRY_SECONDS = 1.0  # doubles up to
 LONGEST_RETRY_SECONDS = 60.0
 FLUSH_SECONDS = 1.0
+_PASSING = frozenset({ItemKind.MESSAGE, ItemKind.HAVE, ItemKind.WANT})
 
 
 class GossipSubscription:
@@ -55,8 +58,7 @@ class GossipSubscription:
         return self._dropped
 
     async def receive(self) -> bytes:
-        """See Subscription."""
-        await anyio.lowlevel.checkpoint()
+        """See Subscription. Gives way to others only when it has to wait: else a burst would fill the queue."""
         while not self._queue:
             if self._is_closed:
                 raise TransportClosedError("This subscription is closed.")
@@ -85,7 +87,7 @@ class _Outbox:
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
-        self._items: deque[bytes] = deque()
+        self._items: deque[tuple[float, Item]] = deque()  # and since when each waits
         self._bytes = 0
         self._work = trio.Event()
         self._is_writing = False
@@ -95,14 +97,15 @@ class _Outbox:
         """Whether the connection has taken everything."""
         return not self._items and not self._is_writing
 
-    def add(self, item: Item) -> bool:
-        """Queue an item; False when the peer takes them too slowly."""
+    def add(self, item: Item, now: float) -> None:
+        """Queue an item, or drop it when the peer takes them too slowly."""
         if self._bytes + item.byte_count > MAX_WAITING_BYTES:
-            return False
-        self._items.append(item.encode())
+            self._drop_stale(now)
+        if self._bytes + item.byte_count > MAX_WAITING_BYTES:
+            return
+        self._items.append((now, item))
         self._bytes += item.byte_count
         self._work.set()
-        return True
 
     def clear(self) -> None:
         """Forget everything: the stream begins anew."""
@@ -113,17 +116,33 @@ class _Outbox:
     async def next(self) -> bytes:
         """Some items to be written at once, as soon as there are any; the call says that the last ones are written."""
         self._is_writing = False
+        self._drop_stale(trio.current_time())
         while not self._items:
             self._work = trio.Event()
             await self._work.wait()
-        portion = [self._items.popleft()]
+        portion = [self._taken()]
         size = len(portion[0])
-        while self._items and size + len(self._items[0]) <= WRITE_BYTES:
-            portion.append(self._items.popleft())
+        while self._items and size + self._items[0][1].byte_count <= WRITE_BYTES:
+            portion.append(self._taken())
             size += len(portion[-1])
-        self._bytes -= size
         self._is_writing = True
         return b"".join(portion)
+
+    def _taken(self) -> bytes:
+        _, item = self._items.popleft()
+        self._bytes -= item.byte_count
+        return item.encode()
+
+    def _drop_stale(self, now: float) -> None:
+        """Drop old messages and ids; what was said about topics and links still holds."""
+        lasting: list[tuple[float, Item]] = []
+        while self._items and now - self._items[0][0] > STALE_SECONDS:
+            since, item = self._items.popleft()
+            if item.kind in _PASSING:
+                self._bytes -= item.byte_count
+            else:
+                lasting.append((since, item))
+        self._items.extendleft(reversed(lasting))
 
 
 class Libp2pGossip:
@@ -139,7 +158,6 @@ class Libp2pGossip:
         self._outboxes: dict[NodeId, _Outbox] = {}
         self._subscriptions: dict[TopicId, GossipSubscription] = {}
         self._is_closed = False
-        self.dropped = 0  # items for peers that take them too slowly
 
     @property
     def router(self) -> GossipRouter:
@@ -232,10 +250,11 @@ class Libp2pGossip:
             return False
 
     def _send(self, sends: Sends) -> None:
+        now = trio.current_time()
         for peer, item in sends:
             outbox = self._outboxes.get(peer)
-            if outbox is not None and not outbox.add(item):
-                self.dropped += 1
+            if outbox is not None:
+                outbox.add(item, now)
 
     async def _talk(self, peer: NodeId, outbox: _Outbox) -> None:
         """Keep a stream to the peer as long as it is connected and knows the protocol."""

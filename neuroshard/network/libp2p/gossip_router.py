@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
+from neuroshard.network.allowance import Allowance
 from neuroshard.network.libp2p.gossip_items import Item, ItemKind, MessageId, TopicId, id_items, message_id
 from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
 from neuroshard.types import NodeId
@@ -24,10 +25,11 @@ PATIENCE_SECONDS = 0.9  # for a message whose id was heard, before it is asked f
 CHOKE_SHARE = 0.05  # of the duplicates close their link: see _choked
 BACKOFF_SECONDS = 60.0  # after a PRUNE, before the same two try again
 MAX_TOPICS_OF_PEER = 64
-MAX_ITEMS = 400  # of one peer between two heartbeats
-MAX_BYTES = 2 * 1024 * 1024  # of one peer between two heartbeats
+ITEMS_A_SECOND = 100  # of one peer in the long run; a swarm's reports are ten a second, however many nodes it has
+BYTES_A_SECOND = 256 * 1024
+IDS_A_SECOND = 256
+ALLOWANCE_SECONDS = 60.0  # so much of the above at once: after a stall of the line all that waited comes together
 MAX_GIVEN = 128  # messages given to one peer on demand between two heartbeats
-MAX_TOLD = 1024  # ids that one peer may tell between two heartbeats
 
 Sends: TypeAlias = list[tuple[NodeId, Item]]
 Check: TypeAlias = Callable[[TopicId, NodeId, bytes], bool]
@@ -49,10 +51,11 @@ class _Topic:
 @dataclass
 class _Peer:
     topics: set[TopicId] = field(default_factory=set[TopicId])
-    items: int = 0  # since the last heartbeat, as all below
-    byte_count: int = 0
-    given: int = 0
-    told: int = 0
+    items: Allowance = field(default_factory=lambda: _for_a_minute(ITEMS_A_SECOND))
+    byte_count: Allowance = field(default_factory=lambda: _for_a_minute(BYTES_A_SECOND))
+    told: Allowance = field(default_factory=lambda: _for_a_minute(IDS_A_SECOND))
+    given: int = 0  # since the last heartbeat
+    has_flooded: bool = False  # since the last heartbeat
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,16 @@ class Received:
     sends: Sends = field(default_factory=list[tuple[NodeId, Item]])
     delivered: bytes | None = None  # a new message that was found good
     is_refused: bool = False  # a new message that was not
-    is_flood: bool = False  # more than a peer may send; nothing was done with it
+    is_flood: bool = False  # more than a peer may send, which nothing is done with; said once between two heartbeats
+
+
+def _for_a_minute(per_second: float) -> Allowance:
+    return Allowance(ALLOWANCE_SECONDS * per_second, per_second)
+
+
+def _flood(peer: _Peer) -> Received:
+    first, peer.has_flooded = not peer.has_flooded, True
+    return Received(is_flood=first)
 
 
 class GossipRouter:
@@ -127,10 +139,8 @@ class GossipRouter:
     def handle(self, peer: NodeId, item: Item, now: float, check: Check) -> Received:
         """Take one item of a peer."""
         known = self._peers.setdefault(peer, _Peer())
-        known.items += 1
-        known.byte_count += item.byte_count
-        if known.items > MAX_ITEMS or known.byte_count > MAX_BYTES:
-            return Received(is_flood=True)
+        if not (known.items.take(now) and known.byte_count.take(now, item.byte_count)):
+            return _flood(known)
         self.counts[item.kind.name.lower()] += 1
         if item.kind is ItemKind.MESSAGE:
             return self._handle_message(peer, item, now, check)
@@ -142,7 +152,7 @@ class GossipRouter:
         """What is due once a second: links to be made or ended, ids to be told, messages to be asked for."""
         sends: Sends = []
         for peer in self._peers.values():
-            peer.items = peer.byte_count = peer.given = peer.told = 0
+            peer.given, peer.has_flooded = 0, False
         for topic, known in tuple(self._topics.items()):
             known.has_made_room = False
             sends += self._filled(topic, now) + self._thinned(topic, now) + self._told(topic)
@@ -201,9 +211,8 @@ class GossipRouter:
         ids = item.ids()
         if item.kind is ItemKind.WANT:
             return Received(self._given(peer, known, ids))
-        known.told += len(ids)
-        if known.told > MAX_TOLD:
-            return Received(is_flood=True)
+        if not known.told.take(now, len(ids)):
+            return _flood(known)
         if item.topic in self._topics:
             for message in ids:
                 if message not in self._seen:

@@ -25,7 +25,14 @@ from neuroshard.network.libp2p.gossip_items import (
     unpacked,
 )
 from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
-from neuroshard.network.libp2p.gossip_router import MAX_ITEMS, MAX_TOLD, MOST_DEGREE, GossipRouter, Sends
+from neuroshard.network.libp2p.gossip_router import (
+    ALLOWANCE_SECONDS,
+    IDS_A_SECOND,
+    ITEMS_A_SECOND,
+    MOST_DEGREE,
+    GossipRouter,
+    Sends,
+)
 from neuroshard.types import NodeId
 
 TOPIC = topic_id("reports/0")
@@ -213,15 +220,30 @@ def test_nothing_is_asked_for_that_came_meanwhile() -> None:
 
 
 def test_one_peer_cannot_send_more_than_its_share() -> None:
-    router = ready(A, B)
-    floods = [router.handle(A, message(bytes([i % 256, i // 256])), 1, lambda *_: True).is_flood for i in range(500)]
-    assert sum(floods) == 500 - (MAX_ITEMS - 1)  # it has said SUBSCRIBE
+    router, burst = ready(A, B), int(ALLOWANCE_SECONDS * ITEMS_A_SECOND)
+    taken = [router.handle(A, message(i.to_bytes(4)), 1, lambda *_: True) for i in range(burst + 100)]
+    assert sum(received.delivered is not None for received in taken) == burst
     assert not router.handle(B, message(b"fine"), 1, lambda *_: True).is_flood
     router.heartbeat(2)
-    assert not router.handle(A, message(b"later"), 2, lambda *_: True).is_flood
-    ids = [MessageId(number.to_bytes(12, "big")) for number in range(MAX_TOLD + MAX_IDS)]
+    assert router.handle(A, message(b"later"), 2, lambda *_: True).delivered
+
+
+def test_a_flood_is_told_once_between_two_heartbeats() -> None:
+    router = ready(A)
+    for second in range(1, 4):
+        told = [
+            router.handle(A, message(bytes([second]) + i.to_bytes(4)), second, lambda *_: True).is_flood
+            for i in range(int(ALLOWANCE_SECONDS * ITEMS_A_SECOND) + 200)
+        ]
+        assert sum(told) == 1
+        router.heartbeat(second)
+
+
+def test_one_peer_cannot_tell_of_more_messages_than_its_share() -> None:
+    router, most = ready(A), int(ALLOWANCE_SECONDS * IDS_A_SECOND)
+    ids = [MessageId(number.to_bytes(12, "big")) for number in range(most + MAX_IDS)]
     told = [router.handle(A, item, 2, lambda *_: True).is_flood for item in id_items(ItemKind.HAVE, TOPIC, ids)]
-    assert told == [False] * (MAX_TOLD // MAX_IDS) + [True]
+    assert told == [False] * (most // MAX_IDS) + [True]
 
 
 def test_links_are_bounded_and_not_made_again_right_after_they_ended() -> None:

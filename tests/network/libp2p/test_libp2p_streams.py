@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -10,11 +10,10 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from libp2p.connection_types import ConnectionType
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF, MuxedStreamReset
 from libp2p_nodes import run
+from muxers_in_memory import connected
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.network.libp2p.admission import ConnectionAdmission, ConnectionLimits, StreamAdmission
@@ -33,60 +32,6 @@ from neuroshard.network.libp2p.yamux_frames import (
     header_bytes,
 )
 from neuroshard.network.scores import ScoreReason
-
-
-class Pipe:
-    """One end of a secured connection in memory; up to 64 messages wait for the other end."""
-
-    def __init__(self, is_initiator: bool, send: Any, receive: Any) -> None:
-        self.is_initiator = is_initiator
-        self._send, self._receive = send, receive
-        self.is_cut = False
-
-    async def read(self, n: int | None = None) -> bytes:
-        try:
-            data: bytes = await self._receive.receive()
-        except (trio.EndOfChannel, trio.ClosedResourceError):
-            raise ConnectionClosedError("closed") from None
-        return data
-
-    async def write(self, data: bytes) -> None:
-        if self.is_cut:
-            return
-        try:
-            await self._send.send(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise ConnectionClosedError("closed") from None
-
-    async def close(self) -> None:
-        self._send.close()
-        self._receive.close()
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        return None
-
-    def get_connection_type(self) -> ConnectionType:
-        return ConnectionType.DIRECT
-
-
-def pipes() -> tuple[Pipe, Pipe]:
-    there = trio.open_memory_channel[bytes](64)
-    back = trio.open_memory_channel[bytes](64)
-    return Pipe(True, there[0], back[1]), Pipe(False, back[0], there[1])
-
-
-@asynccontextmanager
-async def connected(options: MuxerOptions | None = None) -> AsyncIterator[tuple[BoundedMuxer, BoundedMuxer]]:
-    first, second = pipes()
-    muxers = BoundedMuxer(first, "b", options), BoundedMuxer(second, "a", options)
-    async with anyio.create_task_group() as tasks:
-        for muxer in muxers:
-            tasks.start_soon(muxer.start)
-        for muxer in muxers:
-            await muxer.event_started.wait()
-        yield muxers
-        for muxer in muxers:
-            await muxer.close()
 
 
 async def opened(a: BoundedMuxer, b: BoundedMuxer) -> tuple[YamuxStream, YamuxStream]:
