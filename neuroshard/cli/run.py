@@ -25,6 +25,9 @@ app = typer.Typer(help="Make a run for others to join, or show one.", no_args_is
 def create(
     config: Annotated[Path, typer.Option("--config", metavar="FILE", help="run.toml or run.yaml: what the run is.")],
     genesis: GenesisSource = None,
+    num_stages: Annotated[
+        int | None, typer.Option(metavar="S", help="Cut the model into S parts for several computers; as in the file.")
+    ] = None,
     update: Annotated[
         str | None,
         typer.Option(metavar="FILE-OR-ID", help="Sign a higher version of this run; --config names only what changes."),
@@ -48,6 +51,8 @@ def create(
     loaded = load_settings(flags, os.environ)
     owner = Owner(wallet_of(loaded)[0], loaded.settings.data_dir)
     entries = read_run_config(config)
+    if num_stages is not None:
+        entries = {**entries, "num_stages": num_stages}
     if update is not None:
         offer = _offer_of(update, owner.data_dir)
         file = out or (Path(update) if Path(update).is_file() else _file_of(offer))

@@ -64,6 +64,17 @@ def test_a_run_is_made_shown_and_changed(
     assert by_id["initial"]["inner"]["learning_rate"] == 1e-3
 
 
+def test_a_run_is_cut_into_stages(owner: Command, small_genesis: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    file = tmp_path / "run.json"
+    create = ("run", "create", "--config", tmp_path / "run.toml", "--genesis", small_genesis, "--out", file)
+    assert owner(*create, "--num-stages", "2").code == 0
+    assert read_offer_file(file).parameters.stage_count == 2
+    refused = owner(*create, "--num-stages", "3")
+    assert refused.code == 2
+    assert "num_stages = 3 cannot be used" in refused.err
+
+
 def test_a_file_is_not_written_over(owner: Command, small_genesis: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "mine.json").write_text("{}")
