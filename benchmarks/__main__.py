@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "line_speed": ("line_speed", ()),
     "tensor_round_trip": ("tensor_round_trip", ()),
     "pipeline_speed": ("pipeline_speed", ()),
+    "pipeline_quality": ("pipeline_quality", ()),
     "pipeline_kills": ("pipeline_kills", ()),
     "node_speed_5m": ("node_speed", ("5M",)),
     "node_speed_16m": ("node_speed", ("16M",)),

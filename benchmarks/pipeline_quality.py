@@ -1,0 +1,232 @@
+"""What a model learns in three stages, against the same model in one piece, at equal tokens and seeds.
+
+The stages talk through the in-memory network, so that nothing but the split and the precision on the wire differs.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from pydoc_data import topics
+from statistics import fmean, stdev
+from typing import TypeAlias
+
+import anyio
+import torch
+import trio
+from torch import Tensor
+
+from benchmarks.record import Report, Row
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.data.feed import HeldOut
+from neuroshard.data.windows import Batch
+from neuroshard.model.tensor_schema import TensorSchema
+from neuroshard.model.transformer import StageModel
+from neuroshard.network import InMemoryNetwork
+from neuroshard.status.snapshot import DataStatus
+from neuroshard.training.assembly import build_stage
+from neuroshard.training.checkpoint.schedule import CheckpointPolicy
+from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.exchange import StageRounds, lone_exchange
+from neuroshard.training.loop import Trainer
+from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.parts import Driving, StageParts, TrainerParts
+from neuroshard.training.pipeline import Hop, LocalHop
+from neuroshard.training.precision import Precision
+from neuroshard.training.record import StageIdentity, TrainingRecord
+from neuroshard.training.remote_hop import HopOptions, RemoteHop
+from neuroshard.training.routing import FixedRouting
+from neuroshard.training.stage_endpoint import StageEndpoint
+from neuroshard.training.stage_frames import StageAddress
+from neuroshard.training.stage_service import StageService
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.wire_precision import WirePrecision
+from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
+
+STEPS = int(os.environ.get("BENCHMARK_STEPS", "300"))
+SEEDS = (1, 2, 3)
+SHAPE = Architecture(64, 3, 4, 2, 192, 256, 128)
+BATCH, MICROBATCHES, HELD_OUT = 2, 4, 64
+RUN, WALLET = RunId("1" * 64), WalletId("0" * 16)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a model is trained."""
+
+    cuts: tuple[int, ...]  # first layer of each stage, and the number of layers
+    precision: WirePrecision
+
+
+WAYS = {
+    "one piece": _Way((0, 3), WirePrecision.FP32),
+    "three stages, fp32": _Way((0, 1, 2, 3), WirePrecision.FP32),
+    "three stages, bf16": _Way((0, 1, 2, 3), WirePrecision.BF16),
+    "three stages, int8": _Way((0, 1, 2, 3), WirePrecision.INT8),
+}
+HeldStage: TypeAlias = tuple[StageParts, StageIdentity, TrainingRecord]
+
+
+class _Bytes:
+    """Windows of the embedded text at random places, a byte a token; the last tenth is held out. See Feed."""
+
+    def __init__(self, seed: int) -> None:
+        text = "".join(topics.topics.values()).encode()
+        ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64)
+        cut = len(ids) * 9 // 10
+        self._ids, self._held_out = ids[:cut], ids[cut:]
+        self._generator = torch.Generator().manual_seed(seed)
+        self.position = DataPosition(0, ShardId(0), 0)
+
+    async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
+        """Random windows."""
+        length = SHAPE.sequence_length
+        starts = torch.randint(0, len(self._ids) - length - 1, (sequences,), generator=self._generator)
+        rows = torch.stack([self._ids[start : start + length + 1] for start in starts.tolist()])
+        self.position = replace(self.position, window=self.position.window + sequences)
+        return Batch(rows[:, :-1], rows[:, 1:], self.position, rows[:, 1:].numel())
+
+    async def held_out(self, count: int = HELD_OUT) -> HeldOut:
+        """The same windows whatever the seed."""
+        return HeldOut(self.rows(count), 4.0)
+
+    def rows(self, count: int = HELD_OUT) -> Tensor:
+        """Held-out windows of inputs and labels, (count, length + 1)."""
+        width = SHAPE.sequence_length + 1
+        stride = (len(self._held_out) - width) // count
+        return torch.stack([self._held_out[stride * number :][:width] for number in range(count)])
+
+    def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
+        """Nothing follows from it."""
+
+    def status(self) -> DataStatus:
+        """For nobody."""
+        return DataStatus(source="memory", verified=False, explanation="")
+
+
+def measure() -> Report:
+    """One model for each seed and way."""
+    losses = {name: [_held_out_loss(way, seed) for seed in SEEDS] for name, way in WAYS.items()}
+    whole, fp32 = losses["one piece"], losses["three stages, fp32"]
+    noise, apart = stdev(whole), _mean_difference(fp32, whole)
+    return Report(
+        "pipeline_quality",
+        "What a model learns in three stages and in one piece",
+        (
+            Row("three stages - one piece, fp32", f"{apart:+.4f} nats", f"within {noise:.4f}", abs(apart) <= noise),
+            *(
+                Row(f"{precision} - fp32 on the wire", f"{by:+.4f} nats", "within 0.01", abs(by) <= 0.01)
+                for precision in ("bf16", "int8")
+                for by in [_mean_difference(losses[f"three stages, {precision}"], fp32)]
+            ),
+            *(Row(f"held-out loss, {way}", _listed(values), "report", None) for way, values in losses.items()),
+        ),
+        (_conditions(),),
+    )
+
+
+def _conditions() -> str:
+    return (
+        f"{STEPS} steps of {BATCH * MICROBATCHES} x {SHAPE.sequence_length} bytes of Python's own documentation, seeds "
+        f"{', '.join(map(str, SEEDS))}; differences are means over equal seeds, and the goal of the first is the "
+        "standard deviation between the seeds in one piece. Each stage limits the norm of its own gradient."
+    )
+
+
+def _mean_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return fmean(a - b for a, b in zip(ours, theirs, strict=True))
+
+
+def _listed(losses: Sequence[float]) -> str:
+    return ", ".join(f"{loss:.4f}" for loss in losses)
+
+
+def _held_out_loss(way: _Way, seed: int) -> float:
+    """Of the model that a run with this seed has in the end, nats a byte."""
+    feed = _Bytes(seed)
+    compute = ComputeThread(cpu_threads=1)
+    with tempfile.TemporaryDirectory() as folder, closing(compute):
+        parameters = _parameters(len(way.cuts) - 1, seed)
+        stages = [
+            _stage(compute, Path(folder), parameters, LayerRange(start, stop), number)
+            for number, (start, stop) in enumerate(pairwise(way.cuts))
+        ]
+        trio.run(_train, parameters, stages, feed, way.precision)
+    whole = StageModel(SHAPE)
+    whole.load_state_dict(
+        {name: tensor for part, *_ in stages for name, tensor in part.executor.model.state_dict().items()}
+    )
+    rows = feed.rows()
+    with torch.no_grad():
+        return (whole.loss_sum(whole(rows[:, :-1]), rows[:, 1:]) / rows[:, 1:].numel()).item()
+
+
+def _parameters(stages: int, seed: int) -> RunParameters:
+    return RunParameters(
+        name="benchmark",
+        version=1,
+        architecture=SHAPE,
+        stage_count=stages,
+        batch_size=BATCH,
+        sequences_per_step=BATCH * MICROBATCHES,
+        initial_weights_seed=seed,
+        genesis=GenesisPins("00", 16, None, "00", 256),
+        inner=InnerOptimization(learning_rate=3e-3, warmup_steps=20, decay_steps=STEPS),
+        outer=OuterOptimization(inner_steps=50),
+    )
+
+
+async def _train(
+    parameters: RunParameters, stages: Sequence[HeldStage], feed: _Bytes, precision: WirePrecision
+) -> None:
+    """STEPS steps of every stage; the first one's node drives."""
+    with InMemoryNetwork() as network:
+        route = _route(network, stages, precision)
+        driving = Driving(stages[0][1].node_id, feed, FixedRouting(route), in_flight=MICROBATCHES)
+        async with anyio.create_task_group() as tasks:
+            for part, _, record in stages:
+                parts = TrainerParts(parameters, (part,), None if part.index else driving)
+                tasks.start_soon(Trainer(parts, [record]).run, STEPS)
+
+
+def _route(network: InMemoryNetwork, stages: Sequence[HeldStage], precision: WirePrecision) -> list[Hop]:
+    """The first stage is the driver's own, the others are peers."""
+    (first, driver, _), *others = stages
+    transport = network.join(driver.node_id)
+    route: list[Hop] = [LocalHop(first.service)]
+    for part, identity, _ in others:
+        stage, shapes = StageAddress(RUN, identity.layers, 1), StageShapes.for_layers(SHAPE, identity.layers, BATCH)
+        StageEndpoint(part.service, stage, shapes).serve(network.join(identity.node_id))
+        route.append(RemoteHop(transport, identity.node_id, stage, shapes, HopOptions(precision=precision)))
+    return route
+
+
+def _stage(
+    compute: ComputeThread, folder: Path, parameters: RunParameters, layers: LayerRange, number: int
+) -> HeldStage:
+    """A stage in a sync group of one that keeps no checkpoints."""
+    identity = StageIdentity(WALLET, NodeId(f"node {number}"), RUN, SHAPE, layers, 1)
+    policy, store = CheckpointPolicy(every_steps=10, min_seconds=1e9), CheckpointStore(folder / str(number))
+    device = torch.device("cpu")
+    stage = compute.submit(
+        lambda: build_stage(parameters, identity, device, store, policy=policy, precision=Precision.FP32)
+    ).result()
+    model = stage.executor.model
+    rounds = StageRounds(RUN, number, TensorSchema.of(model).sha256, parameters.outer)
+    outer = OuterSync(
+        compute=compute,
+        model=model,
+        parameters=parameters.outer,
+        exchange=lone_exchange(identity.node_id, rounds),
+        state=stage.outer_state,
+        progress=stage.outer_progress,
+    )
+    sequences, batch = parameters.sequences_per_step, parameters.batch_size
+    service = StageService(compute, stage.executor, sequences_per_step=sequences, batch_size=batch)
+    return StageParts(number, service, outer), identity, stage.record
