@@ -10,8 +10,8 @@ from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES, MemoryNeed, Pi
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.node.proposal import Room
 from neuroshard.swarm.stage_coverage import StageRange
+from neuroshard.training.service_limits import ServiceLimits
 from neuroshard.training.sessions import SessionLimits
-from neuroshard.training.stage_service import ServiceLimits
 from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.types import LayerRange
 

@@ -14,7 +14,13 @@ from anyio.abc import TaskGroup
 from neuroshard.data.windows import Batch
 from neuroshard.training.flow_record import FlowRecord
 from neuroshard.training.journal import Journal
-from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, SpoiltMicrobatchError, StageError
+from neuroshard.training.microbatch import (
+    ClosedSessionError,
+    MicrobatchKey,
+    RefusedTensorError,
+    SpoiltMicrobatchError,
+    StageError,
+)
 from neuroshard.training.microbatch_run import MicrobatchRun
 from neuroshard.training.pace import DataWait
 from neuroshard.training.parts import Feed
@@ -204,7 +210,9 @@ class Driver:
         self.flow.began(run)
         try:
             await run.run()
-        except (ClosedSessionError, SpoiltMicrobatchError) as error:
+        except (ClosedSessionError, SpoiltMicrobatchError, RefusedTensorError) as error:
+            if isinstance(error, RefusedTensorError) and not run.has_left_first_stage:
+                raise  # the data are wrong, and the next ones will be: not what a peer made of them
             _LOG.warning("A microbatch was given up: %s", error)
             self._give_up(key)
         else:

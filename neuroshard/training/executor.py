@@ -13,6 +13,7 @@ from torch import Tensor
 from neuroshard.model.key_value_cache import KeyValueCache
 from neuroshard.model.transformer import StageModel
 from neuroshard.training.precision import Precision, autocast
+from neuroshard.training.value_bounds import is_loss
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,16 @@ class StageExecutor:
         return None if self.model.is_first else opened.inputs.grad
 
     def loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Forward and backward of the last stage at once: the summed loss, a scalar, and the gradient of the inputs."""
+        """Forward and backward of the last stage at once: the summed loss, a scalar, and the gradient of the inputs.
+
+        No gradient in a stage that is the first one as well; and none, with nothing accumulated, in another one when
+        the loss is no number or beyond reason: other drivers' work is in the same step.
+        """
         leaf = self._leaf(inputs)
         with autocast(self.device, self.precision):
             loss_sum = self.model.loss_sum(self._outputs(leaf), labels.to(self.device))
+        if not (self.model.is_first or is_loss(loss_sum.item(), labels.numel())):
+            return loss_sum.detach(), None
         self._loss_sums.append(loss_sum.detach())
         torch.autograd.backward(loss_sum)
         return loss_sum.detach(), None if self.model.is_first else leaf.grad

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from statistics import median
 
-import torch
 from torch import Tensor
 
+from neuroshard.aggregation.sums import dot_product
 from neuroshard.training.microbatch import RefusedTensorError
 
 MEDIANS = 3.0  # what is longer is clipped to this many medians
@@ -37,7 +37,8 @@ class GradientLimit:
 
         Raises RefusedTensorError when it holds values that are not finite.
         """
-        norm = torch.nn.utils.get_total_norm([gradient]).item() / sqrt(gradient[..., 0].numel())
+        values = gradient.flatten()
+        norm = sqrt(dot_product(values, values) / gradient[..., 0].numel())  # in fp32 the squares could overflow
         if not isfinite(norm):
             raise RefusedTensorError("A gradient with values that are not numbers was refused.")
         largest = self.largest

@@ -73,6 +73,11 @@ class MicrobatchRun:
         """Of this microbatch."""
         return self._labels.numel()
 
+    @property
+    def has_left_first_stage(self) -> bool:
+        """Whether the first stage has taken the data and another one works on what it made of them."""
+        return len(self._inputs) > 1
+
     async def run(self) -> MicrobatchResult:
         """Until every stage has accumulated it. Raises StageError for a microbatch that can never succeed."""
         try:

@@ -34,6 +34,7 @@ from neuroshard.training.stage_frames import (
 )
 from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.training.timing import REMEMBERED_TIMINGS, TIMED, HopTiming
+from neuroshard.training.value_bounds import LARGEST_LOSS, LARGEST_RECEIVED, is_loss, is_within
 from neuroshard.training.wire_precision import WirePrecision
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits, WireError
@@ -185,10 +186,9 @@ class RemoteHop:
             answer = read_answer(reply, request)
             _check_tensor(answer.output, output)
             _check_tensor(answer.gradient, gradient)
-            _check_tensor(answer.losses, losses, may_be_infinite=True)
             _check_tensor(answer.logits, logits)
-            if (answer.loss_sum is None) == (request.operation is Operation.LOSS):
-                raise RefusedTensorError("It has a loss that nobody asked for, or none.")
+            _check_losses(answer.losses, losses, request)
+            _check_loss(answer.loss_sum, request)
             return answer
 
         try:
@@ -226,12 +226,32 @@ class RemoteHop:
         return StageGoneError(f"The answer of peer {self.node_id} cannot be used. {reason}")
 
 
-def _check_tensor(tensor: Tensor | None, shape: Shape | None, *, may_be_infinite: bool = False) -> None:
-    """Raises RefusedTensorError for a tensor of another shape or with values that are not numbers."""
+def _check_shape(tensor: Tensor | None, shape: Shape | None) -> None:
     if (None if tensor is None else tuple(tensor.shape)) != shape:
         raise RefusedTensorError("It has tensors of other shapes.")
-    if tensor is not None and not may_be_infinite and not bool(torch.isfinite(tensor).all()):
-        raise RefusedTensorError("It holds values that are not numbers.")
+
+
+def _check_tensor(tensor: Tensor | None, shape: Shape | None) -> None:
+    """Raises RefusedTensorError for a tensor of another shape, or with values that no honest stage gives."""
+    _check_shape(tensor, shape)
+    if tensor is not None and not is_within(tensor, LARGEST_RECEIVED):
+        raise RefusedTensorError("It holds values that are too large, or no numbers.")
+
+
+def _check_losses(losses: Tensor | None, shape: Shape | None, request: StageRequest) -> None:
+    """Of evaluations; they are no numbers when the model has diverged."""
+    _check_shape(losses, shape)
+    if losses is not None and request.labels is not None:
+        most = LARGEST_LOSS * request.labels.shape[1]
+        if bool(((losses < 0) | ((losses > most) & torch.isfinite(losses))).any()):
+            raise RefusedTensorError("It has losses that cannot be.")
+
+
+def _check_loss(loss_sum: float | None, request: StageRequest) -> None:
+    if (loss_sum is None) == (request.operation is Operation.LOSS):
+        raise RefusedTensorError("It has a loss that nobody asked for, or none.")
+    if loss_sum is not None and request.labels is not None and not is_loss(loss_sum, request.labels.numel()):
+        raise RefusedTensorError("It has a loss that cannot be.")
 
 
 def _present(tensor: Tensor | None) -> Tensor:

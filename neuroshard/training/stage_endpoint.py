@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
-from math import isfinite
 from typing import assert_never
 
 import torch
@@ -36,6 +35,7 @@ from neuroshard.training.stage_frames import (
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.training.timing import recompute_seconds
+from neuroshard.training.value_bounds import is_loss
 from neuroshard.types import LayerRange, NodeId
 from neuroshard.wire import Frame
 
@@ -89,10 +89,13 @@ class StageEndpoint:
         if not self._may_drive(sender):
             raise RequestRefusedError("This node works for members of its run only.")
         try:
-            request = await self._read(sender, frame)
+            request = await self._read(frame)
             key = MicrobatchKey(sender, request.session, request.microbatch)
             computed = self._service.compute_seconds(key)
             found = await self._carry_out(key, request)
+        except RefusedTensorError as error:
+            self._report(sender, ScoreReason.UNEXPECTED_TENSOR)
+            return refusal_frame(error)
         except StageError as error:
             return refusal_frame(error)
         worked = max(0.0, self._service.compute_seconds(key) - computed)
@@ -113,12 +116,8 @@ class StageEndpoint:
             return ""
         return self._sign(labels, losses)
 
-    async def _read(self, sender: NodeId, frame: Frame) -> StageRequest:
-        try:
-            request = await beside(lambda: read_request(frame, self._stage), *frame.tensors)
-        except RefusedTensorError:
-            self._report(sender, ScoreReason.UNEXPECTED_TENSOR)
-            raise
+    async def _read(self, frame: Frame) -> StageRequest:
+        request = await beside(lambda: read_request(frame, self._stage), *frame.tensors)
         if request.root not in ("", self._root()):
             raise DriftedStageError("This replica has other weights now.")
         return request
@@ -130,8 +129,9 @@ class StageEndpoint:
             case Operation.FORWARD:
                 return StageAnswer(output=await service.forward(key, _given(request.inputs)))
             case Operation.LOSS:
-                loss_sum, gradient = await service.loss(key, _given(request.inputs), _given(request.labels))
-                return StageAnswer(gradient=gradient, loss_sum=_finite(loss_sum))
+                labels = _given(request.labels)
+                loss_sum, gradient = await service.loss(key, _given(request.inputs), labels)
+                return StageAnswer(gradient=gradient, loss_sum=_loss(loss_sum, labels))
             case Operation.BACKWARD:
                 return StageAnswer(gradient=await service.backward(key, _given(request.gradient)))
             case Operation.INFER:
@@ -184,9 +184,9 @@ class StageEndpoints:
         return await endpoint.answer(sender, frame)
 
 
-def _finite(loss_sum: Tensor) -> float:
+def _loss(loss_sum: Tensor, labels: Tensor) -> float:
     loss = loss_sum.item()
-    if not isfinite(loss):
+    if not is_loss(loss, labels.numel()):
         raise SpoiltMicrobatchError("The loss of this microbatch is not a number.")
     return loss
 

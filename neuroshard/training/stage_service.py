@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import anyio
-import torch
 from torch import Tensor
 
 from neuroshard.training.compute import ComputeThread, Priority
@@ -23,33 +22,12 @@ from neuroshard.training.microbatch import (
     UnknownMicrobatchError,
 )
 from neuroshard.training.non_finite import STEPS_BEFORE_RESTORE
-from neuroshard.training.sessions import SessionLimits, SessionTable, Work
+from neuroshard.training.service_limits import ServiceCounts, ServiceLimits
+from neuroshard.training.sessions import SessionTable, Work
 from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.stage_texts import StageTexts, TextLimits
+from neuroshard.training.stage_texts import StageTexts
+from neuroshard.training.value_bounds import LARGEST_VALUE, is_within
 from neuroshard.types import NodeId
-
-
-@dataclass(frozen=True)
-class ServiceLimits:
-    """How long others are waited for, and how much they may keep here."""
-
-    sessions: SessionLimits = field(default_factory=SessionLimits)
-    texts: TextLimits = field(default_factory=TextLimits)
-    wait_seconds: float = 10.0  # a new microbatch waits so long for the step to end, then it is refused
-    waiting: int = 32  # more than that are refused at once
-    drain_seconds: float = 30.0  # open microbatches may end so long after the intake is closed, then they are given up
-    leave_seconds: float = 10.0  # the same when the node ends, which must leave time for a final checkpoint
-    look_seconds: float = 15.0  # how often idle sessions are looked for
-
-
-@dataclass(frozen=True)
-class ServiceCounts:
-    """What happened here since the start."""
-
-    microbatches: int = 0  # accumulated
-    repeated: int = 0  # asked for again and answered from memory
-    given_up: int = 0  # opened but never accumulated
-    recomputed: int = 0  # of the accumulated ones: forward passes that were computed twice
 
 
 class StageService:
@@ -367,28 +345,36 @@ class StageService:
         self._shapes.check_values(inputs)
         opened = self.executor.forward(inputs, keeps_graph=work.keeps_graph is not False)
         output = opened.output.detach().cpu()
-        if not bool(torch.isfinite(output).all()):
-            self._spoilt_in_a_row += 1
-            raise SpoiltMicrobatchError("The activations of this microbatch came out with values that are not numbers.")
-        self._spoilt_in_a_row = 0
+        self._note_spoilt(not is_within(output, LARGEST_VALUE), "activations")
         work.opened, work.output = opened, output
 
     def _do_loss(self, work: Work, inputs: Tensor, labels: Tensor) -> None:
         self._shapes.check_values(inputs, labels)
-        work.loss_sum, gradient = self.executor.loss(inputs, labels)
+        loss_sum, gradient = self.executor.loss(inputs, labels)
+        if not self._shapes.is_first:  # alone the step finds out, without waiting for the accelerator here
+            self._note_spoilt(gradient is None, "loss")
+        work.loss_sum = loss_sum
         self._finish(work, gradient)
 
     def _do_backward(self, work: Work, gradient: Tensor) -> None:
+        self._shapes.check_bounded(gradient)
         limited, self._gradient_limit = self._gradient_limit.limited(gradient)
         opened, work.opened = work.opened, None
         if opened is None:
             raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} is not open.", "Begin it again.")
         self._finish(work, self.executor.backward(opened, limited))
 
+    def _note_spoilt(self, is_spoilt: bool, what: str) -> None:
+        """Inputs are bounded: what comes out as no number, again and again, is the fault of the weights."""
+        if is_spoilt:
+            self._spoilt_in_a_row += 1
+            raise SpoiltMicrobatchError(f"The {what} of this microbatch came out with values that are not numbers.")
+        self._spoilt_in_a_row = 0
+
     @staticmethod
     def _finish(work: Work, gradient: Tensor | None) -> None:
         work.gradient = None if gradient is None else gradient.cpu()
-        work.spoilt = gradient is not None and not bool(torch.isfinite(gradient).all())
+        work.spoilt = gradient is not None and not is_within(gradient, LARGEST_VALUE)
         work.done = True
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from neuroshard.model.transformer import StageModel
 from neuroshard.training.microbatch import RefusedTensorError
+from neuroshard.training.value_bounds import LARGEST_RECEIVED, is_within
 from neuroshard.types import Architecture, LayerRange
 
 
@@ -80,13 +81,19 @@ class StageShapes:
             raise RefusedTensorError(f"Labels of shape {tuple(labels.shape)} for {tuple(inputs.shape[:2])} tokens.")
 
     def check_values(self, inputs: Tensor, labels: Tensor | None = None) -> None:
-        """Finite activations, ids of the vocabulary; reads every value, so it runs on the compute thread."""
+        """Bounded activations, ids of the vocabulary; reads every value, so it runs on the compute thread."""
         if self.is_first:
             self._check_ids(inputs)
-        elif not bool(torch.isfinite(inputs).all()):
-            raise RefusedTensorError("Activations with values that are not numbers were refused.")
+        else:
+            self.check_bounded(inputs)
         if labels is not None:
             self._check_ids(labels)
+
+    @staticmethod
+    def check_bounded(activations: Tensor) -> None:
+        """Values of activations or their gradient that cannot spoil what is computed of them."""
+        if not is_within(activations, LARGEST_RECEIVED):
+            raise RefusedTensorError("Values that are too large, or no numbers, were refused.")
 
     def _check(self, tensor: Tensor, dimensions: int, dtype: torch.dtype, what: str) -> None:
         if tensor.dtype is not dtype:

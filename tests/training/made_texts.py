@@ -19,7 +19,8 @@ from neuroshard.training.completion import allowed_ids
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.generation import TextGenerator
-from neuroshard.training.stage_service import ServiceLimits, StageService
+from neuroshard.training.service_limits import ServiceLimits
+from neuroshard.training.stage_service import StageService
 from neuroshard.training.text_reading import SLICE_SECONDS, LocalReading
 from neuroshard.types import LayerRange, NodeId
 

@@ -19,7 +19,8 @@ from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.microbatch import MicrobatchKey, StageBusyError
-from neuroshard.training.stage_service import ServiceLimits, StageService
+from neuroshard.training.service_limits import ServiceLimits
+from neuroshard.training.stage_service import StageService
 from neuroshard.types import LayerRange, NodeId
 
 SEED = 11

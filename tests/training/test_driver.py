@@ -245,6 +245,40 @@ def test_data_that_no_stage_can_take_are_an_error_and_not_left_out(compute: Comp
     assert group.group_contains(RefusedTensorError)
 
 
+class LoudHop(FailingHop):
+    """Gives gradients that are numbers with squares that are none in fp32."""
+
+    def __init__(self, hop: LocalHop, loud: set[int]) -> None:
+        super().__init__(hop, {})
+        self._loud = loud
+
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
+        found = await super().backward(key, gradient)
+        if found is None or key.microbatch not in self._loud:
+            return found
+        self._loud.discard(key.microbatch)
+        return torch.full_like(found, 1e30)
+
+
+def test_gradients_that_the_own_stage_refuses_cost_their_microbatch_only(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    loud = {1, 3}
+    trainers = trainers_of(compute, tmp_path, 1, lambda i, hop: LoudHop(hop, loud) if i == 1 else hop)
+
+    async def main() -> None:
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as others:
+                for trainer in trainers[1:]:
+                    others.start_soon(trainer.run, 9)
+                await trainers[0].run(3)
+                others.cancel_scope.cancel()
+
+    trio.run(main)
+    assert not loud
+    assert trainers[0].record.progress.sequences == 24
+
+
 def test_a_session_that_a_stage_has_closed_costs_its_microbatch_only(compute: ComputeThread, tmp_path: Path) -> None:
     trainers = trainers_of(compute, tmp_path, 1, failing(0, {2: ClosedSessionError("idle")}))
     trio.run(run_all, trainers, 2)

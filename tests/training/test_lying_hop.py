@@ -38,6 +38,10 @@ def nan_output(frame: Frame) -> Frame:
     return answer_frame(request, StageAnswer(output=torch.full_like(activations(2), torch.nan)))
 
 
+def huge_output(frame: Frame) -> Frame:
+    return answer_frame(read_request(frame, STAGE), StageAnswer(output=1e20 * activations(2)))
+
+
 def short_output(frame: Frame) -> Frame:
     return answer_frame(read_request(frame, STAGE), StageAnswer(output=activations(1)))
 
@@ -88,6 +92,7 @@ def accident(_frame: Frame) -> Frame:
     ("lie", "is_reported"),
     [
         (nan_output, True),
+        (huge_output, True),
         (short_output, True),
         (unasked_loss, True),
         (no_output, True),

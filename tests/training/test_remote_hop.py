@@ -273,9 +273,14 @@ def test_a_stranger_and_a_request_for_other_layers_are_sent_away(compute: Comput
             odd = Frame("stage/close", {"run": 1})
             assert (await member.request(peer(1), odd, timeout_seconds=5)).header["error"] == "tensor"
             assert reports == [(NodeId("member"), ScoreReason.UNEXPECTED_TENSOR)]
+            assert services[1].session_count == 0
+            hop = RemoteHop(member, peer(1), MIDDLE, shapes_of(MIDDLE), PATIENT)
+            with pytest.raises(StageGoneError):
+                await hop.forward(key(1), 1e20 * activations())  # spoils what others have in the same step
+            assert reports == 2 * [(NodeId("member"), ScoreReason.UNEXPECTED_TENSOR)]
 
     trio.run(main)
-    assert services[1].session_count == 0
+    assert services[1].counts.given_up == 1
 
 
 def test_a_silent_or_unreachable_peer_is_gone_after_a_while(compute: ComputeThread) -> None:

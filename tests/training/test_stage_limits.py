@@ -15,11 +15,13 @@ from neuroshard.training.microbatch import (
     ClosedSessionError,
     RefusedTensorError,
     Retry,
+    SpoiltMicrobatchError,
     StageBusyError,
     UnknownMicrobatchError,
 )
+from neuroshard.training.non_finite import STEPS_BEFORE_RESTORE
+from neuroshard.training.service_limits import ServiceLimits
 from neuroshard.training.sessions import SessionLimits
-from neuroshard.training.stage_service import ServiceLimits
 from neuroshard.types import NodeId
 
 LIMITS = ServiceLimits(SessionLimits(sessions=4, sessions_of_driver=2, open_microbatches=4, open_of_driver=3))
@@ -170,8 +172,8 @@ def test_wrong_shapes_and_types_are_refused_and_leave_nothing(compute: ComputeTh
     trio.run(main)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_not_numbers_are_refused(compute: ComputeThread, value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e7, -1e20, 3e38])
+def test_values_that_are_too_large_or_no_numbers_are_refused(compute: ComputeThread, value: float) -> None:
     middle, last = service_of(compute, 1, 2), service_of(compute, 2, 3)
     spoilt = activations()
     spoilt[0, 3, 5] = value
@@ -182,6 +184,10 @@ def test_values_that_are_not_numbers_are_refused(compute: ComputeThread, value: 
         with pytest.raises(RefusedTensorError):
             await last.loss(key(1), spoilt, LABELS[:1])
         assert middle.intake.missing == last.intake.missing == 8
+        for number in range(STEPS_BEFORE_RESTORE):
+            with pytest.raises(RefusedTensorError):
+                await middle.forward(key(number), spoilt)
+        assert not middle.is_spoilt
         await middle.forward(key(1), activations())
         with pytest.raises(RefusedTensorError):
             await middle.backward(key(1), spoilt)
@@ -211,6 +217,35 @@ def test_a_gradient_much_longer_than_the_others_is_clipped(compute: ComputeThrea
             torch.testing.assert_close(added, MEDIANS * gradient, rtol=0.2, atol=0.05 * float(gradient.abs().max()))
 
     trio.run(main)
+
+
+def test_a_gradient_whose_square_is_no_number_is_clipped_as_well() -> None:
+    limit = GradientLimit()
+    for seed in range(FEWEST):
+        _, limit = limit.limited(activations(1, seed))
+    clipped, limit = limit.limited(1e30 * activations(1))
+    assert limit.clipped == 1
+    assert clipped.norm() == pytest.approx(limit.largest * ARCHITECTURE.sequence_length**0.5, rel=0.2)
+
+
+def test_a_loss_that_is_no_number_leaves_the_work_of_others_alone(compute: ComputeThread) -> None:
+    last, alone = service_of(compute, 2, 3), service_of(compute, 2, 3)
+    norm = last.executor.model.norm
+    assert norm is not None
+    good = norm.weight.detach().clone()
+
+    async def main() -> None:
+        await alone.loss(key(1), activations(), LABELS[:1])
+        await last.loss(key(1, driver=OTHER), activations(), LABELS[:1])
+        norm.weight.data.fill_(float("nan"))
+        with pytest.raises(SpoiltMicrobatchError):
+            await last.loss(key(1), activations(), LABELS[:1])
+        norm.weight.data.copy_(good)
+
+    trio.run(main)
+    assert last.intake.accumulated.sequences == 1
+    expected = gradients([alone])
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients([last]).items())
 
 
 def test_the_limit_follows_slowly_and_counts_by_token() -> None:
