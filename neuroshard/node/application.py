@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
 import anyio
 import trio
 
-from neuroshard.errors import NeuroShardError, StorageError
+from neuroshard.errors import NeuroShardError
 from neuroshard.identity import Wallet
 from neuroshard.node.assembly import Assembly
 from neuroshard.node.command_loop import CommandLoop
@@ -25,16 +24,16 @@ from neuroshard.node.own_run import OwnRun
 from neuroshard.node.pipeline_status import tell_stages
 from neuroshard.node.placing import Placing
 from neuroshard.node.publisher import Publisher
-from neuroshard.node.relocating import Relocating
 from neuroshard.node.society import Society
 from neuroshard.node.stage_training import Ground, RunningNode, StageTraining
 from neuroshard.node.stopping import StopRequest
-from neuroshard.node.tasks import accompanied
+from neuroshard.node.tasks import Companion, accompanied
+from neuroshard.node.training_life import TrainingLife
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.telemetry.counters import Counters
+from neuroshard.training.control import PauseWish
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +71,16 @@ class Application:
         self._is_trainer = is_trainer
         self._publisher = Publisher(board)
         self._stop = stop
+        self._wish = PauseWish()
 
     def run(self) -> ExitReport:
         """Run until stopped. Raises NeuroShardError when the node cannot go on."""
         return trio.run(self._main)  # pyright: ignore[reportUnknownMemberType]
 
     async def _main(self) -> ExitReport:
-        loop = CommandLoop(self._commands, self._board, self._configuration, self._stop.ask)
+        if not self._configuration.settings.training:
+            self._wish.begin("Started without training: resume to train.")
+        loop = CommandLoop(self._commands, self._board, self._configuration, self._stop.ask, self._wish)
         identity = node_identity(self._wallet, self._configuration.settings.data_dir)
         self._publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id)
         society = Society.of(self._configuration.settings, identity)
@@ -97,11 +99,13 @@ class Application:
             demo=self._demo,
             holds_layers=not self._is_trainer,
         )
+        wish = self._wish
         training = StageTraining(
-            self._configuration.settings,
+            lambda: self._configuration.settings,
             society.identity,
             self._publisher,
             assembly.startup,
+            wish=wish,
             is_demo=self._demo is not None,
         )
 
@@ -109,20 +113,19 @@ class Application:
             if self._is_trainer:
                 settings = self._configuration.settings
                 ground = await assembly.lay_to_drive()
-                return begin_driving(ground, settings, society.identity, self._publisher, assembly.startup)
+                return begin_driving(ground, settings, society.identity, self._publisher, assembly.startup, wish=wish)
             return await training.begin(*await assembly.lay())
 
+        life = TrainingLife(
+            training,
+            loop,
+            self._stop,
+            self._publisher,
+            lambda node: Observer(node, society, self._publisher, self._counters),
+            None if self._demo is None else self._demo.steps,
+        )
         try:
-            node = await self._start_up(begin)
-            if node is not None:
-                companions = [
-                    partial(self._further_nodes, node.ground, society),
-                    society.exchange.look_on_shelf,
-                    HolderWatch(node.ground.swarm).run,
-                ]
-                if training.copies is not None:
-                    companions.append(training.copies.run)
-                await accompanied(partial(self._train_on, node, training, loop, society), *companions)
+            await life.run(begin, partial(self._companions, training, society))
         except NeuroShardError as error:
             self._publisher.state(NodeState.FAILED, str(error))
             raise
@@ -130,74 +133,16 @@ class Application:
             with anyio.CancelScope(shield=True):
                 await assembly.close()
 
-    async def _start_up(
-        self, begin: Callable[[], Awaitable[RunningNode]], nothing_lost: str = "nothing was trained since the start"
-    ) -> RunningNode | None:
-        """The running parts, or None when a stop came first."""
-        with anyio.CancelScope() as scope:
-
-            def give_up() -> None:
-                self._publisher.state(NodeState.STOPPING, f"Stopping; {nothing_lost}.")
-                scope.cancel()
-
-            self._stop.react(give_up)
-            return await begin()
-        return None
-
-    async def _train_on(self, node: RunningNode, training: StageTraining, loop: CommandLoop, society: Society) -> None:
-        """Train, also other stages when the swarm needs them more."""
-        begun: RunningNode | None = node
-        while begun is not None:
-            loop.attach(begun)
-            stages = await self._train(begun, training, society)
-            if stages is None or self._stop.reason is not None:
-                return
-            begin = partial(training.begin, begun.ground, stages)
-            begun = await self._start_up(begin, "everything that was trained is saved")
-
-    async def _train(self, node: RunningNode, training: StageTraining, society: Society) -> StageRange | None:
-        """Train until a stop was asked for, or the demo's steps are done, or stages are to be begun anew: those then.
-
-        That is when the swarm needs other ones more, or when the others went on from another state of these.
-
-        Raises NeuroShardError, also when the final checkpoint was not saved: whoever stopped the node must not believe
-        that all is safe.
-        """
-        observer = Observer(node, society, self._publisher, self._counters)
-        trainer = node.trainer
-        self._stop.react(trainer.stop)
-        wanted = None if self._demo is None else self._demo.steps
-        last_step = None if wanted is None else trainer.record.progress.steps + wanted
-        elsewhere = list[StageRange]()
-
-        async def look_for_need() -> None:
-            has_state = partial(training.has_checkpoint, node.ground)
-            elsewhere.append(await Relocating(node.ground.swarm, node.ground.windows, has_state=has_state).wanted())
-            trainer.stop()
-
-        async def follow_others() -> None:
-            elsewhere.append(await node.must_follow())
-            trainer.stop()
-
-        companions = [observer.run]
-        if node.stages is not None:
-            companions += [look_for_need, follow_others]
-        if node.is_driving:
-            companions.append(node.feed.run)
-        if node.keeper is not None:
-            companions.append(node.keeper.run)
-        try:
-            await accompanied(partial(trainer.run, last_step), *companions)
-        finally:
-            observer.publish()
-        if node.keeper is not None:
-            await node.keeper.save_in_the_end()
-        if trainer.last_save_failed:
-            raise StorageError(
-                "The final checkpoint could not be saved; the steps since the one before it are lost.",
-                "The log says why. Older checkpoints are still there: `neuroshard checkpoint list`.",
-            )
-        return elsewhere[0] if elsewhere else None
+    def _companions(self, training: StageTraining, society: Society, ground: Ground) -> list[Companion]:
+        """What goes on beside the training, whatever stages are trained."""
+        companions: list[Companion] = [
+            partial(self._further_nodes, ground, society),
+            society.exchange.look_on_shelf,
+            HolderWatch(ground.swarm).run,
+        ]
+        if training.copies is not None:
+            companions.append(training.copies.run)
+        return companions
 
     def _enter(self, society: Society, run: OwnRun) -> Placing:
         """Become one of the run's nodes; which layers this one takes is chosen next."""

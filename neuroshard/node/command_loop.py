@@ -25,7 +25,8 @@ from neuroshard.status.commands import (
     UpdateSettings,
 )
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.loop import Trainer
+from neuroshard.training.control import PauseWish
+from neuroshard.training.loop import PAUSED_BY_USER, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +42,25 @@ class CommandLoop:
         board: StatusBoard,
         configuration: Configuration,
         ask_to_stop: Callable[[str], None],
+        wish: PauseWish,
     ) -> None:
+        """`wish` is obeyed by whatever trains next as well."""
         self._channel = channel
         self._board = board
         self._configuration = configuration
         self._ask_to_stop = ask_to_stop
+        self._wish = wish
         self._node: RunningNode | None = None
+        self._is_between = False  # one set of stages and the next
 
     def attach(self, node: RunningNode) -> None:
         """From now on there is something to pause, save and talk to."""
-        self._node = node
+        self._node, self._is_between = node, False
+        node.apply_settings(self._configuration.settings)
+
+    def detach(self) -> None:
+        """Until other stages are attached there is not."""
+        self._node, self._is_between = None, True
 
     async def run(self) -> None:
         """Serve commands until cancelled; whoever still waits then is told so."""
@@ -99,15 +109,23 @@ class CommandLoop:
 
     async def _pause(self, duration_seconds: float | None) -> CommandResult:
         """Pause and wait until the accelerator is free."""
+        if self._is_between:
+            self._wish.begin(PAUSED_BY_USER, duration_seconds)
+            return self._told_between("The pause begins as soon as this node has its other layers.")
         trainer = self._running()
         trainer.pause(duration_seconds)
         state = await trainer.wait_until_paused()
+        if state is not NodeState.PAUSED and self._wish.holds:
+            return CommandResult(state, "The node is leaving its layers or stopping; what it does next is paused.")
         if state is not NodeState.PAUSED:
             return CommandResult(state, "The pause did not begin: the node was resumed or stopped meanwhile.")
         until = "until it is resumed" if duration_seconds is None else f"for {duration_seconds:,.0f} seconds"
         return CommandResult(state, f"Paused {until}; nothing is lost.")
 
     async def _resume(self) -> CommandResult:
+        if self._is_between:
+            self._wish.end()
+            return self._told_between("Training goes on as soon as this node has its other layers.")
         trainer = self._running()
         trainer.resume()
         state = await trainer.wait_until_resumed()
@@ -115,7 +133,12 @@ class CommandLoop:
             return CommandResult(state, "Training does not go on: the node was paused again or stopped meanwhile.")
         return CommandResult(state, "Training goes on.")
 
+    def _told_between(self, message: str) -> CommandResult:
+        return CommandResult(self._board.current().state, message)
+
     def _running(self) -> Trainer:
+        if self._is_between:
+            raise NotReadyError("The node goes on to other layers.", "Try again when it has them.")
         if self._node is None:
             raise NotReadyError(
                 "The node is still starting.", "Try again when it trains; the dashboard shows progress."

@@ -21,6 +21,7 @@ from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.stage_training import FIRST_STEP, MOST_IN_FLIGHT, Ground, RunningNode
 from neuroshard.node.texts import text_generator
 from neuroshard.status.snapshot import ModelStatus
+from neuroshard.training.control import PauseWish
 from neuroshard.training.drive_store import DriveStore
 from neuroshard.training.journaled_feed import JournaledFeed
 from neuroshard.training.loop import Trainer
@@ -32,7 +33,13 @@ from neuroshard.types import Role
 
 
 def begin_driving(
-    ground: Ground, settings: Settings, identity: NodeIdentity, publisher: Publisher, startup: StartupProgress
+    ground: Ground,
+    settings: Settings,
+    identity: NodeIdentity,
+    publisher: Publisher,
+    startup: StartupProgress,
+    *,
+    wish: PauseWish,
 ) -> RunningNode:
     """The parts of a trainer. Raises StorageError, TooLittleMemoryError."""
     parameters, architecture = ground.run.parameters, ground.run.parameters.architecture
@@ -49,9 +56,8 @@ def begin_driving(
     journaled = JournaledFeed(feed, store.note_position)
     driving = Driving(identity.node_id, journaled, routing, in_flight, first_session=store.first_session(time.time()))
     generator = text_generator(architecture, Tokenizer(ground.data.table), ground.swarm, ground.compute, ())
-    trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record])
-    if not settings.training:
-        trainer.pause(reason="Started without training: resume to train.")
+    trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record], wish=wish)
+    if wish.holds:
         startup.complete()
     else:
         startup.tell(FIRST_STEP, "")

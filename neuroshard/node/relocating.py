@@ -26,6 +26,7 @@ class Relocating:
     windows: tuple[StageRange, ...]  # that this computer holds
     times: MoveTimes = field(default_factory=MoveTimes)
     has_state: Callable[[int], bool] = lambda _: False  # of a stage, on this disk
+    may_go: Callable[[], bool] = lambda: True
 
     async def wanted(self) -> StageRange:
         """Wait until it is this node's turn to go; the stages to go to."""
@@ -35,7 +36,8 @@ class Relocating:
             coverage, now = self.swarm.coverage(), anyio.current_time()
             unrest = unrest.seen(coverage, now)
             move = should_move(self.swarm.node_id, unrest, now, self.times)
-            if move is not None and move.stages in self.windows and await self._can_begin(move):
+            is_wanted = move is not None and move.stages in self.windows and self.may_go()
+            if move is not None and is_wanted and await self._can_begin(move) and self.may_go():
                 log.info("Going to stages %d to %d: %s.", move.stages.start + 1, move.stages.stop, move.reason.value)
                 return move.stages
 

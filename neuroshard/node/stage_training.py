@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,7 +34,7 @@ from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import steps_behind
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.control import first_of
+from neuroshard.training.control import PauseWish, first_of
 from neuroshard.training.drive_store import DriveStore
 from neuroshard.training.journaled_feed import JournaledFeed
 from neuroshard.training.loop import Trainer
@@ -107,19 +109,26 @@ class StageTraining:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: Callable[[], Settings],
         identity: NodeIdentity,
         publisher: Publisher,
         startup: StartupProgress,
         *,
+        wish: PauseWish,
         is_demo: bool,
     ) -> None:
-        self._settings = settings
+        """`settings` are those that hold now; a `wish` for a pause is obeyed by all trainers."""
+        self._present_settings = settings
+        self._wish = wish
         self._identity = identity
         self._publisher = publisher
         self._startup = startup
         self._is_demo = is_demo
         self.copies: StageCopies | None = None  # of stages that others hold alone; once the run is known
+
+    @property
+    def _settings(self) -> Settings:
+        return self._present_settings()
 
     async def begin(self, ground: Ground, stages: StageRange) -> RunningNode:
         """The parts that hold and train these stages. Raises StorageError, CheckpointError."""
@@ -127,6 +136,7 @@ class StageTraining:
         await self._find_copies(ground)
         memory = self._tell_layers(ground, stages)  # from now on others count on this node
         swarm.release()
+        gc.collect()  # the parts of the stages before refer to each other: their weights make room for the new ones
         with self._startup.stage(CHECKPOINT):
             lives = await self._bring_up_all(ground, stages)
         self._publisher.warn(*steps_behind([live.stage for live in lives]))
@@ -141,8 +151,7 @@ class StageTraining:
         trainer = self._trainer(ground, lives, feed, drives)
         for number, live in enumerate(lives):
             live.snapshots.steps = partial(_steps_of, trainer, number)
-        if not self._settings.training:
-            trainer.pause(reason="Started without training: resume to train.")
+        if self._wish.holds:
             self._startup.complete()
         else:
             self._startup.tell(FIRST_STEP, "")
@@ -170,7 +179,7 @@ class StageTraining:
         """What an earlier start kept for others, once."""
         if self.copies is None:
             architecture = ground.run.parameters.architecture
-            self.copies = StageCopies(ground.swarm, lambda: self._settings, architecture)
+            self.copies = StageCopies(ground.swarm, self._present_settings, architecture)
             await self.copies.load()
 
     async def _bring_up_all(self, ground: Ground, stages: StageRange) -> list[LiveStage]:
@@ -253,7 +262,7 @@ class StageTraining:
             generator=text_generator(run.parameters.architecture, tokenizer, swarm, ground.compute, services),
             versions=swarm.versions.at,
         )
-        return Trainer(parts, [live.stage.record for live in lives])
+        return Trainer(parts, [live.stage.record for live in lives], wish=self._wish)
 
     def _driving(
         self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore

@@ -11,23 +11,55 @@ import anyio
 T = TypeVar("T")
 
 
-class Control:
-    """Requests to pause, resume, save and stop, for all loops of a trainer; they look at them between microbatches."""
+class PauseWish:
+    """Whether training shall pause, why, and until when: what one trainer of a node leaves to the next one."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
+        self.holds = False
+        self.reason = ""
+        self._ends_at: float | None = None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it still holds; None when it has no end of its own."""
+        return None if self._ends_at is None else max(0.0, self._ends_at - self._monotonic())
+
+    def begin(self, reason: str, duration_seconds: float | None = None) -> None:
+        """Wish for a pause, or give the present wish another reason and end."""
+        self.holds, self.reason = True, reason
+        self._ends_at = None if duration_seconds is None else self._monotonic() + duration_seconds
+
+    def end(self) -> None:
+        """Wish for none."""
+        self.holds, self._ends_at = False, None
+
+
+class Control:
+    """Requests to pause, resume, save and stop, for all loops of a trainer; they look at them between microbatches."""
+
+    def __init__(self, wish: PauseWish | None = None) -> None:
+        """`wish` of the trainer before this one, which holds here as well."""
         self.is_stopping = False
-        self.is_paused = False
-        self.pause_reason = ""
         self.saves = 0  # how often checkpoints were asked for
-        self._resume_at: float | None = None
+        self._wish = wish or PauseWish()
         self._changed = anyio.Event()
         self._waits: set[anyio.CancelScope] = set()
 
     @property
+    def is_paused(self) -> bool:
+        """Whether a pause was asked for; it holds once the loops have seen it."""
+        return self._wish.holds
+
+    @property
+    def pause_reason(self) -> str:
+        """In a sentence."""
+        return self._wish.reason
+
+    @property
     def seconds_until_resume(self) -> float | None:
         """How long the pause still lasts; None when it has no end of its own."""
-        return None if self._resume_at is None else max(0.0, self._resume_at - self._monotonic())
+        return self._wish.seconds_left
 
     @property
     def must_hold(self) -> str | None:
@@ -38,15 +70,12 @@ class Control:
 
     def pause(self, reason: str, duration_seconds: float | None = None) -> None:
         """Ask for a pause, or give the present one another end."""
-        self.is_paused = True
-        self.pause_reason = reason
-        self._resume_at = None if duration_seconds is None else self._monotonic() + duration_seconds
+        self._wish.begin(reason, duration_seconds)
         self._notify()
 
     def resume(self) -> None:
         """Ask to go on."""
-        self.is_paused = False
-        self._resume_at = None
+        self._wish.end()
         self._notify()
 
     def save(self) -> int:

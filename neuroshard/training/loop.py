@@ -13,13 +13,15 @@ from neuroshard.errors import NotReadyError, StorageError
 from neuroshard.status.commands import CommandResult, Generate, GenerationSummary
 from neuroshard.status.snapshot import DataStatus, NodeState
 from neuroshard.training.composition import Shared, compose
-from neuroshard.training.control import Control
+from neuroshard.training.control import Control, PauseWish
 from neuroshard.training.parts import TrainerParts
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.stage_loop import StageLoop
 from neuroshard.training.view import TrainerSnapshot, TrainerState, trainer_snapshot
 
 _LOG = logging.getLogger(__name__)
+
+PAUSED_BY_USER = "Paused by the user."
 
 
 class Trainer:
@@ -36,10 +38,14 @@ class Trainer:
         *,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        wish: PauseWish | None = None,
     ) -> None:
-        """`records` of earlier starts, one for each stage, or one for a trainer without stages; new ones by default."""
+        """`records` of earlier starts, one for each stage, or one for a trainer without stages; new ones by default.
+
+        A `wish` for a pause that outlives this trainer holds from its beginning.
+        """
         self.parts = parts
-        self._control = Control(monotonic)
+        self._control = Control(wish or PauseWish(monotonic))
         self._wall_clock = wall_clock
         records = records or [TrainingRecord() for _ in parts.stages or (None,)]
         self._loops = compose(parts, records, Shared(self._control, wall_clock, monotonic, self._loop_changed))
@@ -81,7 +87,12 @@ class Trainer:
         """Applied inner steps of the primary loop so far."""
         return self._loops.primary.steps
 
-    def pause(self, duration_seconds: float | None = None, reason: str = "Paused by the user.") -> None:
+    @property
+    def is_pause_wanted(self) -> bool:
+        """Whether it is paused, or will be as soon as it can."""
+        return self._control.is_paused
+
+    def pause(self, duration_seconds: float | None = None, reason: str = PAUSED_BY_USER) -> None:
         """Stop after the microbatches in work and free the accelerator; nothing is lost."""
         self._control.pause(reason, duration_seconds)
         self._wake_waiting()
@@ -119,12 +130,6 @@ class Trainer:
         reports = [loop.last_report for loop in self._loops.stages]
         return any(report is not None and report.generation is None for report in reports)
 
-    async def wait_for_state(self, *states: NodeState) -> NodeState:
-        """Wait until the trainer is in one of these states."""
-        while self._state not in states:
-            await self._state_changed.wait()
-        return self._state
-
     async def wait_until_paused(self) -> NodeState:
         """Wait until the pause holds, or until somebody takes it back or stops the trainer; the state then."""
         ends = (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING)
@@ -137,6 +142,11 @@ class Trainer:
         while self._state is NodeState.PAUSED and not self._control.is_paused:
             await self._state_changed.wait()
         return self._present_state()[0]
+
+    async def until_no_pause_is_wanted(self) -> None:
+        """Wait until it trains, or is about to."""
+        while self.is_pause_wanted:
+            await self._state_changed.wait()
 
     async def generate(self, request: Generate) -> GenerationSummary:
         """Continue a prompt between microbatches. Raises NotReadyError when this node cannot."""

@@ -35,6 +35,7 @@ from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.training.compute import ComputeThread
+from neuroshard.training.control import PauseWish
 from neuroshard.types import Architecture, NodeId
 
 STAGES = 2
@@ -54,7 +55,8 @@ class RealNode:
     board: StatusBoard
     publisher: Publisher
     data_dir: Path
-    settings: Settings
+    settings: Settings  # that hold now
+    wish: PauseWish
     node: RunningNode | None = None
     sequence: int = 0
 
@@ -126,8 +128,9 @@ class RealWorld:
         memory = MemoryStatus(500, 500, "given", 0, 0, 0)
         room, device = Room(500, "cpu", None, 1e9), Device("cpu", "test")
         ground = Ground(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, ())
-        training = StageTraining(settings, identity, publisher, startup, is_demo=False)
-        made = RealNode(swarm, membership, networking, training, ground, board, publisher, data_dir, settings)
+        wish = PauseWish()
+        training = StageTraining(lambda: made.settings, identity, publisher, startup, wish=wish, is_demo=False)
+        made = RealNode(swarm, membership, networking, training, ground, board, publisher, data_dir, settings, wish)
         self.nodes[name] = made
         return made
 

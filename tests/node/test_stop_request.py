@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import trio
+import trio.testing
 
 from neuroshard.node.stopping import StopRequest
 
@@ -28,3 +29,16 @@ def test_the_first_reason_counts_and_whoever_listens_late_hears_it_at_once() -> 
     trio.run(main)
     assert stop.reason == "first"
     assert reactions == ["late"]
+
+
+def test_only_what_was_told_last_happens() -> None:
+    stop, reactions = StopRequest(), list[str]()
+
+    async def main() -> None:
+        stop.react(lambda: reactions.append("start-up"))
+        stop.react(lambda: reactions.append("training"))
+        stop.ask("a signal")
+        await trio.testing.wait_all_tasks_blocked()
+
+    trio.run(main)
+    assert reactions == ["training"]

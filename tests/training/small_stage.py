@@ -16,7 +16,7 @@ from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, Out
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
 from neuroshard.model.tensor_schema import TensorSchema
-from neuroshard.status.snapshot import DataStatus
+from neuroshard.status.snapshot import DataStatus, NodeState
 from neuroshard.training.assembly import Stage, build_stage
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore
@@ -103,6 +103,12 @@ class MemoryFeed:
     def status(self) -> DataStatus:
         """Nothing much."""
         return DataStatus(source="memory", verified=False, explanation="Made up.")
+
+
+async def state_becomes(trainer: Trainer, state: NodeState) -> None:
+    """Wait until the trainer is in this state."""
+    while trainer.snapshot().state is not state:
+        await anyio.sleep(0.001)
 
 
 def make_stage(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer
+from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer, state_becomes
 from torch import Tensor
 
 from neuroshard.status.snapshot import NodeState
@@ -44,11 +44,11 @@ def test_it_learns_pauses_and_resumes_on_the_gpu(
             while trainer.steps < 5:
                 await trio.sleep(0.001)
             trainer.pause()
-            await trainer.wait_for_state(NodeState.PAUSED)
+            await state_becomes(trainer, NodeState.PAUSED)
             assert {tensor.device.type for tensor in device_tensors(stage)} == {"cpu"}
             assert (await trainer.save_now()).state == "paused"
             trainer.resume()
-            await trainer.wait_for_state(NodeState.TRAINING)
+            await state_becomes(trainer, NodeState.TRAINING)
             assert {tensor.device.type for tensor in device_tensors(stage)} == {"cuda"}
 
     trio.run(main)

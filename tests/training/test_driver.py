@@ -20,6 +20,7 @@ from small_stage import (
     make_parts,
     make_stage,
     make_trainer,
+    state_becomes,
 )
 from torch import Tensor
 
@@ -185,7 +186,7 @@ def test_a_stage_with_spoilt_weights_goes_back_to_its_checkpoint_and_pauses(
             tasks.start_soon(run_all, trainers, 5)
             name, parameter = next(iter(trainer.parts.stages[0].executor.model.named_parameters()))
             await compute.run(lambda: parameter.data.fill_(float("nan")))
-            await trainer.wait_for_state(NodeState.PAUSED)
+            await state_becomes(trainer, NodeState.PAUSED)
             assert "step 3 was restored" in trainer.snapshot().reason
             assert torch.equal(weights([trainer])[name], good[name])
             trainer.resume()

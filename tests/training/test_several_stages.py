@@ -14,7 +14,7 @@ import pytest
 import torch
 import trio
 from several_stages import SPLIT, WHOLE, make_split_trainer, make_stages, weights
-from small_stage import make_stage, make_trainer, state_digest
+from small_stage import make_stage, make_trainer, state_becomes, state_digest
 
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import NodeState
@@ -195,7 +195,7 @@ def test_a_spoilt_stage_goes_back_to_its_checkpoint_and_pauses_all(
         await steps_reach(trainer, 4)
         name, parameter = next(iter(trainer.parts.stages[spoilt].executor.model.named_parameters()))
         await compute.run(lambda: parameter.data.fill_(float("nan")))
-        await trainer.wait_for_state(NodeState.PAUSED)
+        await state_becomes(trainer, NodeState.PAUSED)
         assert "step 3 was restored" in trainer.snapshot().reason
         assert torch.equal(weights(trainer)[name], good[name])
         assert all(stage.service.intake.is_idle for stage in trainer.parts.stages)

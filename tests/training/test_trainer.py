@@ -10,7 +10,7 @@ import anyio.to_thread
 import pytest
 import torch
 import trio
-from small_stage import PARAMETERS, MemoryFeed, make_stage, make_trainer, state_digest, train
+from small_stage import PARAMETERS, MemoryFeed, make_stage, make_trainer, state_becomes, state_digest, train
 
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import NodeState
@@ -80,7 +80,7 @@ def test_pause_frees_and_resume_goes_on_without_loss(compute: ComputeThread, tmp
         for _ in range(4):
             await steps_reach(trainer, trainer.steps + 2)
             trainer.pause()
-            await trainer.wait_for_state(NodeState.PAUSED)
+            await state_becomes(trainer, NodeState.PAUSED)
             assert trainer.snapshot().state is NodeState.PAUSED
             assert trainer.snapshot().reason == "Paused by the user."
             steps = trainer.steps
@@ -88,7 +88,7 @@ def test_pause_frees_and_resume_goes_on_without_loss(compute: ComputeThread, tmp
             assert trainer.steps == steps
             assert (await trainer.save_now()).state == "paused"
             trainer.resume()
-            await trainer.wait_for_state(NodeState.TRAINING)
+            await state_becomes(trainer, NodeState.TRAINING)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
@@ -107,7 +107,7 @@ def test_a_pause_with_a_duration_ends_by_itself(compute: ComputeThread, tmp_path
     async def scenario() -> None:
         await steps_reach(trainer, 1)
         trainer.pause(0.05)
-        await trainer.wait_for_state(NodeState.PAUSED)
+        await state_becomes(trainer, NodeState.PAUSED)
         assert trainer.snapshot().paused_until is not None
         steps = trainer.steps
         await steps_reach(trainer, steps + 2)
@@ -127,7 +127,7 @@ def test_requests_are_served_while_data_are_missing(compute: ComputeThread, tmp_
         await anyio.sleep(0.02)
         if ask == "pause":
             trainer.pause()
-            await trainer.wait_for_state(NodeState.PAUSED)
+            await state_becomes(trainer, NodeState.PAUSED)
         if ask == "save":
             assert (await trainer.save_now()).message == f"Checkpoint of step {trainer.steps} saved."
 
@@ -164,7 +164,7 @@ def test_three_non_finite_steps_restore_the_last_checkpoint_and_pause(compute: C
     async def scenario() -> None:
         await steps_reach(trainer, 7)
         await compute.run(lambda: norm.weight.data.fill_(float("nan")))
-        await trainer.wait_for_state(NodeState.PAUSED)
+        await state_becomes(trainer, NodeState.PAUSED)
         assert trainer.steps == 5
         assert state_digest(trainer) == good
         snapshot = trainer.snapshot()
@@ -284,7 +284,7 @@ def test_a_baseline_that_is_not_a_number_pauses_instead_of_being_measured_for_ev
     compute.submit(lambda: norm.weight.data.fill_(float("nan"))).result()
 
     async def scenario() -> None:
-        await trainer.wait_for_state(NodeState.PAUSED)
+        await state_becomes(trainer, NodeState.PAUSED)
         assert "not a number" in trainer.snapshot().reason
         assert trainer.steps == 0
         await compute.run(lambda: norm.weight.data.fill_(1.0))
