@@ -11,6 +11,14 @@ import anyio
 from neuroshard.network.transport import MessageTooLargeError
 from neuroshard.types import NodeId
 
+MOST_BYTES = 1024 * 1024 * 1024
+LEAST_BYTES = 16 * 1024 * 1024
+MEMORY_SHARE = 8  # of a node's memory, one part in so many
+PEER_SHARE = 4  # of all that, one part in so many for one peer
+CONTESTED_RATE = 64 * 1024  # bytes a second of whoever holds memory that others wait for
+CONTESTED_GRACE_SECONDS = 10.0
+LONGEST_CONTESTED_SECONDS = 45.0  # so that whoever waits a minute at most gets it
+
 
 class Reservation:
     """Bytes that one message may take, until `release`."""
@@ -33,6 +41,17 @@ class _Waiter:
     byte_count: int
     granted: anyio.Event = field(default_factory=anyio.Event)
     reservation: Reservation | None = None
+
+
+def frame_budget(memory_bytes: int) -> ByteBudget:
+    """The budget of a node that may use so much memory in all."""
+    total = max(LEAST_BYTES, min(MOST_BYTES, memory_bytes // MEMORY_SHARE))
+    return ByteBudget(total, total // PEER_SHARE)
+
+
+def contested_seconds(byte_count: int) -> float:
+    """How long a peer may hold so many bytes for what it has not sent yet, once others wait for them."""
+    return min(LONGEST_CONTESTED_SECONDS, CONTESTED_GRACE_SECONDS + byte_count / CONTESTED_RATE)
 
 
 class ByteBudget:
@@ -63,6 +82,16 @@ class ByteBudget:
     def used_by(self, peer: NodeId) -> int:
         """Bytes reserved now for one peer."""
         return self._used.get(peer, 0)
+
+    def is_awaited_by_others(self, peer: NodeId) -> bool:
+        """Whether somebody else waits for memory, and not only for its own share of it."""
+        return any(waiter.peer != peer and not self._waits_for_itself(waiter) for waiter in self._waiters)
+
+    def make_fit(self, byte_count: int) -> None:
+        """Messages of this size are expected: one of them fits from now on, however small the shares were."""
+        self._per_peer = max(self._per_peer, byte_count)
+        self._total = max(self._total, self._per_peer)
+        self._serve_waiters()
 
     def check(self, byte_count: int) -> None:
         """Raises MessageTooLargeError for what will never fit."""

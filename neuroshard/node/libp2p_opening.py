@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
-from neuroshard.network import Reputation
+from neuroshard.model.memory_limit import MEGABYTE, available_mb, probe_memory
+from neuroshard.network import Network, Reputation
+from neuroshard.network.budget import frame_budget
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.node.networking import NetworkOpener
@@ -34,6 +38,11 @@ def libp2p_opener(
         serve_relay=serves_others,
         upload_bytes_per_second=upload_limit(settings),
     )
-    # what peers did is not forgiven by a restart of the network
-    parts = NetworkParts(reputation=Reputation(), outside=outside)
-    return lambda: libp2p_network(identity, options, parts=parts)
+    reputation = Reputation()  # what peers did is not forgiven by a restart of the network
+    memory_bytes = available_mb(probe_memory(), settings.memory) * MEGABYTE
+
+    def opened() -> AbstractAsyncContextManager[Network]:
+        parts = NetworkParts(reputation=reputation, budget=frame_budget(memory_bytes), outside=outside)
+        return libp2p_network(identity, options, parts=parts)
+
+    return opened

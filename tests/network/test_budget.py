@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from neuroshard.network.budget import ByteBudget
+from neuroshard.network.budget import LEAST_BYTES, MOST_BYTES, ByteBudget, contested_seconds, frame_budget
 from neuroshard.network.transport import MessageTooLargeError
 from neuroshard.types import NodeId
 
@@ -171,3 +171,45 @@ def test_the_limits_hold_whatever_happens_and_everybody_is_served(
         assert budget.used == 0
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("memory", "total"), [(2**20, LEAST_BYTES), (2**31, 2**28), (2**40, MOST_BYTES)], ids=["tiny", "2 GiB", "large"]
+)
+def test_a_node_gives_frames_a_share_of_its_memory_and_one_peer_a_quarter_of_that(memory: int, total: int) -> None:
+    budget = frame_budget(memory)
+    budget.check(total // 4)
+    with pytest.raises(MessageTooLargeError):
+        budget.check(total // 4 + 1)
+    peers = [NodeId(str(number)) for number in range(5)]
+    assert [budget.try_reserve(peer, total // 4) is not None for peer in peers] == [True] * 4 + [False]
+
+
+def test_the_largest_frame_that_is_expected_fits() -> None:
+    budget = ByteBudget(total=100, per_peer=25)
+    budget.make_fit(10)
+    with pytest.raises(MessageTooLargeError):
+        budget.check(26)
+    budget.make_fit(300)
+    assert budget.try_reserve(A, 300) is not None
+
+
+def test_only_what_others_wait_for_is_contested() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(total=100, per_peer=60)
+        held = [await budget.reserve(A, 60)]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(budget.reserve, A, 10)
+            await wait_all_tasks_blocked()
+            assert not budget.is_awaited_by_others(B)  # A waits for itself
+            tasks.start_soon(budget.reserve, B, 50)
+            await wait_all_tasks_blocked()
+            assert budget.is_awaited_by_others(A)
+            assert not budget.is_awaited_by_others(B)
+            held[0].release()
+            await wait_all_tasks_blocked()
+            assert not budget.is_awaited_by_others(A)
+
+    run(scenario)
+    assert contested_seconds(0) == 10
+    assert contested_seconds(64 * 1024 * 1024) == 45

@@ -15,7 +15,7 @@ import trio
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.network import Network
+from neuroshard.network import MessageTooLargeError, Network
 from neuroshard.network.libp2p import NetworkFailedError
 from neuroshard.node import address_book, networking
 from neuroshard.node.libp2p_opening import libp2p_opener
@@ -245,3 +245,15 @@ def test_a_network_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
             pass
 
     run(main)
+
+
+def test_what_peers_may_fill_is_a_share_of_the_memory_the_owner_gives() -> None:
+    async def main() -> None:
+        settings = Settings(p2p_host="127.0.0.1", p2p_port=0, memory=800)
+        async with libp2p_opener(settings, identity(1))() as network:
+            budget = network.transport._exchange._budget
+            budget.check(25_000_000)
+            with pytest.raises(MessageTooLargeError):
+                budget.check(25_000_001)
+
+    trio.run(main)

@@ -15,7 +15,7 @@ from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.network.budget import ByteBudget
+from neuroshard.network.budget import MOST_BYTES, PEER_SHARE, ByteBudget
 from neuroshard.network.libp2p.admission import ConnectionAdmission, StreamAdmission
 from neuroshard.network.libp2p.bulk import ENDPOINT_KIND, BulkRoute
 from neuroshard.network.libp2p.connections import Connections
@@ -46,7 +46,6 @@ from neuroshard.network.transport import Network
 from neuroshard.types import NodeId
 from neuroshard.wire import FrameLimits
 
-MEMORY_FOR_FRAMES = 1024 * 1024 * 1024  # bytes of peers' tensors held at once, half of it for one peer
 CLOSING_SECONDS = 5.0
 
 
@@ -119,7 +118,7 @@ class _Node:
         source = (options.host, listening.port) if options.relay and not options.is_local else None
         self.connections = Connections(self.swarm, identity.node_id, admission, contacts, source)
         self._server = RequestServer()
-        self._budget = parts.budget or ByteBudget(MEMORY_FOR_FRAMES, MEMORY_FOR_FRAMES // 2)
+        self._budget = parts.budget or ByteBudget(MOST_BYTES, MOST_BYTES // PEER_SHARE)
         self.transport = Libp2pTransport(
             self.connections,
             contacts,

@@ -11,7 +11,7 @@ import anyio
 from libp2p.exceptions import BaseLibp2pError
 
 from neuroshard.errors import NeuroShardError
-from neuroshard.network.budget import ByteBudget, Reservation
+from neuroshard.network.budget import ByteBudget, Reservation, contested_seconds
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.pool.exchange import encoded
@@ -40,6 +40,7 @@ FRAME_PROTOCOL = "/neuroshard/frame/1"
 HEAD_SECONDS = 10.0  # for everything but tensors, which have their size over LEAST_RATE besides
 LEAST_RATE = 16 * 1024  # bytes a second; whoever is slower is cut
 MEMORY_SECONDS = 60.0  # how long a frame waits for room in memory before it is refused
+LOOK_SECONDS = 1.0  # whether whoever sends has become too slow
 LINGER_SECONDS = 5.0  # for a peer to read why it is refused before its stream breaks
 REASON_OF: Mapping[type[WireError], ScoreReason] = MappingProxyType(
     {
@@ -78,6 +79,10 @@ class RequestExchange:
         self._budget = budget
         self._report = report
 
+    def expect(self, limits: FrameLimits) -> None:
+        """Frames within these limits are to find room, one at a time at least."""
+        self._budget.make_fit(limits.max_body_bytes)
+
     async def ask(self, stream: YamuxStream, peer: NodeId, request: EncodedFrame, reply: FrameLimits) -> Frame:
         """The peer's answer, also one that refuses; the caller sets a deadline. The stream is over afterwards.
 
@@ -114,6 +119,7 @@ class RequestExchange:
         except (BaseLibp2pError, RequestRefusedError) as error:
             return PeerUnreachableError(f"The answer of peer {peer} did not arrive: {error}.")
         except TimeoutError:
+            self._report(peer, ScoreReason.TOO_SLOW)
             return RequestTimeoutError(f"Peer {peer} sends its answer too slowly.")
         except WireError as error:
             return BadAnswerError(error)
@@ -166,13 +172,25 @@ class RequestExchange:
         if reservation is None:
             raise RequestRefusedError("This node has no memory free for such a frame now; try again later.")
         try:
-            with anyio.fail_after(transfer_seconds(byte_count)):
-                while not decoder.is_complete:
-                    await _fill(stream, decoder)
+            await self._receive_rest(stream, peer, decoder, byte_count)
             return decoder.frame(), reservation
         except BaseException:
             reservation.release()
             raise
+
+    async def _receive_rest(self, stream: YamuxStream, peer: NodeId, decoder: FrameDecoder, byte_count: int) -> None:
+        """Raises TimeoutError for a peer that is too slow, which is sooner when others wait for the memory."""
+        began = anyio.current_time()
+        while not decoder.is_complete:
+            if anyio.current_time() - began > self._seconds_for(peer, byte_count):
+                raise TimeoutError
+            with anyio.move_on_after(LOOK_SECONDS):
+                await _fill(stream, decoder)
+
+    def _seconds_for(self, peer: NodeId, byte_count: int) -> float:
+        slow = transfer_seconds(byte_count)
+        is_contested = self._budget.is_awaited_by_others(peer)
+        return min(slow, contested_seconds(self._budget.used_by(peer))) if is_contested else slow
 
 
 async def _send_request(stream: YamuxStream, request: EncodedFrame) -> None:

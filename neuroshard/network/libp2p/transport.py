@@ -96,7 +96,9 @@ class Libp2pTransport:
         self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
     ) -> None:
         """See Transport."""
-        self._server.serve(kind, handler, limits or FrameLimits(), max_concurrent)
+        limits = limits or FrameLimits()
+        self._exchange.expect(limits)
+        self._server.serve(kind, handler, limits, max_concurrent)
 
     async def connect(self, address: str) -> NodeId:
         """See Transport."""
@@ -131,6 +133,7 @@ class Libp2pTransport:
         return await self.request(peer, frame, timeout_seconds=timeout_seconds)
 
     async def _ask(self, peer: NodeId, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
+        self._exchange.expect(reply)
         if self.bulk is not None and is_bulk(frame, reply):
             answer = await self.bulk.request(peer, frame, reply, timeout_seconds)
             if answer is not None:

@@ -13,7 +13,7 @@ from math import inf
 
 import anyio
 
-from neuroshard.network.budget import Reservation
+from neuroshard.network.budget import Reservation, contested_seconds
 from neuroshard.network.pool.connection import Connection
 from neuroshard.network.pool.errors import MisconductError
 from neuroshard.network.pool.incoming import IncomingTransfer
@@ -56,7 +56,8 @@ class _Entry:
     transfer: IncomingTransfer
     connection: Connection  # over which it was offered last
     serial: int  # of that offer
-    deadline: float = inf  # for the whole body, once there is memory for it
+    begun_at: float = inf  # when there was memory for it
+    deadline: float = inf  # for the whole body, from then on
     wait: anyio.CancelScope | None = None  # for memory
     lost_at: float | None = None  # when that connection ended, or a block came after that
 
@@ -87,10 +88,15 @@ class Receiver:
 
     def is_overdue(self, now: float) -> bool:
         """Whether the peer holds memory here and sends too slowly, or not at all."""
-        here = [entry for entry in self._entries.values() if entry.lost_at is None]
-        deadlines = [entry.deadline for entry in here if entry.transfer.has_memory]
+        here = [entry for entry in self._entries.values() if entry.lost_at is None and entry.transfer.has_memory]
+        if not here:
+            return False
         stalled_at = self._heard_at + self._shared.options.seconds_for(CHUNK_BYTES)
-        return bool(deadlines) and now > min(stalled_at, *deadlines)
+        if now > min(stalled_at, *(entry.deadline for entry in here)):
+            return True
+        held_bytes = sum(entry.transfer.head.body_bytes for entry in here)
+        is_long = now > min(entry.begun_at for entry in here) + contested_seconds(held_bytes)
+        return is_long and self._shared.budget.is_awaited_by_others(self._peer)
 
     @property
     def is_busy(self) -> bool:
@@ -232,6 +238,7 @@ class Receiver:
             self._heard_at = now
         # they come one after the other
         body_bytes = sum(other.transfer.head.body_bytes for other in (entry, *others))
+        entry.begun_at = now
         entry.deadline = now + self._shared.options.seconds_for(body_bytes)
         entry.transfer.begin(reservation)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -132,6 +133,35 @@ def test_one_byte_a_second_is_cut() -> None:
             await lives(attacker, victim)
 
     run(scenario, clock=MockClock(autojump_threshold=0.1))
+
+
+def test_who_holds_memory_that_others_wait_for_must_hurry() -> None:
+    size = 2**23  # may take 9 minutes when nobody waits
+
+    async def scenario() -> None:
+        opinion = Reputation(trio.current_time)
+        part = NetworkParts(reputation=opinion, budget=ByteBudget(size, size))
+        options = replace(LOOPBACK, pool_port=None)
+        async with nodes(3, options, parts=lambda i: part if i == 0 else NetworkParts()) as (victim, attacker, honest):
+            victim.transport.serve("echo", echo, FrameLimits(max_body_bytes=size))
+            for other in (attacker, honest):
+                await other.transport.connect(address_of(victim))
+            stream = await muxer_to(attacker, victim).open_stream()
+            await stream.write(proposal(FRAME_PROTOCOL) + with_body(size) + bytes(1000))
+            await until(lambda: part.budget is not None and part.budget.used == size)
+            began = trio.current_time()
+            reply = await honest.transport.request(
+                victim.transport.local_id,
+                Frame("echo", {}, (TensorPart(TensorSpec("x", "uint8", (1000,)), bytes(1000)),)),
+                reply=FrameLimits(max_body_bytes=1000),
+                timeout_seconds=100,
+            )
+            assert reply.tensors
+            assert trio.current_time() - began < 60
+            assert dict(opinion.refused()) == {ScoreReason.TOO_SLOW.value: 1}
+            assert opinion.score(attacker.transport.local_id) < 0
+
+    run(scenario, clock=MockClock(autojump_threshold=0.02))
 
 
 def test_a_thousand_streams_of_one_peer_are_bounded() -> None:
