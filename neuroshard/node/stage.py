@@ -163,6 +163,7 @@ def _outer_part(
         run.parameters.sequences_per_step,
         snapshots.own,
         partial(swarm.replicas, index),
+        swarm.is_present,
     )
     group = GroupRounds(replica, swarm.asking, alone, vector_length=stage.outer_state.anchor.numel())
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing

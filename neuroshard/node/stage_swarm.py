@@ -126,6 +126,18 @@ class StageSwarm:
         network = self._networking.current
         return network is not None and any(one.peer == node_id for one in network.transport.connections())
 
+    def is_present(self, node_id: NodeId) -> bool:
+        """Whether a node is connected and, by its reports, has not gone."""
+        member = self.membership.view.members.get(node_id)
+        is_there = member is not None and member.report.state not in GONE and node_id not in self.lost
+        return is_there and self.is_connected(node_id)
+
+    def moved_bytes(self, node_id: NodeId) -> int:
+        """What went to and came from a node over all present connections with it."""
+        network = self._networking.current
+        every = () if network is None else network.transport.connections()
+        return sum(one.bytes_sent + one.bytes_received for one in every if one.peer == node_id)
+
     def coverage(self) -> StageCoverage:
         """Who holds which stages, this node as its own last report has it."""
         holders = list[StageHolder]()
@@ -174,7 +186,9 @@ class StageSwarm:
             return verified_losses(claim, sender, weights, labels, summed, now=time.time())
 
         address, shapes = self._address(stage), self._shapes[stage]
-        return RemoteHop(self, node_id, address, shapes, self._options, report=self._report, check=check)
+        return RemoteHop(
+            self, node_id, address, shapes, self._options, report=self._report, check=check, moved=self.moved_bytes
+        )
 
     def missing(self) -> str:
         """Which layers nobody can work on now, in a sentence; "" when there are none."""

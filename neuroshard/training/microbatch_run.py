@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 import anyio
+import torch
 from torch import Tensor
 
 from neuroshard.training.held_out_claim import Measured
@@ -25,7 +26,7 @@ PATIENCE_SECONDS = 30.0  # with a stage that is there but busy, paused or behind
 
 @dataclass(frozen=True)
 class Replacement:
-    """A stage whose work was taken over by another replica in mid-microbatch."""
+    """A stage whose work was done again in mid-microbatch, by another replica or by the same one after a step."""
 
     stage: int
     before: Hop
@@ -62,7 +63,8 @@ class MicrobatchRun:
         self._routing = routing
         self._labels = labels
         self._inputs: list[Tensor] = [input_ids]  # of each stage that was reached
-        self._opened: list[Hop | None] = [None] * stages  # who did the forward pass
+        self._opened: list[Hop | None] = [None] * stages  # who did the forward pass and still knows of it
+        self._first: list[Hop | None] = [None] * stages  # who did the one whose output the next stage has worked on
         self._roots: dict[int, str] = {}  # names the weights behind the output that the next stage got
         self._seconds: dict[int, float] = {}  # of the requests that were answered by those who are not done yet
         self._measured = measured
@@ -106,7 +108,7 @@ class MicrobatchRun:
 
     async def _forward(self, stage: int, hop: Hop) -> Tensor:
         output = await hop.forward(self.key, self._inputs[stage])
-        self._note_opened(stage, hop)
+        self._note_opened(stage, hop, output)
         return output
 
     async def _loss(self, hop: Hop) -> tuple[Tensor, Tensor | None]:
@@ -121,22 +123,30 @@ class MicrobatchRun:
             self._opened[stage] = None
             raise
 
-    def _note_opened(self, stage: int, hop: Hop) -> None:
-        """A replacement is exact when its weights are those whose output the next stage has worked on."""
-        before, self._opened[stage] = self._opened[stage], hop
-        root = self._roots.setdefault(stage, hop.state_root)
-        if before is not None and before is not hop:
+    def _note_opened(self, stage: int, hop: Hop, output: Tensor) -> None:
+        """A replacement is exact when its weights are those whose output the next stage has worked on.
+
+        A node that remembers its answer, or gives it once more, replaces nobody, also over another connection.
+        """
+        self._opened[stage], before = hop, self._first[stage]
+        if before is None:
+            self._first[stage], self._roots[stage] = hop, hop.state_root
+        elif before.node_id != hop.node_id or not torch.equal(output, self._inputs[stage + 1]):
+            root = self._roots[stage]
             self.replacements.append(Replacement(stage, before, hop, bool(root) and hop.state_root == root))
 
     async def _at(self, stage: int, work: Callable[[Hop], Awaitable[T]]) -> T:
         """The answer of whoever does this stage in the end."""
         waits_until = anyio.current_time() + self._patience_seconds
+        last = self.hops[stage]  # who was asked
         while True:
             hop = self.hops[stage]
             if hop is None:
                 self.waits_for = stage
                 hop = self.hops[stage] = await self._routing.hop(stage)
                 self.waits_for = None
+                self.failures += last is not None and last.node_id != hop.node_id
+                last = hop
                 self.asked[stage, id(hop)] = (stage, hop)
                 self._seconds[stage] = 0.0
                 waits_until = anyio.current_time() + self._patience_seconds
@@ -148,11 +158,11 @@ class MicrobatchRun:
                     raise
                 if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
                     _LOG.debug("Stage %d is asked elsewhere: %s", stage + 1, error)
-                    self.failures += 1
                     self._routing.failed(stage, hop, error)
                     self.hops[stage] = None
                     del self._seconds[stage]
                 else:
+                    self._routing.busy(stage, hop, error)
                     await anyio.sleep(RETRY_SECONDS)
             else:
                 self._seconds[stage] += anyio.current_time() - began

@@ -11,7 +11,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from neuroshard.errors import DataError
+from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.network import (
     MessageTooLargeError,
     PeerRefusedError,
@@ -20,6 +20,7 @@ from neuroshard.network import (
     TransportClosedError,
 )
 from neuroshard.training.beside import beside
+from neuroshard.training.control import first_of
 from neuroshard.training.held_out_claim import LossCheck, Measured
 from neuroshard.training.microbatch import MicrobatchKey, RefusedTensorError, StageGoneError
 from neuroshard.training.stage_frames import (
@@ -42,6 +43,7 @@ from neuroshard.wire import Frame, FrameLimits, WireError
 Shape: TypeAlias = "tuple[int, ...]"
 
 CLOSE_SECONDS = 5.0
+LEAST_MOVED_BYTES = 1 << 16  # within the timeout: less is keeping a connection up
 _OF_TRAINING = frozenset({Operation.FORWARD, Operation.LOSS, Operation.BACKWARD, Operation.INFER})
 
 
@@ -50,7 +52,8 @@ class HopOptions:
     """How a stage on a peer is used."""
 
     precision: WirePrecision = WirePrecision.FP32
-    timeout_seconds: float = 60.0  # of one request; more than a stage lets a microbatch wait
+    timeout_seconds: float = 60.0  # nothing moves for so long; more than a stage lets a microbatch wait
+    slowest_bytes_per_second: float = 32_000.0  # a line that moves may take so long for all that is on the way
 
 
 class Requester(Protocol):
@@ -80,8 +83,12 @@ class RemoteHop:
         *,
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
         check: LossCheck | None = None,
+        moved: Callable[[NodeId], int] = lambda _peer: 0,
     ) -> None:
-        """`report` is told what the peer did well or wrong, `check` reads its signed word for losses."""
+        """`report` is told what the peer did well or wrong, `check` reads its signed word for losses.
+
+        `moved` counts the bytes to and from the peer: a request on a slow line is not given up while they rise.
+        """
         self.node_id = peer
         self.stage = stage
         self.wanted_root = ""
@@ -92,6 +99,8 @@ class RemoteHop:
         self._options = options or HopOptions()
         self._report = report
         self._check = check
+        self._moved = moved
+        self._on_the_way = 0  # bytes of tensors, of requests and of their answers
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
         """See Hop."""
@@ -204,12 +213,7 @@ class RemoteHop:
     async def _sent(self, frame: Frame) -> Frame:
         """The reply, whatever it says."""
         try:
-            reply = await self._transport.request(
-                self.node_id,
-                frame,
-                reply=answer_limits(self._shapes),
-                timeout_seconds=self._options.timeout_seconds,
-            )
+            reply = await self._moving(frame)
             refusal = read_refusal(reply)
         except (PeerUnreachableError, PeerRefusedError, TransportClosedError, MessageTooLargeError) as error:
             raise StageGoneError(error.message) from error
@@ -220,6 +224,41 @@ class RemoteHop:
         if refusal is not None:
             raise refusal
         return reply
+
+    async def _moving(self, frame: Frame) -> Frame:
+        """The reply, however long it takes while bytes move, within the time of the slowest line for all of them."""
+        limits, options = answer_limits(self._shapes), self._options
+        size = _tensor_bytes(frame) + limits.max_body_bytes
+        self._on_the_way += size
+        longest = options.timeout_seconds + self._on_the_way / options.slowest_bytes_per_second
+        replies = list[Frame | NeuroShardError]()
+
+        async def ask() -> None:
+            request = self._transport.request(self.node_id, frame, reply=limits, timeout_seconds=longest)
+            try:
+                replies.append(await request)
+            except NeuroShardError as error:
+                replies.append(error)
+
+        try:
+            await first_of(ask, self._standstill)
+        finally:
+            self._on_the_way -= size
+        if not replies:
+            self._report(self.node_id, ScoreReason.TIMEOUT)
+            raise StageGoneError(f"Nothing came from peer {self.node_id} for {options.timeout_seconds:g} s.")
+        if isinstance(replies[0], NeuroShardError):
+            raise replies[0]
+        return replies[0]
+
+    async def _standstill(self) -> None:
+        """Wait until next to nothing moves for as long as a request may take on a line that is dead."""
+        moved = self._moved(self.node_id)
+        while True:
+            await anyio.sleep(self._options.timeout_seconds)
+            before, moved = moved, self._moved(self.node_id)
+            if moved - before < LEAST_MOVED_BYTES:
+                return
 
     def _unusable(self, reason: str, fault: ScoreReason = ScoreReason.UNEXPECTED_TENSOR) -> StageGoneError:
         self._report(self.node_id, fault)

@@ -38,6 +38,10 @@ class Routing(Protocol):
         """It was needed for something else, or not to the end, and did not fail."""
         ...
 
+    def busy(self, stage: int, hop: Hop, error: StageError) -> None:
+        """It is there and cannot do the work yet; it will be asked again soon."""
+        ...
+
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:
         """It cannot be used now; the next `hop` of this stage names another one if there is one."""
         ...
@@ -71,6 +75,9 @@ class FixedRouting:
         """See Routing."""
 
     def left(self, stage: int, hop: Hop) -> None:
+        """See Routing."""
+
+    def busy(self, stage: int, hop: Hop, error: StageError) -> None:
         """See Routing."""
 
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:

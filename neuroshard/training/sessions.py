@@ -28,7 +28,8 @@ class SessionLimits:
     open_of_driver: int = 8
     kept_bytes: int = 1 << 30  # answers kept for repetition
     kept_bytes_of_driver: int = 1 << 29
-    idle_seconds: float = 120.0  # after that a session is closed
+    idle_seconds: float = 120.0  # after that a session is closed whose driver asks for nothing at all
+    forgotten_seconds: float = 1800.0  # the same while its driver is there: a slow line takes minutes for a tensor
 
 
 @dataclass(eq=False)
@@ -73,6 +74,7 @@ class _Driver:
 
     def __init__(self) -> None:
         self.sessions: dict[int, _Session] = {}
+        self.last_used = 0.0
         self._closed: set[int] = set()
         self._all_closed_below = 0
 
@@ -124,6 +126,7 @@ class SessionTable:
         driver = self._drivers.get(key.driver)
         if driver is None:
             return None
+        driver.last_used = now
         if driver.is_closed(key.session):
             raise ClosedSessionError(f"Session {key.session} was closed.", "Begin a new one.")
         session = driver.sessions.get(key.session)
@@ -145,6 +148,7 @@ class SessionTable:
             raise StageBusyError(obstacle, "Try again when others have ended.")
         driver = self._drivers.setdefault(key.driver, _Driver())
         self._drivers.move_to_end(key.driver)
+        driver.last_used = now
         driver.sessions.setdefault(key.session, _Session(now)).works[key.microbatch] = work
         self._forget_drivers()
 
@@ -165,12 +169,13 @@ class SessionTable:
 
     def expire(self, now: float) -> list[Work]:
         """Close the sessions that were idle for too long; what was in them."""
+        limits = self._limits
         idle = [
             (name, number)
             for name, driver in self._drivers.items()
             for number, session in driver.sessions.items()
-            if now - session.last_used > self._limits.idle_seconds
-            and not any(work.running for work in session.works.values())
+            if now - driver.last_used > limits.idle_seconds or now - session.last_used > limits.forgotten_seconds
+            if not any(work.running for work in session.works.values())
         ]
         return [work for name, number in idle for work in self._drivers[name].close(number)]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import anyio
 
-from neuroshard.training.microbatch import StageError
+from neuroshard.training.microbatch import StageBusyError, StageError
 from neuroshard.training.pipeline import Hop
 from neuroshard.training.replica_choice import ReplicaChoice
 from neuroshard.types import NodeId
@@ -19,10 +20,27 @@ LOOK_SECONDS = 0.1
 BAN_SECONDS = 30.0  # of a replica that failed, while there are others
 RETRY_SECONDS = 1.0  # while there are none
 MOST_HOPS = 256  # that are kept ready
+BUSY_SECONDS = 10.0  # a stage that takes nothing for so long is what microbatches wait for
+HEARD_SECONDS = 3.0  # the last refusal is not older
+
+
+@dataclass(frozen=True)
+class _Busy:
+    """What a stage says that cannot take microbatches."""
+
+    since: float
+    heard: float
+    sentence: str
+
+    def is_long(self, now: float) -> bool:
+        return now - self.heard <= HEARD_SECONDS and now - self.since >= BUSY_SECONDS
 
 
 class SwarmRouting:
-    """See Routing. A replica that failed is not asked again for 30 seconds, unless it is the only one."""
+    """See Routing. A replica that failed is not asked again for 30 seconds, unless it is the only one.
+
+    One that is busy has not failed: others are preferred, and it is asked as soon as it is its turn.
+    """
 
     def __init__(
         self,
@@ -40,6 +58,7 @@ class SwarmRouting:
         self._missing = missing
         self._hops: OrderedDict[tuple[int, NodeId], Hop] = OrderedDict()
         self._failed_at: dict[tuple[int, NodeId], float] = {}
+        self._busy: dict[int, _Busy] = {}  # by stage
         self._waiting = 0
         self.failures = 0
 
@@ -52,7 +71,9 @@ class SwarmRouting:
     def obstacle(self) -> str | None:
         """Why microbatches wait for a stage at present; None while they do not."""
         if not self._waiting:
-            return None
+            now = anyio.current_time()
+            busy = [told for told in self._busy.values() if told.is_long(now)]
+            return busy[0].sentence if busy else None
         return self._missing() or "All nodes that hold a stage fail; they are tried again."
 
     async def hop(self, stage: int) -> Hop:
@@ -64,17 +85,26 @@ class SwarmRouting:
 
     def finished(self, stage: int, hop: Hop, seconds: float) -> None:
         """See Routing."""
+        self._busy.pop(stage, None)
         self._choice.took(stage, hop.node_id, seconds)
 
     def left(self, stage: int, hop: Hop) -> None:
         """See Routing."""
         self._choice.left(stage, hop.node_id)
 
+    def busy(self, stage: int, hop: Hop, error: StageError) -> None:
+        """See Routing."""
+        now, told = anyio.current_time(), self._busy.get(stage)
+        since = now if told is None or now - told.heard > HEARD_SECONDS else told.since
+        self._busy[stage] = _Busy(since, now, f"Stage {stage + 1} is waited for: {error.message}")
+
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:
         """See Routing."""
-        self.failures += 1
         self._choice.lost(stage, hop.node_id)
+        if isinstance(error, StageBusyError):
+            return
         if (stage, hop.node_id) not in self._failed_at:  # one line, however many microbatches find out
+            self.failures += 1
             _LOG.info("Stage %d is asked elsewhere for a while: %s", stage + 1, error)
         self._failed_at[stage, hop.node_id] = anyio.current_time()
         self._hops.pop((stage, hop.node_id), None)

@@ -64,6 +64,7 @@ class SimulatedReplica:
             SEQUENCES_PER_STEP,
             lambda: Standing(True, self.steps, self.state.outer_step, state_root(self.state), sequences=self.sequences),
             self._peers,
+            lambda node: node in self.network.nodes(),
         )
         self.group = GroupRounds(
             replica, Asking(transport, offload=at_once), self._alone, vector_length=LENGTH, offload=at_once

@@ -134,6 +134,27 @@ def test_a_member_that_dies_during_a_round_stops_nobody_for_good(messages: int) 
     play(scenario)
 
 
+def test_a_member_that_is_gone_before_it_sends_ends_the_round_soon() -> None:
+    """It has all that A sends, and nobody would tell A for a minute."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+
+        async def never(*_: object) -> None:
+            await anyio.sleep(3)
+            network.kill(B)
+            await anyio.sleep_forever()
+
+        b.group.line.send = never  # type: ignore[method-assign]
+        await for_seconds(DUE_SECONDS + 15, a, b)
+        (outcome,) = a.outcomes
+        assert isinstance(outcome, Abandoned)
+        assert "gone" in outcome.reason
+        assert outcome.is_soon_again
+
+    play(scenario)
+
+
 def test_when_the_caller_is_gone_another_one_calls() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         replicas = [SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C))]

@@ -226,4 +226,4 @@ def test_the_only_replica_is_asked_again_after_a_second() -> None:
 
     clock = MockClock(autojump_threshold=0)
     assert 4.0 < trio.run(main, clock=clock) < 8.0
-    assert routing.failures == 3
+    assert routing.failures == 1  # asked again in vain is no other failure

@@ -46,6 +46,7 @@ class Replica:
     sequences_per_step: int
     standing: Callable[[], Standing]  # without view and in_round
     peers: Callable[[], Sequence[NodeId]]  # other nodes at work on the stage, by what is known here
+    is_present: Callable[[NodeId], bool] = lambda _: True  # whether a node is connected and has not said that it goes
 
 
 @dataclass(frozen=True)

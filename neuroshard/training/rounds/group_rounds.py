@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import anyio
 import anyio.to_thread
 from torch import Tensor
 
@@ -13,15 +14,19 @@ from neuroshard.swarm.frames import HASH_BYTES
 from neuroshard.swarm.group import aggregator_name, round_id
 from neuroshard.swarm.outcome import Aborted, Completed
 from neuroshard.swarm.round import CONTRIBUTION_KIND, ROOT_KIND, Offload, run_round
+from neuroshard.training.control import first_of
 from neuroshard.training.exchange import StageRounds
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
 from neuroshard.training.rounds.line import RoundLine
 from neuroshard.training.transfer.download import Asking
+from neuroshard.types import NodeId
 
 LEAST_DEADLINE_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 250_000
+PRESENCE_LOOK_SECONDS = 1.0
+GONE_SECONDS = 5.0  # a member may lose its connection so long and come back
 _MEAN = Mean()
 
 
@@ -48,6 +53,7 @@ class GroupRounds:
         self._alone = alone
         self._length = vector_length
         self._offload = offload
+        self._is_present = replica.is_present
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
         """See Exchange."""
@@ -60,7 +66,7 @@ class GroupRounds:
         self.gathering.in_round = True
         completed = False
         try:
-            outcome = await self._with_group(contribution, agreement)
+            outcome = await self._unless_one_goes(contribution, agreement)
             completed = isinstance(outcome, Agreed)
         finally:
             self.line.close()
@@ -72,6 +78,32 @@ class GroupRounds:
         if self.gathering.is_called:
             self.line.close()
             self.gathering.withdraw()
+
+    async def _unless_one_goes(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
+        """The round, which a member that still has something to send ends by being gone: nobody waits for the dead."""
+        ended = list[Agreed | Abandoned]()
+
+        async def work() -> None:
+            ended.append(await self._with_group(contribution, agreement))
+
+        async def watch() -> None:
+            gone = await self._gone_member()
+            ended.append(Abandoned(f"member {gone} is gone", is_soon_again=True))
+
+        await first_of(work, watch)
+        return ended[0]
+
+    async def _gone_member(self) -> NodeId:
+        """Wait until a member is gone whose part of the round has not come."""
+        gone_since = dict[NodeId, float]()
+        while True:
+            await anyio.sleep(PRESENCE_LOOK_SECONDS)
+            now = anyio.current_time()
+            absent = [node for node in self.line.awaited(ROOT_KIND) if not self._is_present(node)]
+            gone_since = {node: gone_since.get(node, now) for node in absent}
+            for node, since in sorted(gone_since.items()):
+                if now - since >= GONE_SECONDS:
+                    return node
 
     async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
         sizes, members = self._largest(agreement.outer_step), len(agreement.group.members)

@@ -120,6 +120,15 @@ class RoundLine:
         await anyio.lowlevel.checkpoint()
         return the_round.complete[kind].pop(0)
 
+    def awaited(self, kind: str) -> frozenset[NodeId]:
+        """Members whose message of this kind has not come whole; none when there is no round."""
+        if self._round is None:
+            return frozenset()
+        come = {
+            sender for (sender, its), arriving in self._round.arriving.items() if its == kind and arriving.is_complete
+        }
+        return self._round.members - come
+
     async def take(self, sender: NodeId, frame: Frame) -> Frame:
         """Take in a part. Raises RequestRefusedError."""
         _, fields = read_part(frame)
