@@ -14,12 +14,14 @@ class LostNodes:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._last_reports: dict[NodeId, int] = {}
+        self.added = 0  # so far: between two of them only reports change anything
 
     def add(self, node_id: NodeId) -> None:
         """Count a node as gone until it reports again."""
         member = self._membership.view.members.get(node_id)
         if member is not None:
             self._last_reports[node_id] = member.report.sequence
+            self.added += 1
 
     def __contains__(self, node: object) -> bool:
         node_id = cast("NodeId", node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 import anyio
@@ -17,6 +18,7 @@ from neuroshard.node.lost_nodes import LostNodes
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.status.snapshot import NodeState
+from neuroshard.swarm.global_view import GlobalView
 from neuroshard.swarm.membership import Membership
 from neuroshard.swarm.stage_coverage import (
     StageCoverage,
@@ -49,6 +51,16 @@ PRESENCE_LOOK_SECONDS = 5.0
 MOST_RANGES = 4096  # that are remembered
 
 
+@dataclass(frozen=True)
+class _Fold:
+    """What follows from one view of the members; it is asked for per microbatch, and changes with a report."""
+
+    view: GlobalView
+    lost: int
+    coverage: StageCoverage
+    at_work: dict[LayerRange, list[NodeId]] = field(default_factory=dict[LayerRange, list[NodeId]])
+
+
 class StageSwarm:
     """Made when the run of this node is known. `live` lets others use the stages that are held here."""
 
@@ -77,6 +89,7 @@ class StageSwarm:
         self._endpoints = StageEndpoints(self._shapes)
         self._local: dict[int, LocalHop] = {}
         self.lost = LostNodes(membership)
+        self._fold: _Fold | None = None
         self.unobtainable: frozenset[int] = frozenset()  # stages of which nobody who answers has the state
         self.donor = Donor()  # of the state of stages that lies here
         self.rounds = RoundDoor()  # of replicas that are held here
@@ -105,7 +118,15 @@ class StageSwarm:
 
         self._local[stage] = LocalHop(service, self.node_id, root)
         self._endpoints.add(
-            StageEndpoint(service, self._address(stage), self._shapes[stage], root=root, report=self._report, sign=sign)
+            StageEndpoint(
+                service,
+                self._address(stage),
+                self._shapes[stage],
+                root=root,
+                may_drive=self.is_member,
+                report=self._report,
+                sign=sign,
+            )
         )
 
     def release(self) -> None:
@@ -126,6 +147,10 @@ class StageSwarm:
         network = self._networking.current
         return network is not None and any(one.peer == node_id for one in network.transport.connections())
 
+    def is_member(self, node_id: NodeId) -> bool:
+        """Whether a node reports of its work in this run."""
+        return node_id in self.membership.view.members
+
     def is_present(self, node_id: NodeId) -> bool:
         """Whether a node is connected and, by its reports, has not gone."""
         member = self.membership.view.members.get(node_id)
@@ -140,6 +165,15 @@ class StageSwarm:
 
     def coverage(self) -> StageCoverage:
         """Who holds which stages, this node as its own last report has it."""
+        return self._present().coverage
+
+    def _present(self) -> _Fold:
+        view, fold = self.membership.view, self._fold
+        if fold is None or fold.view is not view or fold.lost != self.lost.added:
+            fold = self._fold = _Fold(view, self.lost.added, self._folded())
+        return fold
+
+    def _folded(self) -> StageCoverage:
         holders = list[StageHolder]()
         for member in self.membership.view.members.values():
             report = member.report
@@ -225,6 +259,12 @@ class StageSwarm:
         raise PeerUnreachableError(f"Node {peer} cannot be reached at any address that is known.")
 
     def _others_at_work(self, layers: LayerRange) -> list[NodeId]:
+        at_work = self._present().at_work
+        if layers not in at_work:
+            at_work[layers] = self._working_on(layers)
+        return at_work[layers]
+
+    def _working_on(self, layers: LayerRange) -> list[NodeId]:
         return sorted(
             member.node_id
             for member in self.membership.view.members.values()

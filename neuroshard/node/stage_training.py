@@ -276,7 +276,8 @@ class StageTraining:
             return Driving(node_id, feed, FixedRouting((LocalHop(lives[0].parts.service, node_id),)))
         choice = replica_choice(run.parameters.routing, node_id, swarm.lane_root)
         routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
-        in_flight = max(1, min(MOST_IN_FLIGHT, run.parameters.sequences_per_step // run.parameters.batch_size))
+        of_step = run.parameters.sequences_per_step // run.parameters.batch_size
+        in_flight = max(1, min(MOST_IN_FLIGHT, of_step, lives[0].parts.service.open_of_driver))
         journaled = JournaledFeed(feed, drives.note_position, swarm.sends_to_others)
         return Driving(node_id, journaled, routing, in_flight, drives.first_session(time.time()))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-import torch
 from torch import Tensor
 
 from neuroshard.compression import Codec, MalformedVectorError
@@ -49,8 +48,3 @@ def read_root(frame: bytes, round_id: bytes) -> bytes | None:
 def vector_digest(vector: Tensor) -> bytes:
     """SHA-256 of an fp32 vector's little-endian bytes; the vector is not copied on the usual machines."""
     return sha256(vector.contiguous().numpy().astype("<f4", copy=False).data).digest()
-
-
-def stacked(vectors: list[Tensor]) -> Tensor:
-    """Vectors (d,) as rows (n, d); a single one is not copied."""
-    return vectors[0].unsqueeze(0) if len(vectors) == 1 else torch.stack(vectors)

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import torch
 from torch import Tensor
 
 from neuroshard.aggregation import Aggregator, clipped, judge
@@ -26,7 +27,6 @@ from neuroshard.swarm.frames import (
     read_contribution,
     read_root,
     root_frame,
-    stacked,
     vector_digest,
 )
 from neuroshard.swarm.group import Group, RoundDescriptor, round_id
@@ -122,19 +122,24 @@ async def _contributions(exchange: _Exchange, own: Tensor, codec: Codec, offload
             return None
         return contribution_frame(exchange.round_id, codec.encode(own))
 
-    vectors = {exchange.group.self_id: codec.round_trip(own)}
-    if exchange.group.others:
-        frame = await offload(sealed)
-        if frame is None:  # never reaches a peer
-            return Aborted("this node's contribution contains numbers that are not finite", AbortKind.REFUSED)
-        length = own.shape[0]
-        received = await exchange.gather(
-            CONTRIBUTION_KIND, frame, lambda data: read_contribution(data, exchange.round_id, codec, length)
-        )
-        if isinstance(received, Aborted):
-            return received
-        vectors |= received
-    return stacked([vectors[member] for member in exchange.group.members])
+    members, length = exchange.group.members, own.shape[0]
+    if not exchange.group.others:
+        return codec.round_trip(own).unsqueeze(0)
+    frame = await offload(sealed)
+    if frame is None:  # never reaches a peer
+        return Aborted("this node's contribution contains numbers that are not finite", AbortKind.REFUSED)
+    rows = torch.empty(len(members), length)  # what comes is decoded into its row: nothing is held twice
+    rows[members.index(exchange.group.self_id)].copy_(codec.round_trip(own))
+
+    def read(sender: NodeId, data: bytes) -> bool | None:
+        vector = read_contribution(data, exchange.round_id, codec, length)
+        if vector is None:
+            return None
+        rows[members.index(sender)].copy_(vector)
+        return True
+
+    received = await exchange.gather(CONTRIBUTION_KIND, frame, read)
+    return received if isinstance(received, Aborted) else rows
 
 
 def _reduced(rows: Tensor, the_round: bytes, group: Group, aggregator: Aggregator, codec: Codec) -> RoundOutcome:
@@ -154,7 +159,7 @@ async def _confirmed(exchange: _Exchange, outcome: Completed) -> RoundOutcome:
     """The outcome, once every member has named the same root."""
     root = bytes.fromhex(outcome.root)
     roots = await exchange.gather(
-        ROOT_KIND, root_frame(exchange.round_id, root), lambda data: read_root(data, exchange.round_id)
+        ROOT_KIND, root_frame(exchange.round_id, root), lambda _, data: read_root(data, exchange.round_id)
     )
     if isinstance(roots, Aborted):
         return roots
@@ -174,9 +179,9 @@ class _Exchange:
         self.round_id = the_round
 
     async def gather(
-        self, kind: str, frame: bytes, read: Callable[[bytes], _Value | None]
+        self, kind: str, frame: bytes, read: Callable[[NodeId, bytes], _Value | None]
     ) -> dict[NodeId, _Value] | Aborted:
-        """What `read` makes of the others' messages; messages of strangers and of other rounds are dropped."""
+        """What `read` makes of the others' messages, each once; those of strangers and other rounds are dropped."""
         others = self.group.others
         received: dict[NodeId, _Value] = {}
         troubles: list[Aborted] = []
@@ -200,7 +205,7 @@ class _Exchange:
         return troubles[0] if troubles else received
 
     async def _taken(
-        self, kind: str, read: Callable[[bytes], _Value | None], known: Collection[NodeId]
+        self, kind: str, read: Callable[[NodeId, bytes], _Value | None], known: Collection[NodeId]
     ) -> dict[NodeId, _Value] | Aborted:
         """The next message by its sender; nothing when it is a stranger's, another round's or a second one."""
         try:
@@ -210,7 +215,7 @@ class _Exchange:
         if message.sender not in self.group.others or message.sender in known:
             return {}  # one peer counts once
         try:
-            value = await self._offload(lambda: read(message.payload))
+            value = await self._offload(lambda: read(message.sender, message.payload))
         except MalformedVectorError as error:
             return Aborted(f"{message.sender}: {error}", AbortKind.MALFORMED)
         return {} if value is None else {message.sender: value}

@@ -47,12 +47,6 @@ class StageGoneError(StageError):
     retry = Retry.ELSEWHERE
 
 
-class DriftedStageError(StageError):
-    """A replica whose weights are not those that the microbatch is for."""
-
-    retry = Retry.ELSEWHERE
-
-
 class RefusedTensorError(StageError):
     """Inputs, labels or gradients of a wrong shape or type, or with values that are not numbers."""
 

@@ -44,7 +44,6 @@ Shape: TypeAlias = "tuple[int, ...]"
 
 CLOSE_SECONDS = 5.0
 LEAST_MOVED_BYTES = 1 << 16  # within the timeout: less is keeping a connection up
-_OF_TRAINING = frozenset({Operation.FORWARD, Operation.LOSS, Operation.BACKWARD, Operation.INFER})
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Requester(Protocol):
 
 
 class RemoteHop:
-    """See Hop. `state_root` is what the peer last told of its weights, `wanted_root` what it must be ("": any).
+    """See Hop. `state_root` is what the peer last told of its weights.
 
     Whatever the peer does ends as a StageError, and none of them is RefusedTensorError: only this node's own stage may
     find that its data are wrong.
@@ -91,7 +90,6 @@ class RemoteHop:
         """
         self.node_id = peer
         self.stage = stage
-        self.wanted_root = ""
         self.state_root = ""
         self.timings: deque[HopTiming] = deque(maxlen=REMEMBERED_TIMINGS)
         self._transport = transport
@@ -162,10 +160,9 @@ class RemoteHop:
         gradient: Tensor | None = None,
     ) -> StageRequest:
         session, microbatch = (0, 0) if key is None else (key.session, key.microbatch)
-        root = self.wanted_root if operation in _OF_TRAINING else ""
         # a text is short, and its tokens shall be those of the model in one piece
         precision = WirePrecision.FP32 if operation is Operation.READ else self._options.precision
-        return StageRequest(operation, self.stage, session, microbatch, root, precision, inputs, labels, gradient)
+        return StageRequest(operation, self.stage, session, microbatch, precision, inputs, labels, gradient)
 
     def _place(self, session: int, position: int) -> MicrobatchKey:
         return MicrobatchKey(self.node_id, session, position)

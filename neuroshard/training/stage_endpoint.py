@@ -10,14 +10,14 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from neuroshard.network import RequestRefusedError, ScoreReason, Transport
+from neuroshard.network import ScoreReason, Transport
 from neuroshard.training.beside import beside
 from neuroshard.training.held_out_claim import LossSigner
 from neuroshard.training.microbatch import (
-    DriftedStageError,
     MicrobatchKey,
     RefusedTensorError,
     SpoiltMicrobatchError,
+    StageBusyError,
     StageError,
     StageGoneError,
 )
@@ -84,12 +84,12 @@ class StageEndpoint:
             transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
 
     async def answer(self, sender: NodeId, frame: Frame) -> Frame:
-        """The answer to one request; a refusal is an answer as well. Raises RequestRefusedError for a stranger."""
+        """The answer to one request; a refusal is an answer as well. A stranger may be a member not heard of yet."""
         began = time.perf_counter()
         if not self._may_drive(sender):
-            raise RequestRefusedError("This node works for members of its run only.")
+            return refusal_frame(StageBusyError("This node works for members of its run only."))
         try:
-            request = await self._read(frame)
+            request = await beside(lambda: read_request(frame, self._stage), *frame.tensors)
             key = MicrobatchKey(sender, request.session, request.microbatch)
             computed = self._service.compute_seconds(key)
             found = await self._carry_out(key, request)
@@ -115,12 +115,6 @@ class StageEndpoint:
         if labels is None or losses is None or not bool(torch.isfinite(losses).all()):
             return ""
         return self._sign(labels, losses)
-
-    async def _read(self, frame: Frame) -> StageRequest:
-        request = await beside(lambda: read_request(frame, self._stage), *frame.tensors)
-        if request.root not in ("", self._root()):
-            raise DriftedStageError("This replica has other weights now.")
-        return request
 
     async def _carry_out(self, key: MicrobatchKey, request: StageRequest) -> StageAnswer:
         """What was asked for, without times."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from neuroshard.training.held_out_claim import claim_bytes
 from neuroshard.training.microbatch import (
     ClosedSessionError,
-    DriftedStageError,
     RefusedTensorError,
     SpoiltMicrobatchError,
     StageBusyError,
@@ -33,7 +32,7 @@ MAX_HEADER_BYTES = 2048
 MAX_REASON_CHARACTERS = 300
 INPUTS, LABELS, GRADIENT = "inputs", "labels", "gradient"
 OUTPUT, LOSSES, LOGITS = "output", "losses", "logits"
-_REQUEST_FIELDS = {"run", "layers", "version", "root", "session", "microbatch", "precision"}
+_REQUEST_FIELDS = {"run", "layers", "version", "session", "microbatch", "precision"}
 _ANSWER_FIELDS = {
     "session",
     "microbatch",
@@ -76,7 +75,6 @@ class StageRequest:
     stage: StageAddress
     session: int = 0
     microbatch: int = 0
-    root: str = ""  # hex state root that the stage's replicated state must have; "": any
     precision: WirePrecision = WirePrecision.FP32
     inputs: Tensor | None = None  # token ids (b, t) int64 or activations (b, t, d) fp32
     labels: Tensor | None = None  # (b, t) int64
@@ -132,7 +130,6 @@ def request_frame(request: StageRequest) -> Frame:
         "run": stage.run_id,
         "layers": [stage.layers.start, stage.layers.stop],
         "version": stage.version,
-        "root": request.root,
         "session": request.session,
         "microbatch": request.microbatch,
         "precision": request.precision.value,
@@ -168,7 +165,6 @@ def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
         stage,
         _number(header, "session"),
         _number(header, "microbatch"),
-        _text(header, "root"),
         precision,
         inputs,
         _ids(LABELS, parts) if LABELS in parts else None,
@@ -231,7 +227,6 @@ _REFUSALS: Mapping[str, type[StageError]] = {
     "busy": StageBusyError,
     "unknown": UnknownMicrobatchError,
     "gone": StageGoneError,
-    "drifted": DriftedStageError,
     "tensor": RefusedTensorError,
     "spoilt": SpoiltMicrobatchError,
     "closed": ClosedSessionError,

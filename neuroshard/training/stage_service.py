@@ -78,6 +78,11 @@ class StageService:
         return self._gradient_limit
 
     @property
+    def open_of_driver(self) -> int:
+        """Microbatches that one driver may have open here at a time; more of them would only wait."""
+        return min(self._limits.sessions.open_of_driver, self._limits.sessions.open_microbatches)
+
+    @property
     def session_count(self) -> int:
         """Sessions that are not closed."""
         return self._table.session_count

@@ -51,6 +51,8 @@ class StageTrainer:
         self._journal = journal
         self._wall_clock = wall_clock
         self._last_round = pace.monotonic()
+        if parts.group is not None:  # nobody waits for a node that has agreed and then is paused or ends
+            parts.group.gathering.may_take_part = lambda: control.must_hold is None
 
     @property
     def parameters(self) -> RunParameters:

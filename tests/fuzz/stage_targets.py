@@ -176,10 +176,7 @@ def stage_request_seeds() -> tuple[bytes, ...]:
     """Every operation, in every precision."""
     requests = [
         StageRequest(Operation.FORWARD, FIRST, 3, 7, inputs=ids()),
-        *(
-            StageRequest(Operation.LOSS, LAST, 2**62, 0, "ab" * 32, precision, activations(), ids())
-            for precision in WirePrecision
-        ),
+        *(StageRequest(Operation.LOSS, LAST, 2**62, 0, precision, activations(), ids()) for precision in WirePrecision),
         StageRequest(Operation.BACKWARD, FIRST, 3, 7, gradient=activations()),
         StageRequest(Operation.INFER, LAST, inputs=activations()),
         StageRequest(Operation.CLOSE, LAST, 4),

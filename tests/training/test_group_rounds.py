@@ -9,7 +9,7 @@ from replica_world import LENGTH, OUTER, SEQUENCES_PER_STEP, STAGE, SimulatedRep
 
 from neuroshard.network import InMemoryNetwork, PeerRefusedError
 from neuroshard.training.outer_sync import Abandoned, Agreed
-from neuroshard.training.rounds.calls import turn_order
+from neuroshard.training.rounds.calls import Call, CallStep, call_frame, turn_order
 from neuroshard.training.rounds.line import PART_BYTES
 from neuroshard.training.transfer.fields import request_about
 from neuroshard.types import NodeId
@@ -249,6 +249,40 @@ def test_parts_of_strangers_and_of_other_rounds_are_refused() -> None:
         assert (await line.receive("x")).payload == b"1234"
         line.close()
         assert b.group.line.stage == STAGE
+
+    play(scenario)
+
+
+def test_who_is_no_replica_waits_for_no_round_and_nobody_twice() -> None:
+    """Sixteen parts at a time may wait for a round that is agreed on elsewhere: not those of strangers."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, c = SimulatedReplica(A, network, 1), network.join(C)
+        began = anyio.current_time()
+
+        async def part() -> None:
+            tensor = TensorPart(TensorSpec("part", "uint8", (4,)), b"1234")
+            header = request_about("round/part", STAGE, round="ab" * 32, message="x", total=4, start=0).header
+            await c.request(A, Frame("round/part", header, (tensor,)), timeout_seconds=60)
+
+        async def early() -> None:
+            with pytest.raises(PeerRefusedError, match="not in such a round"):
+                await part()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(early)
+            await anyio.sleep(1)
+            with pytest.raises(PeerRefusedError, match="Another part waits"):
+                await part()
+            assert anyio.current_time() == began + 1
+        a.known = lambda: [B]
+        began = anyio.current_time()
+        call = Call(0, a.standing().root, 0, (C, A), CallStep.ASK)
+        with pytest.raises(PeerRefusedError, match="at work on these layers"):
+            await c.request(A, call_frame(STAGE, call), timeout_seconds=60)
+        with pytest.raises(PeerRefusedError, match="at work on these layers"):
+            await part()
+        assert anyio.current_time() == began
 
     play(scenario)
 

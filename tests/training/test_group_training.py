@@ -85,6 +85,20 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
     return node
 
 
+def test_a_paused_node_agrees_to_no_round(tmp_path: Path) -> None:
+    compute = ComputeThread(cpu_threads=1)
+    with InMemoryNetwork() as network:
+        trainer = node_of(compute, tmp_path, NAMES[0], network, 0).trainer
+        group = trainer.parts.stages[0].group
+        assert group is not None
+        assert group.gathering.may_take_part()
+        trainer.pause()
+        assert not group.gathering.may_take_part()
+        trainer.resume()
+        assert group.gathering.may_take_part()
+    compute.close()
+
+
 def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> None:
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
 

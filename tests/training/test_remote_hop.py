@@ -28,7 +28,6 @@ from neuroshard.network import InMemoryNetwork, Link, ScoreReason
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.microbatch import (
     ClosedSessionError,
-    DriftedStageError,
     MicrobatchKey,
     Retry,
     SpoiltMicrobatchError,
@@ -209,13 +208,10 @@ def test_what_a_stage_refuses_arrives_with_its_class(compute: ComputeThread) -> 
                 await hop.backward(key(1), activations())
             await hop.forward(key(1), activations())
             assert hop.state_root == "aa"
-            hop.wanted_root = "aa"
             await hop.backward(key(1), activations())
             root[0] = "bb"
-            with pytest.raises(DriftedStageError):
-                await hop.forward(key(2), activations())
-            hop.wanted_root = ""
             await hop.forward(key(2), activations())
+            assert hop.state_root == "bb"
             await hop.close(NodeId("driver"), 1)
             with pytest.raises(ClosedSessionError):
                 await hop.forward(key(3), activations())
@@ -262,7 +258,7 @@ def test_a_stranger_and_a_request_for_other_layers_are_sent_away(compute: Comput
                 report=lambda *report: reports.append(report),
             )
             stranger = one_hop(network)
-            with pytest.raises(StageGoneError, match="members"):
+            with pytest.raises(StageBusyError, match="members"):  # a member may not be heard of yet
                 await stranger.forward(key(1), activations())
             member = network.join(NodeId("member"))
             for stage in (replace(MIDDLE, version=2), replace(MIDDLE, run_id=RunId("2" * 64)), STAGES[2]):

@@ -219,6 +219,14 @@ def test_a_gradient_much_longer_than_the_others_is_clipped(compute: ComputeThrea
     trio.run(main)
 
 
+@pytest.mark.parametrize(("of_driver", "every", "expected"), [(8, 4, 4), (2, 16, 2)])
+def test_a_driver_learns_how_many_microbatches_find_room(
+    compute: ComputeThread, of_driver: int, every: int, expected: int
+) -> None:
+    sessions = SessionLimits(open_of_driver=of_driver, open_microbatches=every)
+    assert service_of(compute, 0, 1, limits=ServiceLimits(sessions)).open_of_driver == expected
+
+
 def test_a_gradient_whose_square_is_no_number_is_clipped_as_well() -> None:
     limit = GradientLimit()
     for seed in range(FEWEST):

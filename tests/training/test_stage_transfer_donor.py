@@ -88,6 +88,24 @@ def test_no_more_receivers_than_allowed_and_idle_ones_make_room(compute: Compute
     play(scenario, donor)
 
 
+def test_who_asks_and_fetches_nothing_makes_room_soon(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+
+    async def scenario(world: World) -> None:
+        receivers = [replace(world.receiver.asking, requester=world.network.join(NodeId(name))) for name in "xyz"]
+        x, y, z = (replace(world.receiver, asking=asking) for asking in receivers)
+        told = await x.manifest(A, 30.0)
+        await x.fetch(A, {A: told}, partial_in(tmp_path / "x"))
+        await y.manifest(A, 30.0)
+        await anyio.sleep(31)
+        await z.manifest(A, 1000.0)  # in the place of y: x has fetched and may go on
+        with pytest.raises(DonorError, match="Others fetch"):
+            await y.manifest(A, 1000.0)
+
+    play(scenario, donor)
+
+
 def test_snapshots_that_nobody_reads_are_let_go_and_read_ones_outlive_their_deletion(
     compute: ComputeThread, tmp_path: Path
 ) -> None:

@@ -35,15 +35,17 @@ class RoundDoor:
     async def answer_call(self, sender: NodeId, frame: Frame) -> Frame:
         """See Gathering.answer. Raises RequestRefusedError."""
         stage, call = read_call(frame)
-        return await self._of(stage).gathering.answer(sender, call)
+        return await self._of(stage, sender).gathering.answer(sender, call)
 
     async def take_part(self, sender: NodeId, frame: Frame) -> Frame:
         """See RoundLine.take. Raises RequestRefusedError."""
         stage, _ = read_part(frame)
-        return await self._of(stage).line.take(sender, frame)
+        return await self._of(stage, sender).line.take(sender, frame)
 
-    def _of(self, stage: StageName) -> GroupRounds:
+    def _of(self, stage: StageName, sender: NodeId) -> GroupRounds:
         group = self._groups.get(stage)
         if group is None:
             raise RequestRefusedError("This node does not hold these layers.")
+        if not group.knows(sender):
+            raise RequestRefusedError("Rounds are for the nodes at work on these layers.")
         return group

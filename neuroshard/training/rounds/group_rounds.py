@@ -73,6 +73,11 @@ class GroupRounds:
             self.gathering.ended(completed=completed)
         return outcome
 
+    def knows(self, node: NodeId) -> bool:
+        """Whether a node may have a part in this stage's rounds; nothing of others is kept, not even for a while."""
+        agreement = self.gathering.agreement
+        return node in self.gathering.replica.peers() or (agreement is not None and node in agreement.group.others)
+
     def withdraw(self) -> None:
         """Take no part in what was agreed on: the others learn it when they send."""
         if self.gathering.is_called:

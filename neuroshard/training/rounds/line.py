@@ -81,6 +81,7 @@ class RoundLine:
         self._requester = requester
         self._round: _Round | None = None
         self._opened = anyio.Event()
+        self._early: set[NodeId] = set()  # whose part waits for a round that is not known here yet
 
     def open(self, name: str, others: frozenset[NodeId], largest: Mapping[str, int]) -> None:
         """Take in messages of this round from now on, at most so many bytes each, by kind."""
@@ -139,7 +140,7 @@ class RoundLine:
             raise RequestRefusedError(f"The part cannot be read: {error}.") from None
         if len(frame.tensors) != 1 or frame.tensors[0].spec.dtype != "uint8":
             raise RequestRefusedError("A part is bytes.")
-        the_round = await self._awaited(name)
+        the_round = await self._awaited(name, sender)
         if sender not in the_round.members or total > the_round.largest.get(kind, -1):
             raise RequestRefusedError("This is no message of the round.")
         arriving = the_round.arriving.setdefault((sender, kind), _Arriving(bytearray(total)))
@@ -148,12 +149,20 @@ class RoundLine:
             the_round.wake()
         return Frame(PART)
 
-    async def _awaited(self, name: str) -> _Round:
-        """The round of this name, which may be agreed on a little later here."""
-        with anyio.move_on_after(OPENING_SECONDS):
-            while self._round is None or self._round.name != name:
-                await self._opened.wait()
+    async def _awaited(self, name: str, sender: NodeId) -> _Round:
+        """The round of this name, which may be agreed on a little later here; one part of a sender waits for that."""
+        if self._round is not None and self._round.name == name:
             return self._round
+        if sender in self._early:
+            raise RequestRefusedError("Another part waits for this round.")
+        self._early.add(sender)
+        try:
+            with anyio.move_on_after(OPENING_SECONDS):
+                while self._round is None or self._round.name != name:
+                    await self._opened.wait()
+                return self._round
+        finally:
+            self._early.discard(sender)
         raise RequestRefusedError("This node is not in such a round.")
 
     def _present(self) -> _Round:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from neuroshard.types import NodeId
@@ -22,6 +23,10 @@ class ChunkBoard:
             donor: {index for index in self.missing if index < len(own) and own[index] == digests[index]}
             for donor, own in donors.items()
         }
+        self._givers = Counter(index for can in self._can.values() for index in can)
+        self._orphans = {index for index in self.missing if not self._givers[index]}
+        self._queues: dict[NodeId, deque[int]] = {}  # what each donor may give, the rarest first; some not any more
+        self._line_up()
         self._failures: dict[NodeId, int] = {}
         self.troubles: list[str] = []  # why donors were given up
 
@@ -33,8 +38,7 @@ class ChunkBoard:
     @property
     def is_hopeless(self) -> bool:
         """Whether there is a missing chunk that no donor can give."""
-        can = set[int]().union(*self._can.values())
-        return not self.missing <= can
+        return bool(self._orphans)
 
     def has(self, donor: NodeId) -> bool:
         """Whether a donor was not given up."""
@@ -42,21 +46,23 @@ class ChunkBoard:
 
     def take(self, donor: NodeId) -> int | None:
         """A chunk for this donor to give now; None when there is none at present. The rarest ones first."""
-        offered = self._can.get(donor, set()) & self._waiting
-        if not offered:
-            return None
-        index = min(offered, key=lambda i: (sum(i in can for can in self._can.values()), i))
-        self._waiting.discard(index)
-        return index
+        queue = self._queues.get(donor, deque())
+        while queue:
+            index = queue.popleft()
+            if index in self._waiting:
+                self._waiting.discard(index)
+                return index
+        return None
 
     def arrived(self, donor: NodeId, index: int) -> None:
         """A chunk is here."""
         self.missing.discard(index)
+        self._orphans.discard(index)
         self._failures.pop(donor, None)
 
     def failed(self, donor: NodeId, index: int, trouble: str) -> None:
         """A donor did not give a chunk; after a few failures in a row it is given up."""
-        self._waiting.add(index)
+        self._put_back(index)
         self._failures[donor] = self._failures.get(donor, 0) + 1
         if self._failures[donor] >= TRIES:
             self.give_up(donor, trouble)
@@ -64,6 +70,24 @@ class ChunkBoard:
     def give_up(self, donor: NodeId, trouble: str, index: int | None = None) -> None:
         """Ask a donor for nothing more; `index` is what it was asked for."""
         if index is not None:
-            self._waiting.add(index)
-        if self._can.pop(donor, None) is not None:
+            self._put_back(index)
+        could = self._can.pop(donor, None)
+        if could is not None:
             self.troubles.append(f"{donor}: {trouble}")
+            self._givers.subtract(could)
+            self._orphans |= {index for index in could & self.missing if not self._givers[index]}
+            self._line_up()
+
+    def _put_back(self, index: int) -> None:
+        """Nobody fetches it at the moment: it is the next one of all who can give it."""
+        self._waiting.add(index)
+        for donor, can in self._can.items():
+            if index in can:
+                self._queues[donor].appendleft(index)
+
+    def _line_up(self) -> None:
+        """What is waiting, for every donor in the order of `take`; again only when a donor is given up."""
+        self._queues = {
+            donor: deque(sorted(can & self._waiting, key=lambda index: (self._givers[index], index)))
+            for donor, can in self._can.items()
+        }

@@ -52,6 +52,7 @@ class DonorLimits:
     receivers: int = 4  # nodes that fetch at the same time
     snapshots: int = 3  # that stay readable though newer ones exist; each holds its place on the disk
     idle_seconds: float = 180.0  # after that a receiver is gone, and a snapshot is let go
+    asked_seconds: float = 30.0  # the same for a receiver that has asked for no chunk yet
     wait_seconds: float = 15.0  # for a snapshot that is wished for
     youngest_seconds: float = 20.0  # nobody gets snapshots made more often than so
 
@@ -174,7 +175,7 @@ class Donor:
         """Answer with a snapshot's manifest. Raises RequestRefusedError."""
         stage, fields = read_request_about(frame, "max_age_seconds", "preferred")
         max_age = max(_number(fields["max_age_seconds"], "max_age_seconds"), self._limits.youngest_seconds)
-        self._admit(sender)
+        self._admit(sender, self._limits.asked_seconds)
         opened = self._opened.get(str(fields["preferred"])) or await self._newest(self._of(stage), max_age)
         self._use(opened)
         manifest = opened.manifest
@@ -190,7 +191,7 @@ class Donor:
         index = _index(fields["index"])
         if index >= len(opened.manifest.digests):
             raise RequestRefusedError("The snapshot has no such chunk.")
-        self._admit(sender)
+        self._admit(sender, self._limits.idle_seconds)
         self._use(opened)
         try:
             data = await self._offload(lambda: opened.read(index))
@@ -210,13 +211,13 @@ class Donor:
             raise RequestRefusedError("This node has nothing of these layers.")
         return snapshots
 
-    def _admit(self, receiver: NodeId) -> None:
+    def _admit(self, receiver: NodeId, seconds: float) -> None:
+        """Give a receiver its place for so long. Raises RequestRefusedError when all are taken."""
         now = anyio.current_time()
-        idle_since = now - self._limits.idle_seconds
-        self._receivers = {node: used for node, used in self._receivers.items() if used > idle_since}
+        self._receivers = {node: until for node, until in self._receivers.items() if until > now}
         if receiver not in self._receivers and len(self._receivers) >= self._limits.receivers:
             raise RequestRefusedError("Others fetch from this node; try again a little later.")
-        self._receivers[receiver] = now
+        self._receivers[receiver] = max(now + seconds, self._receivers.get(receiver, now))
 
     async def _newest(self, snapshots: Snapshots, max_age_seconds: float) -> _Opened:
         """A snapshot that is young enough, or the youngest there is after some waiting."""
