@@ -4,6 +4,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,9 @@ from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.generation import TextGenerator
-from neuroshard.training.microbatch import StageGoneError
+from neuroshard.training.microbatch import StageError, StageGoneError
 from neuroshard.training.microbatch_run import MicrobatchRun
+from neuroshard.training.pipeline import Hop
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
 from neuroshard.training.routing import FixedRouting
 from neuroshard.training.stage_endpoint import StageEndpoint
@@ -93,6 +95,62 @@ def test_the_law_holds_through_real_sockets_and_a_node_that_ends_is_gone(
     found = gradients(services)
     for name, parameter in whole.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-4)
+
+
+class ReplacedRouting(FixedRouting):
+    """Names another hop for a stage that failed."""
+
+    def __init__(self, route: list[RemoteHop], others: dict[int, RemoteHop]) -> None:
+        super().__init__(route)
+        self._others = others
+
+    def failed(self, stage: int, hop: Hop, error: StageError) -> None:
+        route = list(self._route)
+        route[stage] = self._others.pop(stage)
+        self._route = tuple(route)
+
+
+def test_the_law_holds_through_real_sockets_when_a_hop_is_replaced_in_mid_backward(compute: ComputeThread) -> None:
+    rows = torch.randint(ARCHITECTURE.vocabulary_size, (2, ARCHITECTURE.sequence_length + 1))
+    inputs, labels = rows[:, :-1], rows[:, 1:]
+    held = (STAGES[0], STAGES[2], STAGES[1], STAGES[1])  # the one that dies is the last one to be opened
+    services = [service_of(compute, ARCHITECTURE, stage.layers) for stage in held]
+    options = NetworkOptions(host="127.0.0.1")
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            driver = await stack.enter_async_context(libp2p_network(identity(1), options))
+            hops, blocks = list[RemoteHop](), [await stack.enter_async_context(AsyncExitStack()) for _ in held]
+            for number, (service, stage) in enumerate(zip(services, held, strict=True)):
+                holder = await blocks[number].enter_async_context(libp2p_network(identity(2 + number), options))
+                shapes = StageShapes.for_layers(ARCHITECTURE, stage.layers, 2)
+                StageEndpoint(service, stage, shapes, root=lambda: "ab").serve(holder.transport)
+                peer = await driver.transport.connect(holder.transport.addresses()[0])
+                hops.append(RemoteHop(driver.transport, peer, stage, shapes, HopOptions(timeout_seconds=20)))
+            first, last, other, middle = hops
+            measure = last.loss
+
+            async def measured_last(*asked: Any) -> Any:
+                answer = await measure(*asked)
+                await blocks[-1].aclose()  # the middle stage's node ends before the gradient comes
+                return answer
+
+            last.loss = measured_last  # type: ignore[method-assign]
+            routing = ReplacedRouting([first, middle, last], {1: other})
+            run = MicrobatchRun(routing, key(1, driver=driver.transport.local_id), inputs, labels)
+            result = await run.run()
+            assert result.loss_sum.item() == pytest.approx(expected.item(), rel=1e-5)
+            (replacement,) = run.replacements
+            assert (replacement.before, replacement.after, replacement.is_exact) == (middle, other, True)
+
+    whole = StageModel(ARCHITECTURE)
+    initialise(whole, 5)
+    expected = whole.loss_sum(whole(inputs), labels)
+    expected.backward()
+    trio.run(main)
+    found = gradients(services[:3])
+    for name, parameter in whole.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_text_comes_through_real_sockets_as_from_the_model_in_one_piece(compute: ComputeThread) -> None:
