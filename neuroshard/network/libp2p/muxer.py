@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 import anyio
@@ -20,6 +20,7 @@ from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.admission import StreamAdmission
 from neuroshard.network.libp2p.guard import contained
+from neuroshard.network.libp2p.receive_memory import ReceiveMemory
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.libp2p.yamux_frames import (
     ACK,
@@ -59,6 +60,7 @@ class MuxerOptions:
     spend: Callable[[int], Awaitable[None]] | None = None  # waits until so many bytes may be uploaded
     now: Callable[[], float] = trio.current_time
     report: Callable[[ID, ScoreReason], None] | None = None
+    memory: ReceiveMemory = field(default_factory=ReceiveMemory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +217,18 @@ class BoundedMuxer(IMuxedConn):
         """The stream is closed on both sides."""
         if self._streams.pop(stream.stream_id, None) is not None and not stream.is_outbound:
             self._options.admission.leave(self.peer_id)
+        self._options.memory.leave(stream)
+
+    def may_grow(self, stream: YamuxStream, byte_count: int) -> bool:
+        """Whether the stream's window may become so much larger."""
+        return self._options.memory.may_grow(stream, self.peer_id, byte_count)
+
+    def count_unread(self, stream: YamuxStream, change: int) -> None:
+        """So many bytes more, or fewer, wait to be read; this or another stream may be ended for it."""
+        if change > 0 and stream.stream_id in self._streams:
+            self._options.memory.arrived(stream, self.peer_id, change)
+        elif change < 0:
+            self._options.memory.taken(stream, -change)
 
     # Inside
 

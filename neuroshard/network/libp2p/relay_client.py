@@ -14,6 +14,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status, StopMessage
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.addresses import PeerAddress
@@ -170,7 +171,10 @@ class RelayClient:
         muxer = self._connections.of(relay)
         if muxer is None:
             return
-        stream = await muxer.open_stream()
+        try:
+            stream = await muxer.open_stream()
+        except MuxedConnUnavailable:  # it hung up; whoever looks for relays next finds it gone
+            return
         try:
             with anyio.fail_after(MESSAGE_SECONDS):
                 answer = await self._ask(stream, HopMessage(type=HopMessage.RESERVE))

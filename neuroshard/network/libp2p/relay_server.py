@@ -12,6 +12,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Reservation, Status, StopMessage
 from multiaddr import Multiaddr
 
+from neuroshard.network.libp2p.admission import is_loopback
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.negotiation import confirm, proposal
@@ -25,6 +26,7 @@ from neuroshard.network.libp2p.relay_messages import (
     received,
 )
 from neuroshard.network.libp2p.streams import YamuxStream
+from neuroshard.network.libp2p.yamux_frames import INITIAL_WINDOW
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
@@ -40,6 +42,7 @@ class RelayLimits:
     reservations: int = 256
     circuits: int = 256
     circuits_of_node: int = 24  # fewer than the streams that a peer may open
+    circuits_of_address: int = 64  # asked for from one IP address, this computer's own excepted
     bytes_per_second: float = 256 * 1024  # of one circuit in one direction
 
 
@@ -59,6 +62,7 @@ class RelayServer:
         self._limits = limits or RelayLimits()
         self._reservations: dict[NodeId, float] = {}  # until when
         self._circuits: Counter[NodeId] = Counter()  # of both ends
+        self._circuits_of_address: Counter[str] = Counter()  # of those who asked for them
 
     async def handle_stream(self, net_stream: INetStream) -> None:
         """One question of a client: to be reachable through this relay, or to reach another."""
@@ -102,15 +106,20 @@ class RelayServer:
             return
         most = self._limits.circuits_of_node
         is_full = self._circuits[client] >= most or self._circuits[target] >= most
-        if is_full or self._circuits.total() >= 2 * self._limits.circuits:
+        ip = self._connections.direct_ip(client) or ""
+        is_crowded = self._circuits_of_address[ip] >= self._limits.circuits_of_address and not is_loopback(ip)
+        if is_full or is_crowded or self._circuits.total() >= 2 * self._limits.circuits:
             await _tell(stream, Status.RESOURCE_LIMIT_EXCEEDED)
             return
         self._circuits.update((client, target))
+        self._circuits_of_address[ip] += 1
         try:
             await self._join(client, target, stream)
         finally:
             self._circuits.subtract((client, target))
+            self._circuits_of_address[ip] -= 1
             self._circuits += Counter()  # forgets zeros
+            self._circuits_of_address += Counter()
 
     async def _join(self, client: NodeId, target: NodeId, stream: YamuxStream) -> None:
         try:
@@ -121,6 +130,7 @@ class RelayServer:
             return
         try:
             await stream.write(encoded(HopMessage(type=HopMessage.STATUS, status=Status.OK)))
+            stream.largest_window = other.largest_window = INITIAL_WINDOW  # enough for the speed of a circuit
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._carry, stream, other)
                 tasks.start_soon(self._carry, other, stream)

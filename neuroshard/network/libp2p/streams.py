@@ -25,6 +25,7 @@ MAX_WINDOW = 4 * 1024 * 1024  # fills 100 Mbit/s at 300 ms
 MAX_PAYLOAD = 65_519 - HEADER.size  # with its header one Noise message
 SMALL_PIECE_BYTES = 16 * 1024
 _GROWS_WITHIN_ROUND_TRIPS = 4
+LONGEST_RTT_SECONDS = 1.0  # the peer can make it look as long as it likes
 
 
 class StreamLink(Protocol):
@@ -52,6 +53,14 @@ class StreamLink(Protocol):
         """The stream is closed on both sides."""
         ...
 
+    def may_grow(self, stream: YamuxStream, byte_count: int) -> bool:
+        """Whether the stream's window may become so much larger."""
+        ...
+
+    def count_unread(self, stream: YamuxStream, change: int) -> None:
+        """So many bytes more, or fewer, wait to be read."""
+        ...
+
     def get_remote_address(self) -> tuple[str, int] | None:
         """IP address and port of the other side."""
         ...
@@ -66,6 +75,7 @@ class YamuxStream(IMuxedStream):
         self.is_outbound = is_outbound
         self.closed_at: float | None = None  # when this side closed while the other did not
         self.is_known_to_peer = not is_outbound  # once the first frame has left
+        self.largest_window = MAX_WINDOW
         self._link = link
         self._chunks: deque[memoryview] = deque()
         self._unread = 0
@@ -209,6 +219,7 @@ class YamuxStream(IMuxedStream):
         self._arriving -= len(data)
         self._notify()
         self._end_if_complete()
+        self._link.count_unread(self, len(data))
 
     def extend_window(self, increment: int) -> None:
         """The other side allows so many bytes more."""
@@ -261,6 +272,7 @@ class YamuxStream(IMuxedStream):
             pieces.append(chunk)
             missing -= len(chunk)
         self._unread -= count
+        self._link.count_unread(self, -count)
         self._return_credit(count)
         return pieces
 
@@ -278,9 +290,12 @@ class YamuxStream(IMuxedStream):
         now = trio.current_time()
         since, self._updated_at = now - self._updated_at, now
         rtt = self._link.rtt_seconds
-        if rtt is None or since > _GROWS_WITHIN_ROUND_TRIPS * max(rtt, 0.001) or self._window >= MAX_WINDOW:
+        grown = min(self._window, self.largest_window - self._window)
+        if rtt is None or grown <= 0:
             return 0
-        grown = min(self._window, MAX_WINDOW - self._window)
+        longest = _GROWS_WITHIN_ROUND_TRIPS * min(max(rtt, 0.001), LONGEST_RTT_SECONDS)
+        if since > longest or not self._link.may_grow(self, grown):
+            return 0
         self._window += grown
         return grown
 

@@ -1,0 +1,89 @@
+"""Relays that hang up, and clients of a relay that want too much; without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import trio
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Status
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
+from libp2p_nodes import identity
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.relay_client import LOOK_SECONDS, RelayClient
+from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encoded
+from neuroshard.network.libp2p.relay_server import RelayLimits, RelayServer
+from neuroshard.status.snapshot import ConnectionKind
+from neuroshard.types import NodeId
+
+
+def virtual(scenario: Callable[[], Awaitable[None]]) -> None:
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_relay_that_hangs_up_while_it_is_asked_ends_nothing() -> None:
+    tries: list[float] = []
+
+    async def open_stream() -> None:
+        await anyio.lowlevel.checkpoint()
+        tries.append(anyio.current_time())
+        raise MuxedConnUnavailable("the connection is closed")
+
+    async def scenario() -> None:
+        relay, own = identity(1).node_id, identity(2).node_id
+        swarm: Any = SimpleNamespace(
+            connections=[ID.from_base58(relay)], peerstore=SimpleNamespace(get_protocols=lambda _: [HOP_PROTOCOL])
+        )
+        connections: Any = SimpleNamespace(
+            local_id=own,
+            is_reached_from_outside=False,
+            kind_of=lambda _: ConnectionKind.DIRECT,
+            of=lambda _: SimpleNamespace(open_stream=open_stream),
+        )
+        with anyio.move_on_after(2.5 * LOOK_SECONDS):
+            await RelayClient(swarm, connections, Contacts(own)).run()
+
+    virtual(scenario)
+    assert len(tries) == 3  # it may be back soon
+
+
+class Asking:
+    """The stream of a client that asks for a circuit."""
+
+    def __init__(self) -> None:
+        self.told = b""
+
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.told += data
+
+    async def wait_ended(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+def test_one_address_gets_only_some_of_the_circuits() -> None:
+    refused = encoded(HopMessage(type=HopMessage.STATUS, status=Status.RESOURCE_LIMIT_EXCEEDED))
+    addresses = {"a": "203.0.113.1", "b": "203.0.113.1", "c": "203.0.113.1", "d": "203.0.113.2"}
+
+    async def scenario() -> None:
+        connections: Any = SimpleNamespace(
+            direct_ip=addresses.get, of=lambda _: SimpleNamespace(open_stream=trio.sleep_forever)
+        )
+        server = RelayServer(connections, tuple, trio.current_time, RelayLimits(circuits_of_address=2))
+        server._reserved(NodeId("target"))
+        asking = {name: Asking() for name in "abcd"}
+
+        async with anyio.create_task_group() as tasks:
+            for name, stream in asking.items():
+                tasks.start_soon(server._connect, NodeId(name), NodeId("target"), stream)
+                await wait_all_tasks_blocked()
+            assert [name for name, stream in asking.items() if stream.told == refused] == ["c"]
+            tasks.cancel_scope.cancel()
+        assert not server._circuits_of_address
+
+    virtual(scenario)
