@@ -144,6 +144,10 @@ class Connections:
         """Whether somebody outside this node's own networks connected to it lately."""
         return anyio.current_time() - self._reached_at < REACHED_SECONDS
 
+    def forget_reached(self) -> None:
+        """The address changed: what reached the old one may not reach this one."""
+        self._reached_at = -inf
+
     async def trim(self, needed: Callable[[], set[NodeId]]) -> None:
         """Now and then end the connections that were used longest ago, while there are many. Until cancelled."""
         while True:

@@ -10,6 +10,7 @@ import anyio
 import trio
 from anyio.abc import TaskGroup
 from libp2p.abc import INetConn, INetStream
+from libp2p.connection_types import ConnectionType
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
@@ -25,11 +26,12 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.guard import contained
+from neuroshard.network.libp2p.identifying import asked
+from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import accept
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.libp2p.upgrading import HANDSHAKE_SECONDS
 
-IDENTIFY_SECONDS = 15
 _MOST = 100_000  # libp2p's own limits come after ours: its evictions would even drop this node's key
 
 
@@ -86,8 +88,8 @@ class NodeSwarm(Swarm):
 class AddressObserver(Protocol):
     """Takes what peers say about this node's own address; libp2p's own wants four observers before it believes any."""
 
-    def record_observation(self, conn: INetConn, observed: Multiaddr, local_addrs: Iterable[Multiaddr]) -> None:
-        """A peer saw this node at an address."""
+    def record(self, muxer: BoundedMuxer, observed: Multiaddr, local: Iterable[Multiaddr]) -> None:
+        """A peer saw this node at an address; `local` are those at which it listens."""
         ...
 
     def remove_conn(self, conn: INetConn) -> None:
@@ -107,10 +109,12 @@ class NodeHost(BasicHost):
         self.swarm = swarm
         self._tasks = tasks
         self._observed_addr_manager = None  # unless somebody observes better: see observe_with
+        self._observer: AddressObserver | None = None
         self.remove_stream_handler(ID_PUSH)  # whoever moved connects anew
 
     def observe_with(self, observer: AddressObserver) -> None:
         """Let identify tell where others see this node."""
+        self._observer = observer
         self._observed_addr_manager = cast("Any", observer)
 
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
@@ -129,14 +133,27 @@ class NodeHost(BasicHost):
     def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
         if peer_id not in self._identify_inflight and peer_id not in self._identified_peers:
             self._identify_inflight.add(peer_id)
-            self._tasks.start_soon(self._identify, peer_id, reason)
+            self._tasks.start_soon(self._identify, peer_id)
 
-    async def _identify(self, peer_id: ID, reason: str) -> None:
+    async def _identify(self, peer_id: ID) -> None:
         try:
-            with anyio.move_on_after(IDENTIFY_SECONDS):
-                await contained(self._identify_peer(peer_id, reason=reason), "Identify")
+            await contained(self._ask_about(peer_id), "Identify")
         finally:
             self._identify_inflight.discard(peer_id)
+
+    async def _ask_about(self, peer_id: ID) -> None:
+        """What a peer says about itself; libp2p's own way reads a MiB of it, and keeps all."""
+        muxer = next((conn.muxed_conn for conn in self.swarm.get_connections(peer_id)), None)
+        if not isinstance(muxer, BoundedMuxer):
+            return
+        told = await asked(muxer)
+        if not self.swarm.get_connections(peer_id):
+            return  # what is known of it is forgotten already
+        self.peerstore.set_protocols(peer_id, told.protocols)
+        self._identified_peers[peer_id] = ""
+        is_relayed = muxer.get_connection_type() == ConnectionType.RELAYED  # it sees the relay's address
+        if self._observer is not None and told.observed is not None and not is_relayed:
+            self._observer.record(muxer, told.observed, self.get_transport_addrs())
 
 
 def stream_of(net_stream: INetStream) -> YamuxStream:

@@ -28,8 +28,9 @@ from neuroshard.network.libp2p.host import NodeHost, NodeSwarm, silence_libp2p
 from neuroshard.network.libp2p.keys import key_pair_of
 from neuroshard.network.libp2p.listening import Listening
 from neuroshard.network.libp2p.muxer import MuxerOptions
+from neuroshard.network.libp2p.observed_addresses import ObservedAddresses
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
-from neuroshard.network.libp2p.punching import PUNCH_PROTOCOL, ObservedAddresses, Puncher
+from neuroshard.network.libp2p.punching import PUNCH_PROTOCOL, Puncher
 from neuroshard.network.libp2p.relay_client import RelayClient
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.relay_server import RelayServer
@@ -138,7 +139,7 @@ class _Node:
     def _joined_relays(self, contacts: Contacts) -> RelayClient | None:
         if not self._options.relay or self._options.is_local:
             return None
-        observed = ObservedAddresses()
+        observed = ObservedAddresses(self.connections.forget_reached)
         self.host.observe_with(observed)
         puncher = Puncher(self.connections, observed, self._own_places)
         self.host.set_stream_handler(TProtocol(PUNCH_PROTOCOL), puncher.handle_stream)

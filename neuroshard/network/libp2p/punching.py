@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
-from libp2p.abc import INetConn, INetStream
+from libp2p.abc import INetStream
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from multiaddr import Multiaddr
 
@@ -20,6 +19,7 @@ from neuroshard.network.libp2p.guard import contained
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import confirm, proposal
+from neuroshard.network.libp2p.observed_addresses import ObservedAddresses
 from neuroshard.network.libp2p.relay_messages import MESSAGE_SECONDS, RelayError, encoded, received
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
@@ -30,37 +30,7 @@ ROUNDS = 3
 ROUND_SECONDS = 4.0
 AGAIN_SECONDS = 60.0  # until a peer may ask for it again
 LEAVE_RELAY_SECONDS = 20.0  # for what is under way there
-MAX_OBSERVED = 64
-CONFIRMED_BY = 2  # observers, before an address is told to everybody
 _LOG = logging.getLogger(__name__)
-
-
-class ObservedAddresses:
-    """Where others see this node's port: what its router made of its own address. libp2p's identify fills it."""
-
-    def __init__(self) -> None:
-        self._observers: dict[str, set[str]] = defaultdict(set)  # IP addresses of those who saw an address
-
-    def record_observation(self, conn: INetConn, observed: Multiaddr, local_addrs: Iterable[Multiaddr]) -> None:
-        """A peer saw this node at `observed`; it counts when the connection left from the port that listens."""
-        muxer = conn.muxed_conn
-        if not isinstance(muxer, BoundedMuxer) or not muxer.is_from_listening_port:
-            return
-        address, text = muxer.get_remote_address(), str(observed)
-        if address is None or text in {str(local) for local in local_addrs} or len(self._observers) >= MAX_OBSERVED:
-            return
-        self._observers[text].add(address[0])
-
-    def remove_conn(self, conn: INetConn) -> None:
-        """A connection ended; what was seen stays true for a while."""
-
-    def addrs(self) -> list[Multiaddr]:
-        """Addresses that several saw: the router gives everybody the same."""
-        return [Multiaddr(text) for text, seen_by in self._observers.items() if len(seen_by) >= CONFIRMED_BY]
-
-    def likely(self) -> list[str]:
-        """All that were seen, by most observers first."""
-        return sorted(self._observers, key=lambda text: -len(self._observers[text]))
 
 
 class Puncher:

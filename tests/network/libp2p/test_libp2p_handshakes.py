@@ -9,22 +9,27 @@ import anyio
 import libp2p
 import pytest
 import trio
-from libp2p.abc import IHost, ISecureTransport
+from libp2p.abc import IHost, INetStream, ISecureTransport
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as new_x25519
 from libp2p.custom_types import TProtocol
+from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secio.transport import ID as SECIO
 from libp2p.security.secio.transport import Transport as SecioTransport
 from libp2p.tools.anyio_service import background_trio_service
+from libp2p.utils.varint import encode_uvarint
 from libp2p_nodes import address_of, echo, lives, nodes, port_of, run, until
 from multiaddr import Multiaddr
 from trio.testing import MockClock
 
+from neuroshard.network.libp2p.identifying import IDENTIFY_PROTOCOL, MAX_IDENTIFY_BYTES
+from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL
 from neuroshard.network.libp2p.requests import FRAME_PROTOCOL
 
 Keys = Any
@@ -125,3 +130,43 @@ def test_who_connects_and_says_nothing_is_dropped() -> None:
             assert 5 < trio.current_time() - began < 20
 
     run(scenario, clock=MockClock(autojump_threshold=0.1))
+
+
+@pytest.mark.parametrize("names", [500, 5000], ids=["much", "too much"])
+def test_of_what_a_stranger_says_about_itself_little_is_kept(names: int) -> None:
+    said = Identify(
+        public_key=b"x" * 100,
+        protocols=[HOP_PROTOCOL, *(f"/{number:020}" for number in range(names))],
+        listen_addrs=[Multiaddr("/ip4/192.0.2.1/tcp/1").to_bytes()] * 20,
+    )
+    told = anyio.Event()
+
+    async def tell(stream: INetStream) -> None:
+        data = said.SerializeToString()
+        assert (len(data) > MAX_IDENTIFY_BYTES) is (names == 5000)
+        await stream.write(encode_uvarint(len(data)) + data)
+        await stream.read()  # until the other side ends it
+        told.set()
+
+    async def scenario() -> None:
+        async with nodes(1) as (a,), stock_host("noise") as stranger:
+            stranger.set_stream_handler(TProtocol(IDENTIFY_PROTOCOL), tell)
+            await stranger.connect(info_from_p2p_addr(Multiaddr(address_of(a))))
+            peerstore = a.transport._connections._swarm.peerstore
+            if names == 500:
+                await until(lambda: peerstore.has_peer(stranger.get_id()))
+                assert peerstore.get_protocols(stranger.get_id()) == [HOP_PROTOCOL]
+                assert peerstore.peer_data_map[stranger.get_id()].addrs == []
+            else:
+                with anyio.move_on_after(5):
+                    await told.wait()
+                assert HOP_PROTOCOL not in protocols_of(peerstore, stranger.get_id())
+
+    run(scenario)
+
+
+def protocols_of(peerstore: Any, peer: Any) -> list[str]:
+    try:
+        return list(peerstore.get_protocols(peer))
+    except PeerStoreError:
+        return []
