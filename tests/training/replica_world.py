@@ -51,6 +51,7 @@ class SimulatedReplica:
     known: Callable[[], Sequence[NodeId]] | None = None
     may_be_alone: bool = False  # it makes rounds of its own when it is alone
     is_reluctant: bool = False  # it agrees to rounds and then does not come
+    absent: set[NodeId] = field(default_factory=set[NodeId])  # it has no connection with
     dies_at_message: int | None = None  # of its rounds
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class SimulatedReplica:
             SEQUENCES_PER_STEP,
             lambda: Standing(True, self.steps, self.state.outer_step, state_root(self.state), sequences=self.sequences),
             self._peers,
-            lambda node: node in self.network.nodes(),
+            lambda node: node in self.network.nodes() and node not in self.absent,
         )
         self.group = GroupRounds(
             replica, Asking(transport, offload=at_once), self._alone, vector_length=LENGTH, offload=at_once

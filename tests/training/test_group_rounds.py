@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
@@ -151,6 +152,24 @@ def test_a_member_that_is_gone_before_it_sends_ends_the_round_soon() -> None:
         assert isinstance(outcome, Abandoned)
         assert "gone" in outcome.reason
         assert outcome.is_soon_again
+
+    play(scenario)
+
+
+def test_a_member_whose_connection_was_closed_and_that_still_works_is_waited_for() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+        send = b.group.line.send
+
+        async def late(*message: Any) -> None:
+            await anyio.sleep(20)
+            await send(*message)
+
+        b.group.line.send = late  # type: ignore[method-assign]
+        a.absent.add(B)
+        await for_seconds(DUE_SECONDS + 60, a, b)
+        assert isinstance(a.outcomes[0], Agreed)
+        assert torch.equal(a.state.anchor, b.state.anchor)
 
     play(scenario)
 

@@ -21,6 +21,7 @@ from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
 from neuroshard.training.rounds.line import RoundLine
 from neuroshard.training.transfer.download import Asking
+from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import NodeId
 
 LEAST_DEADLINE_SECONDS = 60.0
@@ -53,6 +54,7 @@ class GroupRounds:
         self._alone = alone
         self._length = vector_length
         self._offload = offload
+        self._asking = asking
         self._is_present = replica.is_present
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
@@ -106,9 +108,12 @@ class GroupRounds:
             now = anyio.current_time()
             absent = [node for node in self.line.awaited(ROOT_KIND) if not self._is_present(node)]
             gone_since = {node: gone_since.get(node, now) for node in absent}
-            for node, since in sorted(gone_since.items()):
-                if now - since >= GONE_SECONDS:
+            suspects = [node for node, since in sorted(gone_since.items()) if now - since >= GONE_SECONDS]
+            told = await standings_of(self._asking, self.line.stage, suspects) if suspects else {}
+            for node in suspects:
+                if node not in told or not told[node].in_round:
                     return node
+                del gone_since[node]  # only its connection was closed
 
     async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
         sizes, members = self._largest(agreement.outer_step), len(agreement.group.members)
