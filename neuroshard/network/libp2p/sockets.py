@@ -6,6 +6,8 @@ import trio
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError, IOException
 
+from neuroshard.network.silence import notice_silence
+
 MAX_READ_BYTES = 128 * 1024  # a Noise message has 65,535 at most; a larger wish comes from a stranger's length field
 
 
@@ -16,6 +18,7 @@ class SocketBytes(ReadWriteCloser):
         self._stream = stream
         self._received = bytearray()
         self._remote = _remote_address(stream)
+        notice_silence(stream.setsockopt)
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly n bytes, or fewer at the end of the connection. None: whatever comes next.

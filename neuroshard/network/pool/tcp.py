@@ -15,6 +15,7 @@ import trio
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.network.pool.errors import ConnectionLostError, DialRefusedError
 from neuroshard.network.pool.options import Endpoint
+from neuroshard.network.silence import notice_silence
 
 _BACKLOG = 128
 _INFO = Struct("=8x 24I 4Q 6I 4Q")  # the beginning of struct tcp_info in linux/tcp.h
@@ -62,8 +63,12 @@ def congestion_control(connection: socket.socket) -> str | None:
 
 
 def set_up(connection: socket.socket, algorithm: str | None) -> None:
-    """Do not block, do not wait for more to send, and use this congestion control where the system has it."""
+    """Do not block, do not wait for more to send, and use this congestion control where the system has it.
+
+    A line that is cut without a word is noticed.
+    """
     connection.setblocking(False)
+    notice_silence(connection.setsockopt)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sys.platform == "linux" and algorithm is not None and congestion_control(connection) != algorithm:
         try:
