@@ -61,6 +61,22 @@ def test_offers_are_taken_when_due_and_restored_by_the_next_start(tmp_path: Path
     again.close()
 
 
+def test_what_others_want_is_written_sooner_but_within_the_budget(tmp_path: Path) -> None:
+    clock = Clock()
+    store, staging = CheckpointStore(tmp_path), staged(0)
+    budget = CheckpointPolicy(bytes_per_day=staging.layout.file_bytes * 86_400 / 20)  # one in 20 s
+    keeper = CheckpointKeeper(store, staging, budget, clock)
+    taken: list[float] = []
+    for step in range(1, 101):
+        clock.now += 1.0
+        keeper.want()
+        if keeper.offer(step, capture(step)):
+            taken.append(clock.now)
+            keeper.wait()
+    assert taken == [1.0, 21.0, 41.0, 61.0, 81.0]
+    keeper.close()
+
+
 def test_save_waits_until_the_state_is_on_disk(tmp_path: Path) -> None:
     keeper = keeper_for(tmp_path, Clock())
     for step in (3, 4, 4):

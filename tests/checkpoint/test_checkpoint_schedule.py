@@ -106,3 +106,15 @@ def test_superfluous_spares_the_last_outer_step() -> None:
     held = [generation(step) for step in (50, 40, 30, 20, 10)]
     assert superfluous(held, None) == (held[3], held[4])
     assert superfluous(held, held[4]) == (held[3],)
+
+
+def test_what_others_wish_for_stays_within_the_budget() -> None:
+    policy = CheckpointPolicy(min_seconds=30.0, bytes_per_day=86_400.0)
+    schedule = CheckpointSchedule(policy, generation_bytes=60)
+    assert schedule.may_write(1, 5.0, write_in_flight=False)
+    taken = schedule.taken(1, 5.0)
+    assert not taken.may_write(2, 64.0, write_in_flight=False)
+    assert taken.may_write(2, 65.0, write_in_flight=False)  # within the ten steps
+    assert not taken.may_write(1, 65.0, write_in_flight=False)
+    assert not taken.may_write(2, 65.0, write_in_flight=True)
+    assert CheckpointSchedule(policy, 10).taken(1, 5.0).may_write(2, 15.0, write_in_flight=False)  # sooner than usual

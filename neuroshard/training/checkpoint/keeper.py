@@ -75,15 +75,15 @@ class CheckpointKeeper:
         self._schedule = self._schedule.outer_step_done()
 
     def want(self) -> None:
-        """Somebody needs a new state: the next offer is taken, whatever the schedule says. From any thread."""
+        """Somebody needs a new state: the next offer that the write budget allows is taken. From any thread."""
         self._is_wanted = True
 
     def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
         """After every step: save in the background when it is due. Returns whether the state was taken."""
         self._notice()
-        in_flight = self._writer.in_flight
-        is_wanted = self._is_wanted and not in_flight and step > self._schedule.last_step
-        if not is_wanted and not self._schedule.is_due(step, self._clock(), write_in_flight=in_flight):
+        in_flight, now = self._writer.in_flight, self._clock()
+        is_wanted = self._is_wanted and self._schedule.may_write(step, now, write_in_flight=in_flight)
+        if not is_wanted and not self._schedule.is_due(step, now, write_in_flight=in_flight):
             return False
         self._take(capture())
         return True

@@ -18,7 +18,11 @@ class CheckpointPolicy:
 
     def interval_seconds(self, generation_bytes: int) -> float:
         """Least time between two writes: the minimum, or more when the day's budget asks for it."""
-        return max(self.min_seconds, generation_bytes / self.bytes_per_day * SECONDS_A_DAY)
+        return max(self.min_seconds, self.budget_seconds(generation_bytes))
+
+    def budget_seconds(self, generation_bytes: int) -> float:
+        """Time between two writes that spreads the day's budget evenly."""
+        return generation_bytes / self.bytes_per_day * SECONDS_A_DAY
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,13 @@ class CheckpointSchedule:
         if not self.outer_step_waiting and step - self.last_step < self.policy.every_steps:
             return False
         return self.last_started is None or now - self.last_started >= self.interval_seconds
+
+    def may_write(self, step: int, now: float, *, write_in_flight: bool) -> bool:
+        """Whether the state after `step` may be taken because somebody needs it: sooner, but within the budget."""
+        if write_in_flight or step <= self.last_step:
+            return False
+        waited = None if self.last_started is None else now - self.last_started
+        return waited is None or waited >= self.policy.budget_seconds(self.generation_bytes)
 
     @property
     def interval_seconds(self) -> float:
