@@ -1,12 +1,10 @@
-"""Which node keeps the copy of a stage, and when it is renewed. Decisions only."""
+"""When the copy of a stage is renewed, and which node's turn that is. Decisions only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuroshard.node.joining import copy_order
-from neuroshard.node.stage_swarm import HOLDING, StageSwarm
-from neuroshard.types import NodeId
+from neuroshard.node.copy_order import RANKS
 
 
 @dataclass(frozen=True)
@@ -18,24 +16,8 @@ class CopyTimes:
     retry_seconds: float = 5.0  # while there is no copy at all
     stale_seconds: float = 90.0  # of a copy: then the next one in the order makes one too
     turn_seconds: float = 20.0  # so long each one in the order waits for the ones before it
-    ranks: int = 4  # how many of the order may come to it
+    ranks: int = RANKS
     share: float = 0.5  # of the holder's line
-
-
-def rank_of(swarm: StageSwarm, stage: int, holder: NodeId) -> int:
-    """This node's place in the order of those that keep the copy.
-
-    Nodes of other wallets come first: two computers of one owner are often switched off together.
-    """
-    members = swarm.membership.view.members
-    wallet = members[holder].wallet_id if holder in members else None
-    able = [node for node, member in members.items() if node != holder and member.report.state in HOLDING]
-    if swarm.node_id not in able:
-        able.append(swarm.node_id)
-    wallets = {node: swarm.wallet_id if node == swarm.node_id else members[node].wallet_id for node in able}
-    order = copy_order(swarm, swarm.plan[stage], able)
-    order.sort(key=lambda node: wallets[node] == wallet)  # stable
-    return order.index(swarm.node_id)
 
 
 def copy_is_due(

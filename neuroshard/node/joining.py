@@ -13,8 +13,8 @@ import anyio
 import anyio.to_thread
 
 from neuroshard.errors import StorageError
-from neuroshard.identity import hash_parts
 from neuroshard.network import ScoreReason
+from neuroshard.node.copy_order import likely_keepers
 from neuroshard.node.stage_swarm import GONE, StageSwarm
 from neuroshard.node.tasks import accompanied
 from neuroshard.swarm.round import Offload
@@ -194,20 +194,18 @@ def local_copy(swarm: StageSwarm, stage: StageName) -> dict[NodeId, Standing]:
 
 def candidates(swarm: StageSwarm, layers: LayerRange) -> list[NodeId]:
     """Whom to ask for a stage's state: all that hold it, and those others that most likely keep a copy."""
-    holders, others = list[NodeId](), list[NodeId]()
-    for node, member in swarm.membership.view.members.items():
-        held = member.report.layers
-        holds = held is not None and held.start <= layers.start and layers.stop <= held.stop
-        if node != swarm.node_id and node not in swarm.lost:
-            (holders if holds and member.report.state not in GONE else others).append(node)
-    return holders + copy_order(swarm, layers, others)[:MOST_ASKED]
-
-
-def copy_order(swarm: StageSwarm, layers: LayerRange, nodes: list[NodeId]) -> list[NodeId]:
-    """Who keeps a copy of a stage before whom: by rendezvous hashing, so that everybody comes to the same order."""
-    return sorted(
-        nodes, key=lambda node: hash_parts("neuroshard/second-copy", swarm.run_id, layers.start, layers.stop, node)
-    )
+    holders = [
+        node
+        for node, member in swarm.membership.view.members.items()
+        if node != swarm.node_id
+        and node not in swarm.lost
+        and member.report.state not in GONE
+        and (held := member.report.layers) is not None
+        and held.start <= layers.start
+        and layers.stop <= held.stop
+    ]
+    keepers = likely_keepers(swarm, layers, MOST_ASKED + len(holders))
+    return [*holders, *[node for node in keepers if node not in holders][:MOST_ASKED]]
 
 
 def _note(file: Path, snapshot: str) -> None:

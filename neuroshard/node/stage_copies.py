@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ import anyio.to_thread
 
 from neuroshard.config.settings import Settings
 from neuroshard.errors import StorageError
-from neuroshard.node.copy_duty import CopyTimes, copy_is_due, rank_of
+from neuroshard.node.copy_duty import CopyTimes, copy_is_due
+from neuroshard.node.copy_order import rank_of
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.round import Offload
 from neuroshard.training.transfer.download import ReceivingOptions, StageFile
@@ -41,6 +43,7 @@ class _Duty:
     single_since: float | None = None  # of its holder, by the event loop's clock
     tried_at: float | None = None
     has_trouble: bool = False
+    is_ahead: bool = False  # of what its holder trains
 
     @property
     def name(self) -> str:
@@ -67,6 +70,7 @@ class StageCopies:
     def __post_init__(self) -> None:
         data_dir, run_id = self.settings().data_dir, self.swarm.run_id
         self._root = copies_folder(data_dir, run_id)
+        self._fetching = defaultdict[NodeId, anyio.Lock](anyio.Lock)  # a holder's line is shared with one copy at most
         self._duties = [
             _Duty(
                 KeptCopy(copy_folder(data_dir, run_id, layers), self.now), self.swarm.name_of(layers), self.architecture
@@ -86,10 +90,14 @@ class StageCopies:
                 self.swarm.donor.keep(duty.stage, duty.copy)
 
     async def run(self) -> None:
-        """Look after the copies until cancelled."""
-        while True:
+        """Look after the copies until cancelled: each by itself, so that a slow one holds no other up."""
+        async with anyio.create_task_group() as tasks:
             for stage in range(len(self._duties)):
-                await self._look_after(stage)
+                tasks.start_soon(self._keep_looking_after, stage)
+
+    async def _keep_looking_after(self, stage: int) -> None:
+        while True:
+            await self._look_after(stage)
             await anyio.sleep(self.times.look_seconds)
 
     async def _look_after(self, stage: int) -> None:
@@ -120,7 +128,9 @@ class StageCopies:
             others_copy = standing.copied_seconds
             if not is_first and others_copy is not None and others_copy < self.times.stale_seconds:
                 return  # whose turn it is does it
-            await self._pull(duty, holder)
+            if self._is_overtaken(duty, standing.work, holder):
+                async with self._fetching[holder]:
+                    await self._pull(duty, holder)
         except DonorError as error:
             log.debug("The copy of %s is not renewed: %s", duty.name, error)
         except StorageError as error:
@@ -133,7 +143,9 @@ class StageCopies:
         options = ReceivingOptions(chunks_at_once=1, share=self.times.share)
         receiver = Receiver(self.swarm.asking, duty.file, options)
         manifest = await receiver.manifest(holder, self.times.every_seconds)
-        if duty.copy.meta is not None and duty.copy.meta.step == manifest.meta.step:
+        taken_at = self.now() - manifest.age_seconds  # by this computer's clock
+        work = manifest.meta.outer_step, manifest.meta.step
+        if work == duty.copy.work or not self._is_overtaken(duty, work, holder):
             return
         limit = self.settings().max_checkpoint_storage * 1_000_000
         folders = (self._root, self._root.parent.parent / "checkpoints")
@@ -142,17 +154,27 @@ class StageCopies:
         present = duty.copy.tensor_file
         received = await receiver.fetch(holder, {holder: manifest}, into, () if present is None else (present,))
         with anyio.CancelScope(shield=True):
-            await self.offload(partial(duty.copy.keep, received))
+            await self.offload(partial(duty.copy.keep, received, taken_at))
         self.swarm.donor.keep(duty.stage, duty.copy)
         duty.has_trouble = False
         log.debug("Copy of %s of step %d kept.", duty.name, manifest.meta.step)
         with suppress(DonorError):
             await receiver.tell_copied(holder, manifest.meta.time)
 
+    def _is_overtaken(self, duty: _Duty, work: tuple[int, int], holder: NodeId) -> bool:
+        """Whether a state with this much work may take the copy's place: one with less may not."""
+        kept = duty.copy.work
+        was_ahead, duty.is_ahead = duty.is_ahead, kept is not None and work < kept
+        if duty.is_ahead and not was_ahead:
+            log.warning(
+                "The copy of %s here has more steps than node %s: it is kept until that has.", duty.name, holder
+            )
+        return not duty.is_ahead
+
     async def _drop_overtaken(self, duty: _Duty) -> None:
         """What this node trains itself lies in its checkpoints."""
-        own, meta = self.swarm.donor.standing(duty.stage), duty.copy.meta
-        if meta is not None and own is not None and own.is_live and own.work >= (meta.outer_step, meta.step):
+        own, kept = self.swarm.donor.standing(duty.stage), duty.copy.work
+        if kept is not None and own is not None and own.is_live and own.work >= kept:
             self.swarm.donor.drop(duty.stage)
             await self.offload(duty.copy.forget)
 

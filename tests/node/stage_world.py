@@ -76,6 +76,7 @@ class HeldStage:
     index: int
     identity: StageIdentity
     store: CheckpointStore
+    clock: Callable[[], float]
     steps: int = 0
     outer_step: int = 0
     is_wanted: bool = False
@@ -115,11 +116,11 @@ class HeldStage:
             outer_step=self.outer_step,
             identity=self.identity,
             precision=Precision.FP32,
-            time=now(),
+            time=self.clock(),
         )
 
     def standing(self) -> Standing:
-        copied = None if self.copied_at is None else now() - self.copied_at
+        copied = None if self.copied_at is None else self.clock() - self.copied_at
         return Standing(True, self.steps, self.outer_step, f"{self.outer_step:064x}", copied_seconds=copied)
 
     def newest(self) -> CheckpointGeneration | None:
@@ -156,6 +157,7 @@ class StageNode:
     told: list[str] = field(default_factory=list[str])
     wanted: int | None = None  # the stage it gets ready for
     began_steps: list[int] = field(default_factory=list[int])  # of the stages that it took
+    clock_is_ahead: float = 0.0  # seconds
 
     def __post_init__(self) -> None:
         key = NodeKey.from_seed(bytes([self.number + 1]) * 32)
@@ -168,10 +170,10 @@ class StageNode:
         self.membership = Membership(identity.node_id, identity.wallet_id)
         self.networking = Networking(self.name, self._open, peers_file=self.data_dir / "peers", loopback_only=True)
         self.swarm = StageSwarm(identity, RunVersions(OFFER), self.membership, self.networking)
-        self.swarm.donor = Donor(now=now, offload=at_once)
+        self.swarm.donor = Donor(now=self.now, offload=at_once)
         self.swarm.asking = Asking(self.swarm, offload=at_once)
         self.settings = Settings(data_dir=self.data_dir)
-        self.copies = StageCopies(self.swarm, lambda: self.settings, SHAPE, now=now, offload=at_once)
+        self.copies = StageCopies(self.swarm, lambda: self.settings, SHAPE, now=self.now, offload=at_once)
         self.scope = anyio.CancelScope()
 
     @asynccontextmanager
@@ -200,6 +202,10 @@ class StageNode:
                         await self.take(stage)
                     stage = await self._train(moves=moves)
 
+    def now(self) -> float:
+        """By the clock of this computer."""
+        return now() + self.clock_is_ahead
+
     def allow_megabytes(self, megabytes: int) -> None:
         """Of checkpoints and copies."""
         self.settings = Settings(data_dir=self.data_dir, max_checkpoint_storage=megabytes)
@@ -221,7 +227,7 @@ class StageNode:
         store = CheckpointStore(stage_folder(self.data_dir, self.identity.wallet_id, OFFER.run_id, layers))
         is_invited = self.number != 0
         await Joining(self.swarm, identity, store, self.told.append, is_invited, offload=at_once).prepare()
-        stage = HeldStage(index, identity, store)
+        stage = HeldStage(index, identity, store, self.now)
         stage.restore()
         self.began_steps.append(stage.steps)
         self.stage, self.state = stage, NodeState.TRAINING
@@ -233,7 +239,7 @@ class StageNode:
         """Report to everybody who can be reached."""
         self.spoken_at = anyio.current_time()
         self.sequence += 1
-        report = self._report()
+        report = self.own_report()
         self.membership.tell(report, b"", now())
         said = Statement(self.name, self.identity.wallet_id, now(), now() + 1e6, report)
         for other in self.world.alive():
@@ -271,7 +277,7 @@ class StageNode:
         folder = stage_folder(self.data_dir, self.identity.wallet_id, OFFER.run_id, self.swarm.plan[stage])
         return any(folder.glob("step-*.json"))
 
-    def _report(self) -> TrainingReport:
+    def own_report(self) -> TrainingReport:
         index = self.wanted if self.stage is None else self.stage.index
         layers = None if index is None else self.swarm.plan[index]
         return TrainingReport(

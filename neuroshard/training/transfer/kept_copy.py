@@ -39,6 +39,7 @@ class KeptCopy:
     now: Callable[[], float] = time.time
     manifest: Manifest | None = field(default=None, init=False)  # of the copy; None: there is none
     root: str = field(default="", init=False)
+    taken_at: float | None = field(default=None, init=False)  # its state, by this computer's clock
 
     @property
     def meta(self) -> CheckpointMeta | None:
@@ -51,9 +52,15 @@ class KeptCopy:
         return None if self.manifest is None else self.folder / self.manifest.tensors.file
 
     @property
+    def work(self) -> tuple[int, int] | None:
+        """Its outer and inner steps."""
+        meta = self.meta
+        return None if meta is None else (meta.outer_step, meta.step)
+
+    @property
     def age_seconds(self) -> float | None:
         """Since its state was taken."""
-        return None if self.manifest is None else max(0.0, self.now() - self.manifest.meta.time)
+        return None if self.taken_at is None else max(0.0, self.now() - self.taken_at)
 
     def load(self) -> None:
         """Find what an earlier start left; what is not whole is as if it were not there."""
@@ -63,11 +70,12 @@ class KeptCopy:
                 manifest = store.read_manifest(Path(generation.path))
                 with contextlib.suppress(OSError):
                     if (self.folder / manifest.tensors.file).stat().st_size == manifest.tensors.bytes:
-                        self.manifest = manifest
+                        # The holder's clock: what its age was is not known any more.
+                        self.manifest, self.taken_at = manifest, manifest.meta.time
                         return
 
-    def keep(self, received: Received) -> None:
-        """Make a received state the copy; the one before is deleted. Raises StorageError."""
+    def keep(self, received: Received, taken_at: float) -> None:
+        """Make a received state of this time the copy; the one before is deleted. Raises StorageError."""
         manifest = received.manifest.checkpoint
         path = self.folder / f"step-{manifest.meta.step}.json"
         try:
@@ -76,20 +84,19 @@ class KeptCopy:
             write_atomically(path, received.manifest.document)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
-        self.manifest, self.root = manifest, received.root
+        self.manifest, self.root, self.taken_at = manifest, received.root, taken_at
         self._remove_all_but(path.name, manifest.tensors.file)
 
     def forget(self) -> None:
         """Delete the copy."""
-        self.manifest, self.root = None, ""
+        self.manifest, self.root, self.taken_at = None, "", None
         self._remove_all_but()
 
     def standing(self) -> Standing | None:
         """See Snapshots."""
-        meta = self.meta
-        if meta is None:
+        meta, age = self.meta, self.age_seconds
+        if meta is None or age is None:
             return None
-        age = max(0.0, self.now() - meta.time)
         return Standing(False, meta.step, meta.outer_step, self.root, age_seconds=age)
 
     def newest(self) -> CheckpointGeneration | None:
