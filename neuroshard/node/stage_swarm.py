@@ -47,7 +47,8 @@ AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.W
 HOLDING = AT_WORK | {NodeState.PAUSED}
 GONE = frozenset({NodeState.STOPPING, NodeState.NOT_TRAINING, NodeState.FAILED})
 DIAL_SECONDS = 10.0
-PRESENCE_LOOK_SECONDS = 5.0
+PRESENCE_LOOK_SECONDS = 1.0
+ABSENCE_SECONDS = 3.0  # without a connection, until a node counts as gone and holds no stage up any more
 MOST_RANGES = 4096  # that are remembered
 
 
@@ -97,15 +98,22 @@ class StageSwarm:
         self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers
 
     async def live(self, network: Network) -> None:
-        """Answer the requests of others until cancelled. Texts of those whose connection is gone are forgotten."""
+        """Answer the requests of others until cancelled.
+
+        What those have here whose connection is gone is given up, unless they come back at once.
+        """
         self._endpoints.serve(network.transport)
         self.donor.serve(network.transport)
         self.rounds.serve(network.transport)
         try:
+            seen = dict[NodeId, float]()
+            await anyio.sleep(ABSENCE_SECONDS)  # a network that has just come up knows nobody yet
             while True:
+                now = anyio.current_time()
+                seen |= dict.fromkeys((connection.peer for connection in network.transport.connections()), now)
+                seen = {peer: at for peer, at in seen.items() if now - at <= ABSENCE_SECONDS}
+                self._endpoints.keep_only({self.node_id, *seen})
                 await anyio.sleep(PRESENCE_LOOK_SECONDS)
-                peers = {connection.peer for connection in network.transport.connections()}
-                self._endpoints.keep_texts_of({self.node_id, *peers})
         finally:
             self.donor.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 import anyio
@@ -166,6 +166,20 @@ class SessionTable:
         works = known.close(session)
         self._forget_drivers()
         return works
+
+    def of_idle(self, since: float) -> list[Work]:
+        """The microbatches of drivers that have asked for nothing since then."""
+        return [
+            work
+            for driver in self._drivers.values()
+            if all(session.last_used < since for session in driver.sessions.values())
+            for work in driver.works()
+        ]
+
+    def keep_only(self, drivers: Container[NodeId]) -> list[Work]:
+        """Close the sessions of all other drivers; what was in them."""
+        gone = [driver for name, driver in self._drivers.items() if name not in drivers]
+        return [work for driver in gone for number in list(driver.sessions) for work in driver.close(number)]
 
     def expire(self, now: float) -> list[Work]:
         """Close the sessions that were idle for too long; what was in them."""

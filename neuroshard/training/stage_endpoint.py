@@ -73,9 +73,9 @@ class StageEndpoint:
         """Of this stage."""
         return self._stage.layers
 
-    def keep_texts_of(self, askers: Container[NodeId]) -> None:
-        """Forget the texts of all others: they are gone."""
-        self._service.texts.keep_only(askers)
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """See StageService.keep_only."""
+        self._service.keep_only(nodes)
 
     def serve(self, transport: Transport) -> None:
         """Answer from now on. Raises ValueError when this transport has a stage already."""
@@ -154,10 +154,10 @@ class StageEndpoints:
         """Let requests to this stage in."""
         self._held[endpoint.layers] = endpoint
 
-    def keep_texts_of(self, askers: Container[NodeId]) -> None:
-        """See StageEndpoint.keep_texts_of."""
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """See StageService.keep_only."""
         for endpoint in self._held.values():
-            endpoint.keep_texts_of(askers)
+            endpoint.keep_only(nodes)
 
     def clear(self) -> None:
         """Send all requests elsewhere."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 
 import anyio
@@ -166,18 +166,24 @@ class StageService:
         """Forget a session for good: what it has open is given up, its late repetitions are refused."""
         self._let_go(self._table.close(driver, session))
 
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """Forget the texts of all other nodes and close their sessions: they are gone."""
+        self.texts.keep_only(nodes)
+        self._let_go(self._table.keep_only(nodes))
+
     async def filled(self) -> None:
         """Wait until a step's sequences are accumulated and nothing is open, or until the weights prove spoilt.
 
-        Microbatches that stay open for too long after the last one was admitted are given up, and others take
-        their place.
+        When microbatches stay open for too long after the last one was admitted, those of drivers that have asked for
+        nothing all the time are given up, and others take their place.
         """
         while not (self.intake.is_full or self.is_spoilt):
             await self.intake.until(lambda: self.intake.missing == 0 or self.is_spoilt)
+            began = anyio.current_time()
             with anyio.move_on_after(self._limits.drain_seconds):
                 await self.intake.until(lambda: self.intake.is_full or self.intake.missing > 0)
                 continue
-            self._give_up_open()
+            self._let_go([work for work in self._table.of_idle(began) if not (work.done or work.running)])
 
     async def drain(self, reason: str, *, for_good: bool = False) -> None:
         """Close the intake and wait until nothing is open; what does not end within the deadline is given up.

@@ -5,7 +5,7 @@ Their training is a count, and their weights are made from it; all that brings s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,15 +134,15 @@ class HeldStage:
         self.copied_at = max(taken_at, self.copied_at or 0.0)
 
 
-class _NoTexts:
-    def keep_only(self, _askers: object) -> None:
-        """Nobody asks for text."""
-
-
-class _Service:
+class IdleService:
     """Computes nothing."""
 
-    texts = _NoTexts()
+    def __init__(self) -> None:
+        self.kept: list[tuple[float, Container[NodeId]]] = []
+
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """Remember who counts as present, and when."""
+        self.kept.append((anyio.current_time(), nodes))
 
 
 @dataclass(eq=False)
@@ -172,6 +172,7 @@ class StageNode:
         self.swarm = StageSwarm(identity, RunVersions(OFFER), self.membership, self.networking)
         self.swarm.donor = Donor(now=self.now, offload=at_once)
         self.swarm.asking = Asking(self.swarm, offload=at_once)
+        self.service = IdleService()
         self.settings = Settings(data_dir=self.data_dir)
         self.copies = StageCopies(self.swarm, lambda: self.settings, SHAPE, now=self.now, offload=at_once)
         self.scope = anyio.CancelScope()
@@ -231,7 +232,7 @@ class StageNode:
         stage.restore()
         self.began_steps.append(stage.steps)
         self.stage, self.state = stage, NodeState.TRAINING
-        self.swarm.hold(index, cast("Any", _Service()), lambda: "", lambda: stage.outer_step)
+        self.swarm.hold(index, cast("Any", self.service), lambda: "", lambda: stage.outer_step)
         self.swarm.donor.offer(self.swarm.name_of(index), stage)
         self.speak()
 

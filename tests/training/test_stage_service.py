@@ -7,7 +7,19 @@ import pytest
 import torch
 import trio
 from small_stage import ARCHITECTURE
-from stage_chain import HIDDEN, INPUTS, LABELS, OTHER, activations, gradients, key, play, refused_in_the_end, service_of
+from stage_chain import (
+    DRIVER,
+    HIDDEN,
+    INPUTS,
+    LABELS,
+    OTHER,
+    activations,
+    gradients,
+    key,
+    play,
+    refused_in_the_end,
+    service_of,
+)
 from torch import Tensor
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -113,6 +125,44 @@ def test_a_microbatch_that_stays_open_is_given_up_and_another_takes_its_place(co
             await service.backward(key(1, driver=OTHER), activations())
         assert [name.driver for name in service.intake.accumulated.keys] == ["driver", "other"]
         assert service.counts.given_up == 1
+
+    play(scenario)
+
+
+def test_a_driver_that_goes_on_keeps_what_it_has_open_when_another_does_not(compute: ComputeThread) -> None:
+    service = service_of(compute, 1, 2, sequences_per_step=3)
+
+    async def scenario(clock: MockClock) -> None:
+        async with trio.open_nursery() as tasks:
+            await service.forward(key(1, driver=OTHER), activations())
+            await service.forward(key(1), activations())
+            await service.forward(key(2), activations())
+            tasks.start_soon(service.filled)
+            await wait_all_tasks_blocked()
+            clock.jump(20.0)
+            await service.backward(key(1), activations())
+            clock.jump(11.0)
+            await wait_all_tasks_blocked()
+            assert (service.counts.given_up, service.intake.missing) == (1, 1)
+            await service.backward(key(2), activations())  # is still open
+            tasks.cancel_scope.cancel()
+
+    play(scenario)
+
+
+def test_what_a_driver_has_open_goes_with_it(compute: ComputeThread) -> None:
+    service = service_of(compute, 1, 2, sequences_per_step=2)
+
+    async def scenario(_clock: MockClock) -> None:
+        await service.forward(key(1, driver=OTHER), activations())
+        await service.forward(key(1), activations())
+        assert not service.intake.is_open
+        service.keep_only({DRIVER})
+        assert service.intake.missing == 1
+        with pytest.raises(ClosedSessionError):
+            await service.backward(key(1, driver=OTHER), activations())
+        await service.backward(key(1), activations())
+        assert service.intake.accumulated.sequences == 1
 
     play(scenario)
 
