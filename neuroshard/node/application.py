@@ -25,6 +25,7 @@ from neuroshard.node.pipeline_status import tell_stages
 from neuroshard.node.placing import Placing
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.society import Society
+from neuroshard.node.stage_safety import StageSafety
 from neuroshard.node.stage_training import Ground, RunningNode, StageTraining
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.tasks import Companion, accompanied
@@ -139,6 +140,7 @@ class Application:
             partial(self._further_nodes, ground, society),
             society.exchange.look_on_shelf,
             HolderWatch(ground.swarm).run,
+            StageSafety(ground.swarm, partial(training.has_checkpoint, ground)).run,
         ]
         if training.copies is not None:
             companions.append(training.copies.run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
@@ -11,7 +11,7 @@ from neuroshard.model.stage_plan import StagePlan
 from neuroshard.network import Network
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.stage_swarm import AT_WORK, GONE, HOLDING, StageSwarm
-from neuroshard.status.pipeline import PipelineFlow, PipelineStage, PipelineStatus
+from neuroshard.status.pipeline import PipelineFlow, PipelineStage, PipelineStatus, SecondCopy
 from neuroshard.status.snapshot import NodeState, NodeStatus
 from neuroshard.swarm.stage_coverage import StageRange, layers_of, missing_sentence
 from neuroshard.types import LayerRange, NodeId
@@ -75,9 +75,26 @@ def pipeline_status(
         and member.report.layers is not None
         and (stages := swarm.stages_of(member.report.layers)) is not None
     ]
-    stages = pipeline_stages(swarm.plan, [*own, *others])
+    stages = tuple(
+        replace(stage, copy=_copy_of(swarm, stage)) for stage in pipeline_stages(swarm.plan, [*own, *others])
+    )
     missing = layers_of((stage.index for stage in stages if stage.is_missing), swarm.plan)
     return PipelineStatus(stages, missing_sentence(missing), flow)
+
+
+def _copy_of(swarm: StageSwarm, stage: PipelineStage) -> SecondCopy | None:
+    """By the word of its single holder."""
+    holder = next(iter((*stage.ready, *stage.paused)), None)
+    if not stage.has_single_holder:
+        return None
+    if holder == swarm.node_id:
+        standing = swarm.donor.standing(swarm.name_of(stage.index))
+        return None if standing is None or not standing.is_live else SecondCopy(standing.copied_seconds)
+    told = swarm.told_copies.get(stage.index)
+    if told is None or told.holder != holder:
+        return None
+    age = None if told.age_seconds is None else told.age_seconds + anyio.current_time() - told.told_at
+    return SecondCopy(age)
 
 
 async def tell_stages(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from neuroshard.node.joining import is_obtainable
+from neuroshard.node.stage_safety import unobtainable
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.relocation import Move, MoveReason, MoveTimes, Unrest, should_move
 from neuroshard.swarm.stage_coverage import StageRange
@@ -45,7 +45,5 @@ class Relocating:
         """Whether the state of the stages can be had: what this node trains now is not left for nothing."""
         if move.reason is not MoveReason.EMPTY_STAGE:
             return True
-        empty = self.swarm.coverage().empty
-        lacking = [stage for stage in empty if not (self.has_state(stage) or await is_obtainable(self.swarm, stage))]
-        self.swarm.unobtainable = frozenset(lacking)
-        return not any(stage in lacking for stage in move.stages)
+        empty = set(self.swarm.coverage().empty)
+        return not await unobtainable(self.swarm, empty.intersection(move.stages), self.has_state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -62,6 +62,15 @@ class _Fold:
     at_work: dict[LayerRange, list[NodeId]] = field(default_factory=dict[LayerRange, list[NodeId]])
 
 
+@dataclass(frozen=True)
+class ToldCopy:
+    """What the single holder of a stage says of the copy that another node keeps."""
+
+    holder: NodeId
+    age_seconds: float | None  # when it was told; None: there is none yet
+    told_at: float  # by the event loop's clock
+
+
 class StageSwarm:
     """Made when the run of this node is known. `live` lets others use the stages that are held here."""
 
@@ -92,6 +101,7 @@ class StageSwarm:
         self.lost = LostNodes(membership)
         self._fold: _Fold | None = None
         self.unobtainable: frozenset[int] = frozenset()  # stages of which nobody who answers has the state
+        self.told_copies: Mapping[int, ToldCopy] = {}  # of stages that another node holds alone
         self.donor = Donor()  # of the state of stages that lies here
         self.rounds = RoundDoor()  # of replicas that are held here
         self.asking = Asking(self, self._report)  # others for theirs

@@ -8,6 +8,13 @@ from neuroshard.types import LayerRange, NodeId
 
 
 @dataclass(frozen=True)
+class SecondCopy:
+    """The copy that another node keeps of a stage with a single holder."""
+
+    age_seconds: float | None  # of its state: what would be lost with the holder; None: there is none yet
+
+
+@dataclass(frozen=True)
 class PipelineStage:
     """One stage of the run's plan and the nodes that hold it, this node before the others."""
 
@@ -16,6 +23,7 @@ class PipelineStage:
     ready: tuple[NodeId, ...] = ()  # can work on it now
     paused: tuple[NodeId, ...] = ()  # hold its weights and do not work now
     joining: tuple[NodeId, ...] = ()  # get ready for it
+    copy: SecondCopy | None = None  # None: it needs none, or its holder has not said
 
     @property
     def is_missing(self) -> bool:

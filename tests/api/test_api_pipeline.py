@@ -11,7 +11,7 @@ from fake_node import training_status
 from pipeline_samples import FLOW, ME, PASSAGE, STAGES, B, C, D, in_a_pipeline
 
 from neuroshard.api.views.pipeline import pipeline_view
-from neuroshard.status.pipeline import PipelineStage
+from neuroshard.status.pipeline import PipelineStage, SecondCopy
 from neuroshard.types import LayerRange, NodeId
 
 
@@ -32,6 +32,15 @@ def test_every_stage_with_its_layers_roles_and_holders(api: Api) -> None:
     assert [stage["has_single_holder"] for stage in body["stages"]] == [True, False, True]
     assert (body["stage_count"], body["layer_count"], body["layers_covered"]) == (3, 4, 4)
     assert (body["coverage"], body["complete"], body["missing"], body["missing_layers"]) == (1.0, True, "", [])
+
+
+@pytest.mark.parametrize(
+    ("copy", "told"), [(None, (None, None)), (SecondCopy(None), (False, None)), (SecondCopy(12.5), (True, 12.5))]
+)
+def test_the_second_copy_of_a_stage(api: Api, copy: SecondCopy | None, told: tuple[bool | None, float | None]) -> None:
+    api.node.board.publish(in_a_pipeline((replace(STAGES[0], copy=copy), *STAGES[1:])))
+    stage = api.get("/api/pipeline").json()["stages"][0]
+    assert (stage["has_copy"], stage["copy_age_seconds"]) == told
 
 
 def test_a_stage_that_nobody_has_is_shown_and_named(api: Api) -> None:

@@ -27,6 +27,7 @@ from neuroshard.node.networking import Networking
 from neuroshard.node.relocating import Relocating
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_copies import StageCopies
+from neuroshard.node.stage_safety import StageSafety
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
 from neuroshard.swarm.announcement import Announcement
@@ -196,6 +197,7 @@ class StageNode:
                 await self.copies.load()
                 tasks.start_soon(self._keep_reporting)
                 tasks.start_soon(HolderWatch(self.swarm, now=now).run)
+                tasks.start_soon(StageSafety(self.swarm, self._has_state).run)
                 for other in self.world.alive():
                     other.spoken_at = -REPORT_SECONDS  # who comes is told soon how far the others are
                 while True:

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
-from stage_world import StageNode, StageWorld, now, play
+from stage_life import copies_of, living, steps_of
+from stage_world import StageWorld, play
 
 from neuroshard.network import Link
 from neuroshard.node.copy_duty import CopyTimes, copy_is_due
-from neuroshard.node.copy_order import RANKS, rank_of
-from neuroshard.node.joining import candidates
-from neuroshard.node.stage_copies import StageCopies
-from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.training.transfer.kept_copy import KeptCopy
-from neuroshard.types import NodeId, WalletId
-
-
-@asynccontextmanager
-async def living(
-    world: StageWorld, stages: Sequence[int | None], *, moves: bool = True
-) -> AsyncGenerator[list[StageNode]]:
-    """Nodes that begin with these stages, while the world trains."""
-    nodes = [world.add() for _ in stages]
-    async with anyio.create_task_group() as tasks:
-        world.tasks = tasks
-        tasks.start_soon(world.train)
-        for node, stage in zip(nodes, stages, strict=True):
-            tasks.start_soon(lambda node=node, stage=stage: node.live(stage, moves=moves))
-        yield nodes
-        tasks.cancel_scope.cancel()
 
 
 async def until_held(world: StageWorld, stage: int) -> float:
@@ -47,15 +21,6 @@ async def until_held(world: StageWorld, stage: int) -> float:
     while not world.holders(stage):
         await anyio.sleep(0.5)
     return anyio.current_time() - began
-
-
-def copies_of(nodes: Sequence[StageNode], stage: int) -> list[KeptCopy]:
-    return [node.copies.kept(stage) for node in nodes if node.copies.kept(stage).meta is not None]
-
-
-def steps_of(node: StageNode) -> int:
-    assert node.stage is not None
-    return node.stage.steps
 
 
 def test_a_lost_stage_is_taken_over_from_its_copy(tmp_path: Path) -> None:
@@ -283,114 +248,6 @@ def test_no_copy_is_kept_beyond_what_the_owner_allows(tmp_path: Path, caplog: py
     told = [record.message for record in caplog.records if "No copy of layers" in record.message]
     assert told
     assert len(told) <= 6  # once for each stage at each node, not every few seconds
-
-
-def hear_of_trainers(node: StageNode, count: int) -> None:
-    """Nodes that drive and hold no layers, of as many wallets."""
-    for number in range(count):
-        name = NodeId(f"trainer {number}")
-        report = replace(node.own_report(), layers=None, roles=(), state=NodeState.TRAINING)
-        node.membership.hear_report(Statement(name, WalletId(f"{number:016x}"), now(), now() + 1e6, report), now())
-
-
-def test_trainers_keep_no_copies_and_are_in_nobodys_way(tmp_path: Path) -> None:
-    async def scenario(world: StageWorld) -> None:
-        async with living(world, [0, 1, 2], moves=False) as nodes:
-            await anyio.sleep(0.5)
-            for node in nodes:
-                hear_of_trainers(node, 60)
-            await anyio.sleep(20)
-            assert all(len(copies_of(nodes, stage)) == 1 for stage in range(3))
-            (keeper,) = [node for node in nodes if node.copies.kept(2).meta is not None]
-            newcomer = next(node for node in nodes if node not in (keeper, nodes[2]))
-            assert keeper.name in candidates(newcomer.swarm, newcomer.swarm.plan[2])
-
-    play(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("others", [1, 3, 30])
-def test_whoever_keeps_a_copy_is_asked_for_it_by_those_who_never_heard_of_its_holder(
-    tmp_path: Path, others: int
-) -> None:
-    async def scenario(world: StageWorld) -> None:
-        await anyio.lowlevel.checkpoint()
-        asker = world.add()
-        layers = asker.swarm.plan[0]
-        report = replace(asker.own_report(), layers=asker.swarm.plan[1], state=NodeState.TRAINING)
-        owners = [WalletId("a" * 16)] * 40 + [WalletId("b" * 16)] * others  # one owner has most computers
-        members = {NodeId(f"node {number}"): owner for number, owner in enumerate(owners)}
-        for name, wallet in members.items():
-            asker.membership.hear_report(Statement(name, wallet, now(), now() + 1e6, report), now())
-        asked = candidates(asker.swarm, layers)
-        holder = NodeId("node 0")
-        ranks = {name: rank_in(asker.swarm, 0, holder, name) for name in members if name != holder}
-        assert {name for name, rank in ranks.items() if rank < RANKS} <= set(asked)
-
-    play(tmp_path, scenario)
-
-
-def rank_in(swarm: StageSwarm, stage: int, holder: NodeId, name: NodeId) -> int:
-    """As that node finds it, which does not count the asker: it holds nothing."""
-    node_id, wallet_id = swarm.node_id, swarm.wallet_id
-    swarm.node_id, swarm.wallet_id = name, swarm.membership.view.members[name].wallet_id
-    try:
-        return rank_of(swarm, stage, holder)
-    finally:
-        swarm.node_id, swarm.wallet_id = node_id, wallet_id
-
-
-def test_a_copy_is_not_overwritten_by_less_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(world: StageWorld) -> None:
-        async with living(world, [0, 1, 2], moves=False) as nodes:
-            await anyio.sleep(60)
-            holder = nodes[2].stage
-            assert holder is not None
-            (keeper,) = [node for node in nodes if node.copies.kept(2).meta is not None]
-            kept = keeper.copies.kept(2).meta.step  # type: ignore[union-attr]
-            shutil.rmtree(holder.store.folder)
-            holder.steps = 3  # it went back, and nobody told it of the copy
-            holder.save()
-            await anyio.sleep(35)
-            assert keeper.copies.kept(2).meta.step == kept  # type: ignore[union-attr]
-            assert "has more steps than node" in caplog.text
-            await anyio.sleep(60)
-            assert keeper.copies.kept(2).meta.step > kept  # type: ignore[union-attr]
-
-    play(tmp_path, scenario)
-
-
-def test_a_copy_that_does_not_come_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pull = StageCopies.__dict__["_pull"]
-
-    async def slow_for_one(copies: StageCopies, duty: Any, holder: NodeId) -> None:
-        if duty.stage.layers.start == 0:
-            await anyio.sleep_forever()
-        await pull(copies, duty, holder)
-
-    monkeypatch.setattr(StageCopies, "_pull", slow_for_one)
-
-    async def scenario(world: StageWorld) -> None:
-        async with living(world, [0, 1, 2], moves=False) as nodes:
-            await anyio.sleep(100)
-            assert copies_of(nodes, 0) == []
-            assert len(copies_of(nodes, 1)) == len(copies_of(nodes, 2)) == 1
-
-    play(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
-def test_copies_are_renewed_whatever_the_clocks_say(tmp_path: Path, ahead: float) -> None:
-    async def scenario(world: StageWorld) -> None:
-        async with living(world, [0, 1, 2], moves=False) as nodes:
-            nodes[2].clock_is_ahead = ahead
-            await anyio.sleep(120)
-            (copy,) = copies_of(nodes, 2)
-            age = copy.age_seconds
-            assert age is not None
-            assert 0 < age < 45
-            assert steps_of(nodes[2]) - copy.meta.step < 45  # type: ignore[union-attr]
-
-    play(tmp_path, scenario)
 
 
 def test_when_a_copy_is_due() -> None:

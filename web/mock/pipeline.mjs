@@ -21,6 +21,7 @@ function stages(scenario) {
     return {
       stage, layers: { start: stage * size, stop: (stage + 1) * size }, roles: [], holders, paused: [], joining: isMissing ? holders : [],
       is_here: stage === 0, is_missing: isMissing, is_resting: false, has_single_holder: !isMissing && replicas === 1,
+      has_copy: !isMissing && replicas === 1 ? stage !== 1 : null, copy_age_seconds: !isMissing && replicas === 1 && stage !== 1 ? 12 : null,
     };
   });
 }

@@ -21,6 +21,10 @@ class StageBody(Answer):
     is_missing: bool = Field(description="nobody has its weights at hand: nothing is trained")
     is_resting: bool = Field(description="all that have its weights are paused: nothing is trained")
     has_single_holder: bool = Field(description="its weights are on one node only")
+    has_copy: bool | None = Field(
+        description="whether another node keeps a copy of a single holder's state; null where that is not known"
+    )
+    copy_age_seconds: Number = Field(description="of that copy: what would be lost with the holder; null without one")
 
 
 class OwnStageBody(Answer):

@@ -96,6 +96,8 @@ def _stage_body(stage: PipelineStage, node_id: NodeId | None, layer_count: int) 
         is_missing=stage.is_missing,
         is_resting=stage.is_resting,
         has_single_holder=stage.has_single_holder,
+        has_copy=None if stage.copy is None else stage.copy.age_seconds is not None,
+        copy_age_seconds=None if stage.copy is None else stage.copy.age_seconds,
     )
 
 

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { layerRange, shortId } from "../format";
 import type { Pipeline, PipelineStage } from "../state/pipeline";
-import { coverageWords, holdersSentence, holderState, isUnanswered, stageName } from "../words/pipeline";
+import { copySentence, coverageWords, holdersSentence, holderState, isUnanswered, stageName } from "../words/pipeline";
 import { Pager, usePages } from "./Pager";
 import { Card } from "./parts";
 
@@ -67,7 +67,7 @@ function Holders({ stage, pipeline, ownId }: { stage: PipelineStage; pipeline: P
       </h3>
       <p>
         {holdersSentence(stage, pipeline)}{" "}
-        {stage.has_single_holder && pipeline.stages.length > 1 && "Its weights are on one computer only: when that leaves, training stops until another one takes its place."}
+        {pipeline.stages.length > 1 && copySentence(stage)}
       </p>
       <ul class="holders">
         {shown.map((id) => (

@@ -23,6 +23,8 @@ export interface PipelineStage {
   is_missing: boolean;
   is_resting: boolean;
   has_single_holder: boolean;
+  has_copy: boolean | null; // of a single holder's state; null: not known
+  copy_age_seconds: number | null;
 }
 
 export interface OwnStage {

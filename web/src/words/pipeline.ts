@@ -1,6 +1,6 @@
 // The pipeline in plain sentences. Pure: values in, words out. Stages and layers are counted from 1 for people.
 
-import { count, layerRange, listed, percent, plural, shortId, shortTime } from "../format";
+import { count, duration, layerRange, listed, percent, plural, shortId, shortTime } from "../format";
 import type { Bottleneck, Layers, Passage, Pipeline, PipelineStage, StageTime, Takeover } from "../state/pipeline";
 import type { Tone } from "./verdict";
 
@@ -55,6 +55,15 @@ export function singleSentence(stages: readonly PipelineStage[]): string | null 
   if (single === 0 || stages.length < 2) return null;
   const which = single === stages.length ? "Every stage is" : `${count(single)} of ${count(stages.length)} stages ${single === 1 ? "is" : "are"}`;
   return `${which} on one computer only. When one leaves, training stops until another takes its place.`;
+}
+
+/** What would be lost with the only computer that trains a stage; "" when there are several. */
+export function copySentence(stage: PipelineStage): string {
+  if (!stage.has_single_holder) return "";
+  const risk = "One computer trains it: when that leaves, training stops until another one takes its place.";
+  if (stage.has_copy === null) return risk;
+  if (!stage.has_copy || stage.copy_age_seconds === null) return `${risk} No second copy yet.`;
+  return `${risk} Second copy ${duration(stage.copy_age_seconds)} old: no more than that is lost.`;
 }
 
 /** What this node does in the pipeline. */
