@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
-from neuroshard.errors import TooLittleMemoryError
 from neuroshard.identity import hash_parts
 from neuroshard.model.family import architecture_for
-from neuroshard.model.memory_need import DeviceKind, memory_need
+from neuroshard.model.memory_need import DeviceKind
 from neuroshard.model.proposal import (
     LARGEST_BATCH,
     batch_size_for,
@@ -106,16 +105,3 @@ def run_parameters(
         inner=proposal.inner,
         outer=OuterOptimization(inner_steps=inner_steps or proposal.inner_steps),
     )
-
-
-def check_fit(parameters: RunParameters, room: Room) -> int:
-    """MB that training the run needs in this process. Raises TooLittleMemoryError when that exceeds the limit."""
-    need = memory_need(parameters.architecture, None, parameters.batch_size, room.device)
-    megabytes = -(-need.host_bytes // 1_000_000)
-    if not need.fits(room.tier_mb, room.device_tier_mb):
-        raise TooLittleMemoryError(
-            f"This run needs {megabytes:,} MB of memory here, but only {room.tier_mb:,} MB may be used, "
-            "counted in steps of 500 MB.",
-            f"Allow {-(-megabytes // 500) * 500} MB with --memory, or start a new run with another --data-dir.",
-        )
-    return megabytes

@@ -55,12 +55,11 @@ class GlobalView:
     total_tokens: int = 0
     min_loss: float | None = None  # the lowest ever reported
 
-    def with_report(self, said: Statement[TrainingReport], now: float) -> GlobalView:
-        """The view after one verified report; one that is not newer than the node's last changes nothing."""
-        return self.with_reports([(said, now)])
-
     def with_reports(self, heard: Iterable[tuple[Statement[TrainingReport], float]]) -> GlobalView:
-        """The view after several verified reports, each with the time at which it came."""
+        """The view after verified reports, each with the time at which it came.
+
+        One that is not newer than the node's last changes nothing.
+        """
         fold = _Fold(self)
         for said, now in heard:
             fold.add(said.node_id, said.wallet_id, said.value, now, is_local=False)

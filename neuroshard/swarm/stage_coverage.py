@@ -114,21 +114,6 @@ class StageCoverage:
         """Stages that nobody can work on now: without them nothing is trained."""
         return tuple(stage for stage, count in enumerate(self.ready_replicas) if count == 0)
 
-    @property
-    def single_holder(self) -> tuple[int, ...]:
-        """Stages whose weights are lost with one node, unless a copy lies elsewhere."""
-        return tuple(stage for stage, count in enumerate(self.ready_replicas) if count == 1)
-
-    @property
-    def least_covered(self) -> int:
-        """The first one of the stages with the fewest replicas."""
-        return self.replicas.index(min(self.replicas))
-
-    @property
-    def most_covered(self) -> int:
-        """The first one of the stages with the most replicas."""
-        return self.replicas.index(max(self.replicas))
-
     def replicas_of(self, stage: int) -> tuple[NodeId, ...]:
         """The nodes that can work on a stage."""
         return tuple(holder.node_id for holder in self.holders if holder.is_ready and stage in holder.stages)

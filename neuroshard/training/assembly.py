@@ -48,7 +48,7 @@ def steps_behind(stages: Sequence[Stage]) -> tuple[str, ...]:
     for stage in stages:
         layers, steps = stage.executor.model.layer_range, stage.record.progress.steps
         if steps < newest:
-            numbers = f"Layer {layers.start}" if len(layers) == 1 else f"Layers {layers.start}-{layers.stop - 1}"
+            numbers = f"Layer {layers.stop}" if len(layers) == 1 else f"Layers {layers.start + 1}-{layers.stop}"
             found = f"goes on from step {steps:,}" if stage.is_restored else "begins anew"
             found = found if len(layers) == 1 else found.replace("goes", "go").replace("begins", "begin")
             warnings.append(

@@ -32,9 +32,9 @@ def view_of(*reports: object, now: float = EPOCH) -> GlobalView:
 
 def test_the_fold_keeps_what_each_node_said_last() -> None:
     view = GlobalView()
-    view = view.with_report(said(1, 1, steps=10, tokens=100, loss_ema=4.0), EPOCH)
-    view = view.with_report(said(2, 1, steps=5, tokens=300, loss_ema=2.0), EPOCH + 1)
-    view = view.with_report(said(1, 2, steps=20, tokens=200, loss_ema=3.0), EPOCH + 10)
+    view = view.with_reports([(said(1, 1, steps=10, tokens=100, loss_ema=4.0), EPOCH)])
+    view = view.with_reports([(said(2, 1, steps=5, tokens=300, loss_ema=2.0), EPOCH + 1)])
+    view = view.with_reports([(said(1, 2, steps=20, tokens=200, loss_ema=3.0), EPOCH + 10)])
     member = view.members[NodeId("node 1")]
     assert (member.report.steps, member.first_seen, member.last_seen) == (20, EPOCH, EPOCH + 10)
     assert (view.total_steps, view.total_tokens) == (25, 500)
@@ -64,19 +64,19 @@ def test_paused_nodes_are_members_that_do_not_train() -> None:
 def test_replays_change_nothing_not_even_after_the_node_left() -> None:
     first, second = said(1, 1, steps=10), said(1, 2, steps=20)
     view = view_of(first, second)
-    assert view.with_report(first, EPOCH + 50) == view
-    assert view.with_report(second, EPOCH + 50) == view
-    gone = view.with_report(said(1, 3, leaving=True, steps=20), EPOCH)
+    assert view.with_reports([(first, EPOCH + 50)]) == view
+    assert view.with_reports([(second, EPOCH + 50)]) == view
+    gone = view.with_reports([(said(1, 3, leaving=True, steps=20), EPOCH)])
     assert gone.members == {}
-    assert gone.with_report(second, EPOCH) == gone
-    assert gone.expired(EPOCH + 1e6).with_report(second, EPOCH) == gone
+    assert gone.with_reports([(second, EPOCH)]) == gone
+    assert gone.expired(EPOCH + 1e6).with_reports([(second, EPOCH)]) == gone
 
 
 def test_a_node_that_goes_back_to_a_checkpoint_is_not_counted_twice() -> None:
     view = view_of(said(1, 1, steps=100, tokens=1000))
-    view = view.with_report(said(1, 2, steps=90, tokens=900), EPOCH)  # killed, and restarted from a checkpoint
+    view = view.with_reports([(said(1, 2, steps=90, tokens=900), EPOCH)])  # killed, and restarted from a checkpoint
     assert (view.total_steps, view.total_tokens) == (100, 1000)
-    view = view.with_report(said(1, 3, steps=130, tokens=1300), EPOCH)
+    view = view.with_reports([(said(1, 3, steps=130, tokens=1300), EPOCH)])
     assert (view.total_steps, view.total_tokens) == (130, 1300)
     assert view.members[NodeId("node 1")].report.steps == 130
 
@@ -84,19 +84,19 @@ def test_a_node_that_goes_back_to_a_checkpoint_is_not_counted_twice() -> None:
 def test_a_node_that_leaves_and_returns_is_counted_once() -> None:
     view = view_of(said(1, 1, steps=100), said(2, 1, steps=7))
     for sequence, leave in ((2, True), (3, False)):
-        view = view.with_report(said(1, sequence, steps=100 + sequence, leaving=leave), EPOCH)
+        view = view.with_reports([(said(1, sequence, steps=100 + sequence, leaving=leave), EPOCH)])
         assert view.total_steps == 107 + sequence
     view = view.expired(EPOCH + 1000)
     assert view.members == {}
     assert view.total_steps == 110
-    view = view.with_report(said(1, 4, steps=50), EPOCH + 1000)
+    view = view.with_reports([(said(1, 4, steps=50), EPOCH + 1000)])
     assert view.total_steps == 110
     assert set(view.departed) == {NodeId("node 2")}
 
 
 def test_silent_nodes_are_forgotten_and_this_one_is_not() -> None:
     view = GlobalView().with_local(ME.node_id, ME.wallet_id, replace(REPORT, steps=1), EPOCH)
-    view = view.with_report(said(1), EPOCH).with_report(said(2), EPOCH + 30)
+    view = view.with_reports([(said(1), EPOCH)]).with_reports([(said(2), EPOCH + 30)])
     assert view.expired(EPOCH + LEAST_SILENCE_SECONDS) is view
     later = view.expired(EPOCH + LEAST_SILENCE_SECONDS + 1)
     assert set(later.members) == {ME.node_id, NodeId("node 2")}
@@ -121,13 +121,13 @@ def test_tables_are_bounded_and_totals_keep_what_was_forgotten(monkeypatch: pyte
     monkeypatch.setattr(module, "MAX_DEPARTED", 3)
     view = GlobalView()
     for number in range(20):
-        view = view.with_report(said(number, 1, steps=1, leaving=number < 10), EPOCH)
+        view = view.with_reports([(said(number, 1, steps=1, leaving=number < 10), EPOCH)])
         assert len(view.departed) <= 3
         assert len(view.members) <= 5
     assert view.total_steps == 15
     assert list(view.departed) == [NodeId(f"node {n}") for n in (7, 8, 9)]
     assert len(view.expired(EPOCH + 1000).departed) == 3
-    view = view.with_report(said(10, 2, steps=3), EPOCH)  # who is in stays in although the table is full
+    view = view.with_reports([(said(10, 2, steps=3), EPOCH)])  # who is in stays in although the table is full
     assert view.total_steps == 17
 
 
@@ -141,7 +141,7 @@ def test_several_reports_at_once_are_the_same_as_one_by_one(events: list[tuple[i
     ]
     one_by_one = GlobalView()
     for report, now in heard:
-        one_by_one = one_by_one.with_report(report, now)
+        one_by_one = one_by_one.with_reports([(report, now)])
     assert GlobalView().with_reports(heard) == one_by_one
 
 
@@ -162,7 +162,7 @@ class Lives(RuleBasedStateMachine):
         self.now += wait
         self.sequence += 1
         report = said(node, self.sequence, steps=steps, tokens=steps * 7, leaving=leaving)
-        self.view = self.view.with_report(report, self.now)
+        self.view = self.view.with_reports([(report, self.now)])
         most = self.most.get(node, (0, 0))
         self.most[node] = (max(most[0], steps), max(most[1], steps * 7))
         self.delivered.append(report)
@@ -171,7 +171,7 @@ class Lives(RuleBasedStateMachine):
     @rule(data=st.data())
     def replay(self, data: st.DataObject) -> None:
         report = data.draw(st.sampled_from(self.delivered))
-        assert self.view.with_report(report, self.now) == self.view  # type: ignore[arg-type]
+        assert self.view.with_reports([(report, self.now)]) == self.view  # type: ignore[arg-type]
 
     @rule(wait=st.floats(0, 200))
     def silence(self, wait: float) -> None:

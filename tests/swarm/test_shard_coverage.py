@@ -36,6 +36,6 @@ def test_coverage_follows_from_everybodys_assignment() -> None:
 
 
 def test_a_liar_covers_at_most_everything() -> None:
-    view = GlobalView().with_report(said(1, shards_seen=10**8), EPOCH)
+    view = GlobalView().with_reports([(said(1, shards_seen=10**8), EPOCH)])
     assert ShardCoverage(RUN, 640).covered(view) == 630
     assert ShardCoverage(RUN, 640).covered(GlobalView()) == 0

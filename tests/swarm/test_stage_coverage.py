@@ -52,8 +52,6 @@ def test_replicas_are_counted_with_those_that_get_ready_and_work_without_them() 
     assert coverage.ready_replicas == (1, 2, 0, 0)
     assert coverage.empty == (3,)
     assert coverage.missing == (2, 3)
-    assert coverage.single_holder == (0,)
-    assert (coverage.least_covered, coverage.most_covered) == (3, 1)
     assert coverage.replicas_of(1) == ("a", "b")
     assert coverage.replicas_of(2) == ()
 

@@ -14,7 +14,7 @@ ONE, TWO = NodeId("node 1"), NodeId("node 2")
 
 def test_peers_show_what_they_reported_and_how_they_are_reached() -> None:
     view = GlobalView().with_local(ME.node_id, ME.wallet_id, REPORT, EPOCH)
-    view = view.with_report(said(2), EPOCH + 1).with_report(said(1, state=NodeState.PAUSED), EPOCH + 2)
+    view = view.with_reports([(said(2), EPOCH + 1)]).with_reports([(said(1, state=NodeState.PAUSED), EPOCH + 2)])
     announcement = announcement_of(ME, addresses=("/ip4/203.0.113.9/tcp/1/p2p/x",), version="0.2.1")
     connection = Connection(ONE, "/ip4/10.0.0.1/tcp/5", ConnectionKind.PUNCHED, True, EPOCH, 10, 20, 0.05)
     peers, swarm = to_status(
