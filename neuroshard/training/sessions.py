@@ -168,11 +168,11 @@ class SessionTable:
         return works
 
     def of_idle(self, since: float) -> list[Work]:
-        """The microbatches of drivers that have asked for nothing since then."""
+        """The microbatches of drivers that have asked for nothing after this time."""
         return [
             work
             for driver in self._drivers.values()
-            if all(session.last_used < since for session in driver.sessions.values())
+            if all(session.last_used <= since for session in driver.sessions.values())
             for work in driver.works()
         ]
 

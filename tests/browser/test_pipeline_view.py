@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 from swarm_page import stat
 from swarm_snapshots import peer_id
 
-from neuroshard.status.pipeline import PipelineStage
+from neuroshard.status.pipeline import PipelineStage, SecondCopy
 from neuroshard.status.snapshot import DataStatus, NodeState, NodeStatus
 
 pytestmark = pytest.mark.browser
@@ -53,6 +53,25 @@ def test_three_stages_in_one_sentence_and_three_boxes(start_node: StartNode, ope
     for number, name in enumerate(names):
         expect(boxes.nth(number)).to_have_accessible_name(name)
     expect(stage_box(page, 1)).to_be_checked()
+
+
+@pytest.mark.parametrize(
+    ("ages", "summary", "chosen"),
+    [
+        ((12.0, 40.0, 5.0), "The oldest of their second copies is 40 s old.", "Second copy 40 s old"),
+        ((12.0, None, 5.0), "No second copy yet of stage 2.", "No second copy yet."),
+    ],
+)
+def test_the_age_of_second_copies_is_told(
+    start_node: StartNode, open_page: OpenPage, ages: tuple[float | None, ...], summary: str, chosen: str
+) -> None:
+    status = driver()
+    assert status.pipeline is not None
+    stages = [replace(stage, copy=SecondCopy(age)) for stage, age in zip(status.pipeline.stages, ages, strict=True)]
+    page = open_page(f"{start_node(with_stages(status, *stages)).url}#pipeline")
+    expect(page.get_by_text(summary)).to_be_visible()
+    stage_box(page, 2).check(force=True)
+    expect(page.get_by_role("region", name="Who holds stage 2", exact=True)).to_contain_text(chosen)
 
 
 def test_a_chosen_stage_tells_its_holders(start_node: StartNode, open_page: OpenPage) -> None:

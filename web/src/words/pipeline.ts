@@ -51,10 +51,19 @@ export function pipelineSentence(pipeline: Pipeline): string {
 
 /** What would be lost with one computer; null when nothing hangs on one. */
 export function singleSentence(stages: readonly PipelineStage[]): string | null {
-  const single = stages.filter((stage) => stage.has_single_holder).length;
+  const alone = stages.filter((stage) => stage.has_single_holder);
+  const single = alone.length;
   if (single === 0 || stages.length < 2) return null;
   const which = single === stages.length ? "Every stage is" : `${count(single)} of ${count(stages.length)} stages ${single === 1 ? "is" : "are"}`;
-  return `${which} on one computer only. When one leaves, training stops until another takes its place.`;
+  return `${which} on one computer only. When one leaves, training stops until another takes its place. ${copiesSentence(alone)}`.trim();
+}
+
+function copiesSentence(alone: readonly PipelineStage[]): string {
+  const without = alone.filter((stage) => stage.has_copy === false);
+  if (without.length > 0) return `No second copy yet of stage ${listed(without.map((stage) => count(stage.stage + 1)))}.`;
+  const ages = alone.flatMap((stage) => (stage.copy_age_seconds === null ? [] : [stage.copy_age_seconds]));
+  if (ages.length < alone.length) return "";
+  return `${ages.length === 1 ? "Its second copy is" : "The oldest of their second copies is"} ${duration(Math.max(...ages))} old.`;
 }
 
 /** What would be lost with the only computer that trains a stage; "" when there are several. */
