@@ -278,7 +278,12 @@ async def _converse(frame: Frame) -> None:
     peer = AnsweringPeer(frame)
     contacts = Contacts(LOCAL.node_id)
     directory = KademliaDirectory(
-        cast("Transport", peer), contacts, now=lambda: EPOCH, random=Random(1), report=lambda *_: None
+        cast("Transport", peer),
+        contacts,
+        now=lambda: EPOCH,
+        random=Random(1),
+        report=lambda *_: None,
+        host_of=lambda _: "192.0.2.1",
     )
     directory.meet(PEER.node_id)
     for kind in (STORE_KIND, FIND_KIND):

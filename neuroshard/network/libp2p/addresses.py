@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 import psutil
@@ -58,6 +59,27 @@ def is_loopback_host(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class Scope(IntEnum):
+    """From where an address can mean the same place."""
+
+    WORLD = 0
+    NETWORK = 1  # the local one
+    COMPUTER = 2  # or unknown, as a name's
+
+
+def scope_of(host: str) -> Scope:
+    """How far an IP address or name reaches."""
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        return Scope.COMPUTER
+    if isinstance(ip, IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    if ip.is_loopback or ip.is_unspecified:
+        return Scope.COMPUTER
+    return Scope.WORLD if ip.is_global else Scope.NETWORK
 
 
 def is_near(ip: str) -> bool:

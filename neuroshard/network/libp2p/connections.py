@@ -102,7 +102,7 @@ class Connections:
     async def to(self, peer: NodeId) -> BoundedMuxer:
         """A connection to a peer, dialled if there is none. Raises PeerUnreachableError."""
         existing = self.of(peer)
-        return existing or await self.dial(peer, self._contacts.of(peer))
+        return existing or await self.dial(peer, self._contacts.to_dial(peer, anyio.current_time()))
 
     async def dial(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> BoundedMuxer:
         """Connect at the first address that answers as this peer. Raises PeerUnreachableError."""
@@ -240,8 +240,10 @@ class Connections:
         except (PeerUnreachableError, OSError, TimeoutError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             failures.append(f"{address.host} port {address.port}: {reason}")
+            self._contacts.note_failed(address)
             failed.set()
         else:
+            self._contacts.note_worked(address)
             succeed()
 
     async def _dial_relayed(self, address: PeerAddress) -> None:

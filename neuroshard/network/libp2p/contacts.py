@@ -1,53 +1,123 @@
-"""Where this node's peers can be dialled, as far as anybody told: a bounded book."""
+"""Where this node's peers can be dialled: what worked, what they say of themselves, what others say. A bounded book."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+from typing import TypeVar
 
 from neuroshard.errors import UsageError
-from neuroshard.network.libp2p.addresses import PeerAddress, parse_address
+from neuroshard.network.allowance import Allowance
+from neuroshard.network.libp2p.addresses import PeerAddress, Scope, parse_address, scope_of
 from neuroshard.types import NodeId
 
 MAX_PEERS = 4096
-MAX_ADDRESSES = 8  # of one peer
+MAX_ADDRESSES = 8  # that a peer says of itself
+MAX_WORKED = 4  # of one peer
+MAX_HEARSAY = 2  # of one peer
+HEARSAY_DIALS = 64  # at once; anybody may name anybody's address, and this node shall not dial a list of targets
+HEARSAY_DIALS_A_SECOND = 1.0
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class _Known:
+    worked: tuple[PeerAddress, ...] = ()  # when dialled from here, the last first
+    told: tuple[PeerAddress, ...] = ()  # by the peer itself
+    told_at: float = -inf  # seconds since 1970
 
 
 class Contacts:
-    """Addresses by peer; those told last come first, and the peer asked for longest ago is forgotten first."""
+    """Addresses by peer. What others say of a peer never replaces what it says itself or what worked.
+
+    The peer asked for longest ago is forgotten first.
+    """
 
     def __init__(self, local_id: NodeId, max_peers: int = MAX_PEERS) -> None:
         self._local_id = local_id
         self._max_peers = max_peers
-        self._addresses: OrderedDict[NodeId, tuple[PeerAddress, ...]] = OrderedDict()
+        self._known: OrderedDict[NodeId, _Known] = OrderedDict()
+        self._heard: OrderedDict[NodeId, tuple[PeerAddress, ...]] = OrderedDict()
+        self._hearsay_dials = Allowance(HEARSAY_DIALS, HEARSAY_DIALS_A_SECOND)
 
     def __len__(self) -> int:
-        return len(self._addresses)
+        return len(self._known.keys() | self._heard.keys())
 
-    def learn(self, address: PeerAddress) -> None:
-        """Remember one way to a peer."""
-        peer = address.peer
-        if peer == self._local_id:
+    def note_worked(self, address: PeerAddress) -> None:
+        """This node reached the peer there."""
+        known = self._known.get(address.peer, _Known())
+        others = (other for other in known.worked if other.text != address.text)
+        self._put(self._known, address.peer, replace(known, worked=(address, *others)[:MAX_WORKED]))
+
+    def note_failed(self, address: PeerAddress) -> None:
+        """Nobody, or somebody else, was reached there: others may say better."""
+        heard = self._heard.pop(address.peer, ())
+        left = tuple(other for other in heard if other.text != address.text)
+        if left:
+            self._put(self._heard, address.peer, left)
+
+    def learn_texts(self, peer: NodeId, texts: Iterable[str], at: float | None = None) -> None:
+        """What a peer says of itself, over a connection or signed, at a time (None: now); what is false is left out."""
+        told = tuple(islice(_addresses_of(peer, texts), MAX_ADDRESSES))
+        known = self._known.get(peer, _Known())
+        if told and peer != self._local_id and (at is None or at >= known.told_at):
+            self._put(self._known, peer, replace(known, told=told, told_at=known.told_at if at is None else at))
+
+    def hear_texts(self, peer: NodeId, texts: Iterable[str], teller_host: str | None) -> None:
+        """What somebody says of a peer; `teller_host`: the IP address the teller is at, None behind a relay.
+
+        It counts only while room is left, and only for places that the teller can have in common with this node.
+        """
+        heard = self._heard.get(peer, ())
+        if peer == self._local_id or len(heard) >= MAX_HEARSAY:
             return
-        others = tuple(known for known in self._addresses.get(peer, ()) if known.text != address.text)
-        self._addresses[peer] = (address, *others)[:MAX_ADDRESSES]
-        self._addresses.move_to_end(peer)
-        while len(self._addresses) > self._max_peers:
-            self._addresses.popitem(last=False)
-
-    def learn_texts(self, peer: NodeId, texts: Iterable[str]) -> None:
-        """Remember what a stranger says about a peer; what is no address of that peer is left out."""
-        for text in tuple(texts)[:MAX_ADDRESSES]:
-            try:
-                address = parse_address(text)
-            except UsageError:
-                continue
-            if address.peer == peer:
-                self.learn(address)
+        scope = Scope.WORLD if teller_host is None else scope_of(teller_host)
+        known = {address.text for address in heard}
+        new = [a for a in _addresses_of(peer, texts) if scope_of(a.host) <= scope and a.text not in known]
+        direct, relayed = [a for a in new if not a.is_relayed], [a for a in new if a.is_relayed]
+        chosen = (*heard, *direct[:1], *relayed[:1], *direct[1:], *relayed[1:])[:MAX_HEARSAY]
+        if chosen:
+            self._put(self._heard, peer, chosen)
 
     def of(self, peer: NodeId) -> tuple[PeerAddress, ...]:
-        """Known ways to a peer, direct ones first."""
-        known = self._addresses.get(peer, ())
-        if known:
-            self._addresses.move_to_end(peer)
-        return tuple(sorted(known, key=lambda address: address.is_relayed))
+        """Known ways to a peer, hearsay last, else direct ones first."""
+        return _each_once((*self.vouched(peer), *self._heard.get(peer, ())))
+
+    def vouched(self, peer: NodeId) -> tuple[PeerAddress, ...]:
+        """As `of` without hearsay: what may be told to others."""
+        known = self._known.get(peer, _Known())
+        return _each_once(sorted((*known.worked, *known.told), key=lambda address: address.is_relayed))
+
+    def to_dial(self, peer: NodeId, now: float) -> tuple[PeerAddress, ...]:
+        """As `of`, but hearsay only as long as not too much of it is dialled; `now` by any monotonic clock."""
+        for table in (self._known, self._heard):
+            if peer in table:
+                table.move_to_end(peer)
+        vouched, all_known = self.vouched(peer), self.of(peer)
+        hearsay_count = len(all_known) - len(vouched)
+        return all_known if hearsay_count == 0 or self._hearsay_dials.take(now, hearsay_count) else vouched
+
+    def _put(self, table: OrderedDict[NodeId, V], peer: NodeId, value: V) -> None:
+        table[peer] = value
+        table.move_to_end(peer)
+        while len(table) > self._max_peers:
+            table.popitem(last=False)
+
+
+def _each_once(addresses: Iterable[PeerAddress]) -> tuple[PeerAddress, ...]:
+    return tuple({address.text: address for address in addresses}.values())
+
+
+def _addresses_of(peer: NodeId, texts: Iterable[str]) -> Iterator[PeerAddress]:
+    """What is an address of that peer, among as many texts as an honest node tells."""
+    for text in islice(texts, 2 * MAX_ADDRESSES):
+        try:
+            address = parse_address(text)
+        except UsageError:
+            continue
+        if address.peer == peer:
+            yield address

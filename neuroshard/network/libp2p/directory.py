@@ -17,7 +17,13 @@ from anyio.abc import TaskGroup
 from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.network.libp2p.contacts import MAX_ADDRESSES, Contacts
 from neuroshard.network.libp2p.kademlia import BUCKET_SIZE, REPLICAS, Lookup, RoutingTable, key_of
-from neuroshard.network.libp2p.record_store import MAX_NAMESPACE_CHARACTERS, Record, RecordStore, reason_of
+from neuroshard.network.libp2p.record_store import (
+    MAX_NAMESPACE_CHARACTERS,
+    Record,
+    RecordStore,
+    origin_of,
+    reason_of,
+)
 from neuroshard.network.records import MAX_RECORD_BYTES
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.transport import (
@@ -35,7 +41,10 @@ STORE_KIND = "directory/store"
 ANSWER_SECONDS = 5.0  # of one peer
 REFRESH_SECONDS = 600.0
 FIRST_LOOKS = (0.0, 5.0, 30.0)  # seconds between the first connection and looks for more nodes
-MAX_ANSWER_BYTES = 48 * 1024  # of records in one answer; the header of a frame has 64 KiB
+SEARCH_SECONDS = 30.0  # for one search: what is known by then counts
+MAX_ANSWER_BYTES = 60 * 1024  # of nodes and records in one answer; the header of a frame has 64 KiB
+MAX_NODES_BYTES = 24 * 1024  # of them of nodes
+FIELD_BYTES = 8  # around a text or a record, at most
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,12 +59,15 @@ class KademliaDirectory:
         now: Callable[[], float],
         random: Random,
         report: Callable[[NodeId, ScoreReason], None],
+        host_of: Callable[[NodeId], str | None],
     ) -> None:
+        """`host_of`: the IP address at which a peer is connected, None through a relay."""
         self._transport = transport
         self._contacts = contacts
         self._now = now
         self._random = random
         self._report = report
+        self._host_of = host_of
         self._table = RoutingTable(transport.local_id)
         self._store = RecordStore()
         self._first_peer = anyio.Event()
@@ -133,16 +145,17 @@ class KademliaDirectory:
             if answer is None:
                 lookup.failed(peer)
             else:
-                lookup.answered(peer, self._learned(answer))
+                lookup.answered(peer, self._learned(peer, answer))
                 found.extend(self._good_records(peer, answer) if namespace is not None else ())
             changed.set()
 
-        async with anyio.create_task_group() as tasks:
-            while not lookup.is_done:
-                changed = anyio.Event()
-                _start_asking(lookup, tasks, ask)
-                await changed.wait()
-            tasks.cancel_scope.cancel()
+        with anyio.move_on_after(SEARCH_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                while not lookup.is_done:
+                    changed = anyio.Event()
+                    _start_asking(lookup, tasks, ask)
+                    await changed.wait()
+                tasks.cancel_scope.cancel()
         return lookup.nearest()
 
     async def _ask(self, peer: NodeId, key: int, namespace: str | None) -> Frame | None:
@@ -173,11 +186,11 @@ class KademliaDirectory:
                 tasks.start_soon(store, peer)
         return len(stored)
 
-    def _learned(self, answer: Frame) -> list[NodeId]:
+    def _learned(self, teller: NodeId, answer: Frame) -> list[NodeId]:
         """The nodes in an answer, with their addresses; whatever is no such thing is left out."""
         learned: list[NodeId] = []
         for node, addresses in _named_addresses(answer.header.get("nodes")):
-            self._contacts.learn_texts(node, addresses)
+            self._contacts.hear_texts(node, addresses, self._host_of(teller))
             if self._contacts.of(node):
                 learned.append(node)
         return learned
@@ -191,12 +204,14 @@ class KademliaDirectory:
     def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> Record | None:
         """A record that holds; one that does not is counted, and whoever gave it loses reputation."""
         try:
-            return Record.checked(data, self._now(), owner)
+            record = Record.checked(data, self._now(), owner)
         except DataError as error:
             reason = reason_of(error)
             self.refused[reason] += 1
             self._report(giver, reason)
             return None
+        self._contacts.learn_texts(record.node_id, record.addresses, record.issued_at)
+        return record
 
     # Answering
 
@@ -207,10 +222,10 @@ class KademliaDirectory:
         self._hear_asker(peer, question)
         await anyio.lowlevel.checkpoint()
         near = [node for node in self._table.closest(int.from_bytes(key)) if node != peer]
-        nodes = [[node, [address.text for address in self._contacts.of(node)]] for node in near]
-        answer: dict[str, WireValue] = {"nodes": [entry for entry in nodes if entry[1]]}
+        nodes, byte_count = self._places_of(near)
+        answer: dict[str, WireValue] = {"nodes": nodes}
         if namespace is not None:
-            answer["records"] = self._portion(namespace)
+            answer["records"] = self._portion(namespace, MAX_ANSWER_BYTES - byte_count)
         return Frame(FIND_KIND, answer)
 
     async def _answer_store(self, peer: NodeId, request: Frame) -> Frame:
@@ -224,25 +239,37 @@ class KademliaDirectory:
         record = self._checked(peer, data, peer)
         if record is None:
             raise RequestRefusedError("The record was refused.")
-        if not self._store.put(namespace, record):
-            raise RequestRefusedError("There is no room for the record.")
+        if not self._store.put(namespace, record, origin_of(self._host_of(peer))):
+            raise RequestRefusedError("This node is in as many namespaces as are kept.")
         return Frame(STORE_KIND)
 
-    def _portion(self, namespace: str) -> list[bytes]:
-        """As many records as fit an answer, other ones every time."""
+    def _places_of(self, nodes: Sequence[NodeId]) -> tuple[list[WireValue], int]:
+        """Where nodes can be reached, the first ones as far as there is room, and the bytes that takes."""
+        places: list[WireValue] = []
+        used = 0
+        for node in nodes:
+            texts = [address.text for address in self._contacts.vouched(node)[:MAX_ADDRESSES]]
+            byte_count = sum(len(text) + FIELD_BYTES for text in (node, *texts))
+            if texts and used + byte_count <= MAX_NODES_BYTES:
+                places.append([node, texts])
+                used += byte_count
+        return places, used
+
+    def _portion(self, namespace: str, room: int) -> list[bytes]:
+        """As many records as there is room for, other ones every time."""
         chosen: list[bytes] = []
-        room = MAX_ANSWER_BYTES
         for record in self._store.get(namespace, self._now(), self._random):
-            if len(record.data) > room:
+            byte_count = len(record.data) + FIELD_BYTES
+            if byte_count > room:
                 break
-            room -= len(record.data)
+            room -= byte_count
             chosen.append(record.data)
         return chosen
 
     def _hear_asker(self, peer: NodeId, frame: Frame) -> None:
         addresses = frame.header.get("from")
         if isinstance(addresses, list | tuple):
-            self._contacts.learn_texts(peer, [text for text in addresses if isinstance(text, str)])
+            self._contacts.learn_texts(peer, [text for text in addresses if isinstance(text, str)], self._now())
         self._table.heard_from(peer)
 
     def _own_addresses(self) -> list[str]:

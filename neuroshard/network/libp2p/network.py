@@ -122,14 +122,20 @@ class _Node:
         self._budget = parts.budget or ByteBudget(MOST_BYTES, MOST_BYTES // PEER_SHARE)
         self.transport = Libp2pTransport(
             self.connections,
-            contacts,
             self._server,
             RequestExchange(self._server, self._budget, self.report),
             own_addresses=self._addresses,
             report=self.report,
         )
         self.gossip = Libp2pGossip(self.connections, self.report, tasks, SystemRandom())
-        self.directory = KademliaDirectory(self.transport, contacts, now=now, random=SystemRandom(), report=self.report)
+        self.directory = KademliaDirectory(
+            self.transport,
+            contacts,
+            now=now,
+            random=SystemRandom(),
+            report=self.report,
+            host_of=self.connections.direct_ip,
+        )
         self._relay_client = self._joined_relays(contacts)
         self._relay_server = self._serving_relay(now)
         self.host.set_stream_handler(TProtocol(FRAME_PROTOCOL), self.transport.handle_stream)

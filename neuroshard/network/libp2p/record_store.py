@@ -1,10 +1,14 @@
-"""The records a node keeps for the directory: small, signed, young, one for each node and namespace, all bounded."""
+"""The records a node keeps for the directory: small, signed, young, one for each node and namespace, all bounded.
+
+Whoever comes finds room: when there is none, the origin (an IP address, mostly) with the most records loses its oldest.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address, ip_network
 from random import Random
 from types import MappingProxyType
 
@@ -19,12 +23,13 @@ from neuroshard.identity import (
 )
 from neuroshard.network.records import RECORD_SECONDS, checked_record
 from neuroshard.network.scores import ScoreReason
-from neuroshard.types import NodeId
+from neuroshard.types import JsonValue, NodeId
 
 MAX_NAMESPACE_CHARACTERS = 256
 MAX_RECORDS_OF_NAMESPACE = 1024
 MAX_RECORDS_OF_NODE = 64  # namespaces in which one node is kept
 MAX_RECORDS = 8192
+MAX_ADDRESSES_TOLD = 16  # in a record
 REASON_OF: Mapping[type[DataError], ScoreReason] = MappingProxyType(
     {
         ClaimTooLargeError: ScoreReason.OVERSIZED,
@@ -49,12 +54,13 @@ class Record:
     node_id: NodeId
     issued_at: float  # seconds since 1970
     data: bytes = field(repr=False)
+    addresses: tuple[str, ...] = ()  # at which the node says that it can be reached
 
     @classmethod
     def checked(cls, data: bytes, now: float, owner: NodeId | None = None) -> Record:
         """Verify signature, delegation and age, and that `owner` made it when one is given. Raises DataError."""
         claim = checked_record(owner, data, now)
-        return cls(claim.node_id, claim.issued_at, data)
+        return cls(claim.node_id, claim.issued_at, data, _addresses_in(claim.payload))
 
     def is_expired(self, now: float) -> bool:
         """Whether it is too old."""
@@ -64,29 +70,32 @@ class Record:
 class RecordStore:
     """All that this node keeps. Only checked records come in."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = MAX_RECORDS) -> None:
+        self._capacity = capacity
         self._records: dict[str, dict[NodeId, Record]] = {}
+        self._origins: dict[tuple[str, NodeId], str] = {}
+        self._of_origin: dict[str, OrderedDict[tuple[str, NodeId], None]] = {}  # the one that came first is first
         self._of_node: Counter[NodeId] = Counter()
-        self._total = 0
 
     def __len__(self) -> int:
-        return self._total
+        return len(self._origins)
 
-    def put(self, namespace: str, record: Record) -> bool:
-        """Keep a record unless a newer one of its node is there; False when there is no room for it."""
-        records = self._records.get(namespace, {})
-        known = records.get(record.node_id)
+    def put(self, namespace: str, record: Record, origin: str = "") -> bool:
+        """Keep a record unless a newer one of its node is there; False for a node that is in too many namespaces."""
+        known = self._records.get(namespace, {}).get(record.node_id)
         if known is not None:
             if known.issued_at <= record.issued_at:
-                records[record.node_id] = record
+                self._drop(namespace, known.node_id)
+                self._keep(namespace, record, origin)
             return True
-        if self._total >= MAX_RECORDS or self._of_node[record.node_id] >= MAX_RECORDS_OF_NODE:
+        if self._of_node[record.node_id] >= MAX_RECORDS_OF_NODE:
             return False
+        records = self._records.get(namespace, {})
         if len(records) >= MAX_RECORDS_OF_NAMESPACE:
-            self._drop(namespace, min(records.values(), key=lambda kept: kept.issued_at))
-        self._records.setdefault(namespace, {})[record.node_id] = record
-        self._of_node[record.node_id] += 1
-        self._total += 1
+            self._drop(namespace, self._needless_in(namespace, records))
+        elif len(self) >= self._capacity:
+            self._drop(*next(iter(max(self._of_origin.values(), key=len))))
+        self._keep(namespace, record, origin)
         return True
 
     def get(self, namespace: str, now: float, random: Random) -> list[Record]:
@@ -97,16 +106,46 @@ class RecordStore:
 
     def expire(self, now: float) -> None:
         """Drop what is too old."""
-        for namespace, records in tuple(self._records.items()):
-            for record in tuple(records.values()):
-                if record.is_expired(now):
-                    self._drop(namespace, record)
+        for namespace, node_id in tuple(self._origins):
+            if self._records[namespace][node_id].is_expired(now):
+                self._drop(namespace, node_id)
 
-    def _drop(self, namespace: str, record: Record) -> None:
-        del self._records[namespace][record.node_id]
+    def _needless_in(self, namespace: str, records: Mapping[NodeId, Record]) -> NodeId:
+        """The oldest record of the origin with the most in this namespace."""
+        origins = {node_id: self._origins[namespace, node_id] for node_id in records}
+        ((greediest, _),) = Counter(origins.values()).most_common(1)
+        return min((node for node in records if origins[node] == greediest), key=lambda node: records[node].issued_at)
+
+    def _keep(self, namespace: str, record: Record, origin: str) -> None:
+        place = namespace, record.node_id
+        self._records.setdefault(namespace, {})[record.node_id] = record
+        self._origins[place] = origin
+        self._of_origin.setdefault(origin, OrderedDict())[place] = None
+        self._of_node[record.node_id] += 1
+
+    def _drop(self, namespace: str, node_id: NodeId) -> None:
+        del self._records[namespace][node_id]
         if not self._records[namespace]:
             del self._records[namespace]
-        self._of_node[record.node_id] -= 1
-        if not self._of_node[record.node_id]:
-            del self._of_node[record.node_id]
-        self._total -= 1
+        origin = self._origins.pop((namespace, node_id))
+        del self._of_origin[origin][namespace, node_id]
+        if not self._of_origin[origin]:
+            del self._of_origin[origin]
+        self._of_node[node_id] -= 1
+        if not self._of_node[node_id]:
+            del self._of_node[node_id]
+
+
+def origin_of(host: str | None) -> str:
+    """Those who share it share their room: an IPv4 address or an IPv6 network; None, behind a relay, is one origin."""
+    if host is None:
+        return "relayed"
+    ip = ip_address(host)
+    return str(ip_network((ip, 64), strict=False)) if isinstance(ip, IPv6Address) else str(ip)
+
+
+def _addresses_in(payload: JsonValue) -> tuple[str, ...]:
+    told = payload.get("addresses") if isinstance(payload, Mapping) else None
+    if isinstance(told, str) or not isinstance(told, Sequence):
+        return ()
+    return tuple(text for text in told[:MAX_ADDRESSES_TOLD] if isinstance(text, str))

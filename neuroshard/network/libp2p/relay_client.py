@@ -74,7 +74,7 @@ class RelayClient:
         return tuple(
             f"{address.text}/p2p-circuit/p2p/{local}"
             for relay in self._places
-            for address in self._contacts.of(relay)[:ADDRESSES_OF_RELAY]
+            for address in self._contacts.vouched(relay)[:ADDRESSES_OF_RELAY]
             if not address.is_relayed
         )
 

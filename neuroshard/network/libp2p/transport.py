@@ -12,7 +12,6 @@ from libp2p.exceptions import BaseLibp2pError
 from neuroshard.network.libp2p.addresses import parse_address
 from neuroshard.network.libp2p.bulk import BulkRoute, is_bulk
 from neuroshard.network.libp2p.connections import Connections
-from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.requests import BadAnswerError, RequestExchange, reason_of
 from neuroshard.network.libp2p.streams import YamuxStream
@@ -40,7 +39,6 @@ class Libp2pTransport:
     def __init__(
         self,
         connections: Connections,
-        contacts: Contacts,
         server: RequestServer,
         exchange: RequestExchange,
         *,
@@ -49,7 +47,6 @@ class Libp2pTransport:
     ) -> None:
         self._local_id = connections.local_id
         self._connections = connections
-        self._contacts = contacts
         self._server = server
         self._exchange = exchange
         self._own_addresses = own_addresses
@@ -104,7 +101,6 @@ class Libp2pTransport:
         """See Transport."""
         self._check_open()
         parsed = parse_address(address)
-        self._contacts.learn(parsed)
         await self._connections.dial(parsed.peer, (parsed,))
         return parsed.peer
 

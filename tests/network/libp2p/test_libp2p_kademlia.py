@@ -16,6 +16,7 @@ from neuroshard.network.libp2p.record_store import (
     MAX_RECORDS_OF_NODE,
     Record,
     RecordStore,
+    origin_of,
     reason_of,
 )
 from neuroshard.network.records import MAX_RECORD_BYTES, RECORD_SECONDS
@@ -147,6 +148,36 @@ def test_a_store_is_bounded() -> None:
     kept = store.get("full", NOW, Random(1))
     assert len(kept) == MAX_RECORDS_OF_NAMESPACE
     assert min(entry.issued_at for entry in kept) == NOW + 10  # the oldest made room
+
+
+def test_a_full_store_has_room_for_who_comes_new_and_the_greediest_pays() -> None:
+    store = RecordStore(capacity=200)
+    for number in range(100):  # two addresses with many identities in many namespaces
+        for space in range(20):
+            store.put(f"run/{space}", Record(name(1000 + number), NOW, b""), f"192.0.2.{number % 2}")
+    assert len(store) == 200
+    for number in range(60):
+        assert store.put("run/0", Record(name(number), NOW, b""), f"198.51.100.{number}")
+    assert len(store) == 200
+    kept = {record.node_id for record in store.get("run/0", NOW, Random(1))}
+    assert kept >= {name(number) for number in range(60)}
+
+
+def test_a_full_namespace_keeps_those_who_share_their_address_with_few() -> None:
+    store = RecordStore()
+    for number in range(20):
+        store.put("full", Record(name(number), NOW, b""), f"198.51.100.{number}")
+    for number in range(20, MAX_RECORDS_OF_NAMESPACE + 500):
+        store.put("full", Record(name(number), NOW + number, b""), "192.0.2.1")
+    kept = {record.node_id for record in store.get("full", NOW, Random(1))}
+    assert len(kept) == MAX_RECORDS_OF_NAMESPACE
+    assert kept >= {name(number) for number in range(20)}
+
+
+def test_who_shares_an_ipv6_network_shares_its_room() -> None:
+    assert origin_of("2001:db8:1:2::5") == origin_of("2001:db8:1:2:ffff::1") != origin_of("2001:db8:1:3::5")
+    assert len({origin_of("192.0.2.1"), origin_of("192.0.2.2"), origin_of(None), ""}) == 4
+    assert origin_of("fe80::1%eth0")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+from libp2p_nodes import identity
+
+from neuroshard.network.libp2p.addresses import Scope, parse_address, scope_of
+from neuroshard.network.libp2p.contacts import HEARSAY_DIALS, MAX_ADDRESSES, MAX_HEARSAY, Contacts
+from neuroshard.types import NodeId
+
+ME, BOB, RELAY = (identity(number).node_id for number in (1, 2, 3))
+PUBLIC = "8.8.4.4"
+
+
+def at(host: str, port: int = 4001, peer: NodeId = BOB) -> str:
+    kind = "ip6" if ":" in host else "ip4" if host[0].isdigit() else "dns4"
+    return f"/{kind}/{host}/tcp/{port}/p2p/{peer}"
+
+
+def texts(contacts: Contacts, peer: NodeId = BOB) -> list[str]:
+    return [address.text for address in contacts.of(peer)]
+
+
+def test_what_others_say_replaces_neither_experience_nor_a_peers_own_word() -> None:
+    contacts = Contacts(ME)
+    contacts.note_worked(parse_address(at("1.1.1.1")))
+    contacts.learn_texts(BOB, [at("1.1.1.2"), at("1.1.1.3")])
+    for port in range(1, 100):
+        contacts.hear_texts(BOB, [at("9.9.9.9", port)], PUBLIC)
+    assert texts(contacts)[:3] == [at("1.1.1.1"), at("1.1.1.2"), at("1.1.1.3")]
+    assert len(texts(contacts)) == 3 + MAX_HEARSAY
+    assert [address.text for address in contacts.vouched(BOB)] == texts(contacts)[:3]
+
+
+def test_hearsay_that_fails_makes_room_for_other() -> None:
+    contacts = Contacts(ME)
+    contacts.hear_texts(BOB, [at("9.9.9.9", port) for port in (1, 2, 3)], PUBLIC)
+    assert texts(contacts) == [at("9.9.9.9", 1), at("9.9.9.9", 2)]
+    contacts.note_failed(parse_address(at("9.9.9.9", 1)))
+    contacts.hear_texts(BOB, [at("1.1.1.1")], PUBLIC)
+    assert texts(contacts) == [at("9.9.9.9", 2), at("1.1.1.1")]
+    contacts.note_worked(parse_address(at("1.1.1.1")))
+    assert texts(contacts) == [at("1.1.1.1"), at("9.9.9.9", 2)]
+
+
+def test_of_hearsay_one_direct_and_one_relayed_way_are_kept() -> None:
+    contacts = Contacts(ME)
+    relayed = f"{at(PUBLIC, peer=RELAY)}/p2p-circuit/p2p/{BOB}"
+    contacts.hear_texts(BOB, [at("9.9.9.9", 1), at("9.9.9.9", 2), relayed], PUBLIC)
+    assert texts(contacts) == [at("9.9.9.9", 1), relayed]
+
+
+@pytest.mark.parametrize(
+    ("teller", "believed"),
+    [
+        (PUBLIC, {"9.9.9.9"}),
+        (None, {"9.9.9.9"}),  # behind a relay
+        ("192.168.1.7", {"9.9.9.9", "10.0.0.7", "fd00::7"}),
+        ("127.0.0.1", {"9.9.9.9", "10.0.0.7", "fd00::7", "127.0.0.1", "::ffff:127.0.0.1", "name.example"}),
+    ],
+)
+def test_nobody_far_away_makes_this_node_dial_what_is_near(teller: str | None, believed: set[str]) -> None:
+    told: set[str] = set()
+    for host in ("9.9.9.9", "10.0.0.7", "fd00::7", "127.0.0.1", "::ffff:127.0.0.1", "name.example"):
+        contacts = Contacts(ME)
+        contacts.hear_texts(BOB, [at(host)], teller)
+        told |= {address.host for address in contacts.of(BOB)}
+    assert told == believed
+
+
+def test_scopes() -> None:
+    hosts = ("8.8.8.8", "2606:4700::1", "100.64.0.1", "169.254.1.1", "192.168.0.1", "0.0.0.0", "::1", "localhost")
+    world, network, computer = Scope.WORLD, Scope.NETWORK, Scope.COMPUTER
+    assert [scope_of(host) for host in hosts] == [world, world, network, network, network, computer, computer, computer]
+
+
+def test_only_so_much_hearsay_is_dialled_a_minute() -> None:
+    contacts = Contacts(ME)
+    peers = [identity(number).node_id for number in range(10, 70)]
+    for peer in peers:
+        contacts.hear_texts(peer, [at("9.9.9.9", port, peer) for port in (1, 2)], PUBLIC)
+    dials = sum(len(contacts.to_dial(peer, now=0.0)) for _ in range(3) for peer in peers)
+    assert dials == HEARSAY_DIALS
+    assert sum(len(contacts.to_dial(peer, now=10.0)) for peer in peers) == 10
+    contacts.learn_texts(peers[0], [at("1.1.1.1", 1, peers[0])])
+    assert [address.host for address in contacts.to_dial(peers[0], now=10.0)] == ["1.1.1.1"]
+
+
+def test_a_peers_newest_word_of_itself_counts() -> None:
+    contacts = Contacts(ME)
+    contacts.learn_texts(BOB, [at("1.1.1.1")], 100.0)
+    contacts.learn_texts(BOB, [at("1.1.1.2")], 50.0)  # an old record
+    assert texts(contacts) == [at("1.1.1.1")]
+    contacts.learn_texts(BOB, [at("1.1.1.3")], 101.0)
+    contacts.learn_texts(BOB, ["nonsense", at("1.1.1.4", peer=RELAY)], 102.0)
+    assert texts(contacts) == [at("1.1.1.3")]
+    contacts.learn_texts(BOB, [at("1.1.1.1", port) for port in range(1, 50)], 103.0)
+    assert len(texts(contacts)) == MAX_ADDRESSES
+
+
+def test_the_book_is_bounded_and_experience_outlives_hearsay() -> None:
+    contacts = Contacts(ME, max_peers=8)
+    contacts.note_worked(parse_address(at("1.1.1.1")))
+    for number in range(10, 40):
+        peer = identity(number).node_id
+        contacts.hear_texts(peer, [at("9.9.9.9", 1, peer)], PUBLIC)
+    assert len(contacts) == 9
+    assert texts(contacts) == [at("1.1.1.1")]
+    contacts.hear_texts(ME, [at("9.9.9.9", 1, ME)], PUBLIC)
+    assert contacts.of(ME) == ()

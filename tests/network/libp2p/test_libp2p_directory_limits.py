@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+import pytest
+import trio
+from libp2p_nodes import identity, run
+from trio.testing import MockClock
+
+from neuroshard.identity import sign_claim
+from neuroshard.network import RequestTimeoutError, Transport
+from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.directory import FIND_KIND, SEARCH_SECONDS, STORE_KIND, KademliaDirectory
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame
+from neuroshard.wire.head import encode_head
+
+SPACE = "run/0"
+ME = identity(1).node_id
+
+
+class FakeTransport:
+    """Answers by a function, and calls what the directory serves."""
+
+    def __init__(self, answer: Callable[[NodeId, Frame], Any]) -> None:
+        self.local_id = ME
+        self.handlers: dict[str, Any] = {}
+        self._answer = answer
+        self.asked: list[NodeId] = []
+
+    def addresses(self) -> tuple[str, ...]:
+        return ()
+
+    def serve(self, kind: str, handler: Any, **_: Any) -> None:
+        self.handlers[kind] = handler
+
+    async def request(self, peer: NodeId, frame: Frame, *, timeout_seconds: float) -> Frame:
+        self.asked.append(peer)
+        return await self._answer(peer, frame)
+
+
+def directory_with(
+    answer: Callable[[NodeId, Frame], Any], contacts: Contacts, host: str = "8.8.4.4"
+) -> tuple[KademliaDirectory, FakeTransport]:
+    transport = FakeTransport(answer)
+    directory = KademliaDirectory(
+        cast("Transport", transport),
+        contacts,
+        now=time.time,
+        random=Random(1),
+        report=lambda *_: None,
+        host_of=lambda _: host,
+    )
+    return directory, transport
+
+
+async def nobody(peer: NodeId, _: Frame) -> Frame:
+    raise RequestTimeoutError(f"{peer} is silent")
+
+
+def longest_addresses(peer: NodeId) -> list[str]:
+    end = f".example/tcp/65535/p2p/{peer}"
+    return [f"/dns4/{number}{('.' + 62 * 'a') * 3}"[: 256 - len(end)] + end for number in range(8)]
+
+
+@pytest.mark.parametrize("address_kind", ["names", "relays"])
+def test_an_answer_fits_a_frame_however_long_addresses_are(address_kind: str) -> None:
+    async def scenario() -> None:
+        contacts = Contacts(ME)
+        directory, transport = directory_with(nobody, contacts)
+        relay = identity(2).node_id
+        for number in range(10, 60):
+            peer = identity(number).node_id
+            relayed = [f"/ip4/203.0.113.1{i}/tcp/45678/p2p/{relay}/p2p-circuit/p2p/{peer}" for i in range(4)]
+            honest = [f"/ip4/203.0.113.20{i}/tcp/45678/p2p/{peer}" for i in range(2)] + relayed
+            contacts.learn_texts(peer, longest_addresses(peer) if address_kind == "names" else honest)
+            assert len(contacts.of(peer)) == (8 if address_kind == "names" else 6)
+            directory.meet(peer)
+            record = sign_claim(identity(number), "announcement", {"text": "x" * 1500}, time.time()).encode()
+            await transport.handlers[STORE_KIND](peer, Frame(STORE_KIND, {"namespace": SPACE, "record": record}))
+        question = Frame(FIND_KIND, {"key": bytes(32), "namespace": SPACE, "from": []})
+        answer = await transport.handlers[FIND_KIND](identity(99).node_id, question)
+        assert len(encode_head(answer, (), 0)) > 50_000  # and no error
+        assert len(answer.header["nodes"]) >= (8 if address_kind == "names" else 16)
+        assert len(answer.header["records"]) >= 12
+
+    run(scenario)
+
+
+def test_an_answer_makes_this_node_dial_few_places_and_none_near_by() -> None:
+    async def scenario() -> None:
+        contacts = Contacts(ME)
+        teller = identity(2).node_id
+        victims = [identity(number).node_id for number in range(10, 26)]
+        hosts = ["127.0.0.1", "192.168.1.1", "10.0.0.1", "8.8.8.8", "8.8.8.9", "8.8.8.10", "8.8.8.11", "8.8.8.12"]
+
+        async def lie(peer: NodeId, _: Frame) -> Frame:
+            if peer != teller:
+                return await nobody(peer, _)
+            nodes = [[node, [f"/ip4/{host}/tcp/22/p2p/{node}" for host in hosts]] for node in victims]
+            return Frame(FIND_KIND, {"nodes": nodes})
+
+        directory, _ = directory_with(lie, contacts)
+        directory.meet(teller)
+        await directory.find(SPACE)
+        told = [address for node in victims for address in contacts.of(node)]
+        assert {address.host for address in told} <= {"8.8.8.8", "8.8.8.9"}
+        assert len(told) <= 32
+
+    run(scenario)
+
+
+def test_a_search_among_liars_and_dead_nodes_ends() -> None:
+    async def scenario() -> None:
+        random, made = Random(1), iter(range(100, 4000))
+        contacts, liar = Contacts(ME), identity(2).node_id
+
+        async def lie(peer: NodeId, _: Frame) -> Frame:
+            if peer != liar and random.random() < 0.8:
+                await trio.sleep(5)
+                return await nobody(peer, _)
+            dead = [identity(next(made)).node_id for _ in range(8)]
+            return Frame(FIND_KIND, {"nodes": [[node, [f"/ip4/8.8.8.8/tcp/22/p2p/{node}"]] for node in dead]})
+
+        directory, transport = directory_with(lie, contacts)
+        directory.meet(liar)
+        began = trio.current_time()
+        assert await directory.find(SPACE) == ()
+        assert trio.current_time() - began <= SEARCH_SECONDS
+        assert len(transport.asked) > 1
+
+    run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_addresses_in_a_signed_record_are_the_nodes_own_word() -> None:
+    async def scenario() -> None:
+        contacts, bob = Contacts(ME), identity(3)
+        address = f"/ip4/8.8.8.8/tcp/4001/p2p/{bob.node_id}"
+        payload = {"addresses": [address, f"/ip4/8.8.8.8/tcp/4001/p2p/{ME}", 5]}
+        record = sign_claim(bob, "announcement", payload, time.time()).encode()
+
+        async def tell(_: NodeId, question: Frame) -> Frame:
+            return Frame(FIND_KIND, {"nodes": [], "records": [record]})
+
+        directory, _ = directory_with(tell, contacts)
+        directory.meet(identity(2).node_id)
+        assert await directory.find(SPACE) == (record,)
+        assert [known.text for known in contacts.vouched(bob.node_id)] == [address]
+
+    run(scenario)
