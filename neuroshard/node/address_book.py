@@ -30,6 +30,7 @@ class KnownAddress:
 
     text: str
     is_given: bool = False  # by the owner or the run: never forgotten
+    is_remembered: bool = False  # it worked in an earlier start
     failures: int = 0  # in a row
     next_try: float = 0.0  # on the monotonic clock
     worked_at: float = -inf  # on the monotonic clock: when it was dialled last with success
@@ -39,6 +40,11 @@ class KnownAddress:
         """The node it should lead to."""
         return NodeId(self.text.rpartition("/p2p/")[2])
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether it ever led to its node; else it is only somebody's word."""
+        return self.is_remembered or self.worked_at > -inf
+
 
 class AddressBook:
     """The addresses one node knows. Times are those of one monotonic clock."""
@@ -47,10 +53,10 @@ class AddressBook:
         self._own_id = own_id
         self._known: dict[str, KnownAddress] = {}
 
-    def add(self, addresses: Iterable[str], *, is_given: bool = False) -> None:
+    def add(self, addresses: Iterable[str], *, is_given: bool = False, is_remembered: bool = False) -> None:
         """Note addresses; malformed ones and this node's own are passed over, and strangers' ones are bounded."""
         for text in addresses:
-            address = KnownAddress(text, is_given)
+            address = KnownAddress(text, is_given, is_remembered)
             if len(text) > MAX_ADDRESS_CHARACTERS or not address.node_id or address.node_id == self._own_id:
                 continue
             if text in self._known:
@@ -93,15 +99,19 @@ class AddressBook:
         self._known = {text: replace(known, next_try=0.0) for text, known in self._known.items()}
 
     def working(self) -> tuple[str, ...]:
-        """Addresses that did not fail when they were last tried."""
-        return tuple(text for text, known in self._known.items() if known.failures == 0)[:MAX_REMEMBERED]
+        """Addresses that led to their nodes and did not fail since, those of this start first."""
+        good = [address for address in self._known.values() if address.has_worked and address.failures == 0]
+        return tuple(a.text for a in sorted(good, key=lambda address: -address.worked_at))[:MAX_REMEMBERED]
 
     def _forget_worst(self) -> bool:
-        """Make room by forgetting an address that failed; False when there is none."""
-        failed = [a for a in self._known.values() if a.failures and not a.is_given]
-        if not failed:
+        """Make room: first by what never worked, and of that by what failed most, else came first.
+
+        False when all is given or works: strangers' words, however many, push out none of it.
+        """
+        needless = [a for a in self._known.values() if not a.is_given and (a.failures or not a.has_worked)]
+        if not needless:
             return False
-        del self._known[max(failed, key=lambda address: address.failures).text]
+        del self._known[min(needless, key=lambda address: (address.has_worked, -address.failures)).text]
         return True
 
 

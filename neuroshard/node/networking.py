@@ -82,7 +82,7 @@ class Networking:
         """Keep the network up until cancelled. `must_open`: raises NetworkRefusedError when it cannot open at first."""
         if self._open is None:
             return
-        self.book.add(remembered_addresses(self._peers_file))
+        self.book.add(remembered_addresses(self._peers_file), is_remembered=True)
 
         def is_final(error: BaseException) -> bool:
             return must_open and not self._was_up and isinstance(error, NetworkRefusedError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 RUN_KIND = "run/parameters"
 ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
+ASKED_AT_ONCE = 32  # peers
 DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between looks for a run's nodes in the directory; then the last
 MOST_RECORDS = 32
 NEWER_VERSION_SECONDS = 300.0  # how often a peer is asked whether the run's owner signed a newer version
@@ -90,18 +92,13 @@ class RunExchange:
         The nodes of the run are looked for in the directory meanwhile: a seed knows no runs but keeps their addresses.
         """
 
-        async def fetched() -> RunOffer:
-            while True:
-                network = await networking.up()
-                peers = [connection.peer for connection in network.transport.connections()]
-                for peer in peers:
-                    offer = await self._ask(network, peer, run_id)
-                    if offer is not None:
-                        return self.shelf.keep(offer).offer
-                tell(f"Looking for nodes of run {run_id[:16]}. {_what_is_missing(peers, networking)}")
-                await anyio.sleep(ASK_AGAIN_SECONDS)
+        def tell_what_is_missing(peers: Sequence[NodeId]) -> None:
+            tell(f"Looking for nodes of run {run_id[:16]}. {_what_is_missing(peers, networking)}")
 
-        return await accompanied(fetched, partial(self._look_into_directory, run_id, networking))
+        async def fetched() -> RunOffer:
+            return await self._first_answer(networking, run_id, ASK_AGAIN_SECONDS, tell_what_is_missing)
+
+        return self.shelf.keep(await accompanied(fetched, partial(self._look_into_directory, run_id, networking))).offer
 
     async def fetch_soon(self, run_id: RunId, networking: Networking, seconds: float) -> RunOffer | None:
         """As `fetch`, but None when no peer knows the run within `seconds`."""
@@ -112,14 +109,41 @@ class RunExchange:
     async def hear_of_any(self, networking: Networking, seconds: float) -> RunOffer | None:
         """A run that a peer shares, for a node that was told none; None when nobody speaks of one in time."""
         with anyio.move_on_after(seconds):
+            offer = await self._first_answer(networking, None, ASK_AGAIN_SECONDS / 4, lambda _: None)
+            return self.shelf.keep(offer).offer
+        return None
+
+    async def _first_answer(
+        self,
+        networking: Networking,
+        run_id: RunId | None,
+        pause_seconds: float,
+        look: Callable[[Sequence[NodeId]], None],
+    ) -> RunOffer:
+        """What the first peer says that knows the run. All are asked at once, again and again: one may be silent."""
+        asking: set[NodeId] = set()
+        times_asked: Counter[NodeId] = Counter()
+        found: list[RunOffer] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def ask(network: Network, peer: NodeId) -> None:
+                offer = await self._ask(network, peer, run_id)
+                asking.discard(peer)
+                if offer is not None:
+                    found.append(offer)
+                    tasks.cancel_scope.cancel()
+
             while True:
                 network = await networking.up()
-                for connection in network.transport.connections():
-                    offer = await self._ask(network, connection.peer, None)
-                    if offer is not None:
-                        return self.shelf.keep(offer).offer
-                await anyio.sleep(ASK_AGAIN_SECONDS / 4)
-        return None
+                peers = [connection.peer for connection in network.transport.connections()]
+                waiting = sorted((peer for peer in peers if peer not in asking), key=lambda peer: times_asked[peer])
+                for peer in waiting[: ASKED_AT_ONCE - len(asking)]:
+                    asking.add(peer)
+                    times_asked[peer] += 1
+                    tasks.start_soon(ask, network, peer)
+                await anyio.sleep(pause_seconds)
+                look(peers)
+        return found[0]
 
     async def _look_into_directory(self, run_id: RunId, networking: Networking) -> None:
         """Note the addresses of a run's nodes, so that they are dialled."""

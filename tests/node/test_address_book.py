@@ -57,30 +57,47 @@ def test_an_address_that_fails_is_tried_later_and_later_but_within_minutes() -> 
     assert due(book, now) == [address("a")]
 
 
-def test_a_flood_of_addresses_is_bounded_and_pushes_out_only_failed_ones() -> None:
+def test_a_flood_of_addresses_is_bounded_and_pushes_out_only_what_never_worked() -> None:
     book = AddressBook(OWN)
     book.add([address("given")], is_given=True)
+    book.add([address("remembered")], is_remembered=True)
+    book.add([address("works"), address("failed")])
+    book.note_success(address("works"), 0.0)
     book.add(address(f"n{number}") for number in range(2 * MAX_ADDRESSES))
     assert len(due(book)) == MAX_ADDRESSES
+    assert {address("given"), address("remembered"), address("works"), address("n511")} <= set(due(book))
+    book.note_failure(address("n511"), 0.0)
+    book.add([address("late")])
+    now = 2 * LONGEST_RETRY_SECONDS
+    assert address("late") in due(book, now)
+    assert address("n511") not in due(book, now)
+
+
+def test_strangers_push_out_no_address_that_works() -> None:
+    book = AddressBook(OWN)
+    for number in range(MAX_ADDRESSES):
+        book.add([address(f"n{number}")])
+        book.note_success(address(f"n{number}"), 0.0)
     book.add([address("late")])
     assert address("late") not in due(book)
-    book.note_failure(address("given"), 0.0)
     book.note_failure(address("n3"), 0.0)
     book.add([address("late")])
     now = 2 * LONGEST_RETRY_SECONDS
     assert address("late") in due(book, now)
     assert address("n3") not in due(book, now)
-    assert address("given") in due(book, now)
 
 
-def test_working_addresses_survive_a_restart(tmp_path: Path) -> None:
+def test_what_worked_survives_a_restart_and_what_was_only_told_does_not(tmp_path: Path) -> None:
     file = tmp_path / "network" / "peers.json"
     assert remembered_addresses(file) == ()
     book = AddressBook(OWN)
-    book.add([address("a"), address("b")])
-    book.note_failure(address("b"), 0.0)
+    book.add([address("earlier")], is_remembered=True)
+    book.add(address(name) for name in ("a", "b", "told"))
+    book.note_success(address("a"), 1.0)
+    book.note_success(address("b"), 1.0)
+    book.note_failure(address("b"), 2.0)
     remember_addresses(file, book.working())
-    assert remembered_addresses(file) == (address("a"),)
+    assert remembered_addresses(file) == (address("a"), address("earlier"))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, null]", b"\xff", b"[" * 100_000])

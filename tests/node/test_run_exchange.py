@@ -1,0 +1,117 @@
+"""Asking many peers for a run: one that is silent holds up nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestTimeoutError
+from neuroshard.node.networking import Networking
+from neuroshard.node.run_exchange import ASK_SECONDS, ASKED_AT_ONCE, RunExchange, RunShelf
+from neuroshard.swarm.run_offer import OfferChoice, RunOffer
+from neuroshard.types import NodeId, RunId
+from neuroshard.wire import Frame
+from tests.swarm.run_offers import FIRST, offer_of
+
+OFFER = offer_of()
+
+
+class Peers:
+    """A network whose peers are silent, but for those that know the run or refuse to answer."""
+
+    def __init__(self, silent: int, knowing: int = 0, refusing: int = 0) -> None:
+        self.silent = [NodeId(f"silent {number}") for number in range(silent)]
+        self.knowing = [NodeId(f"knowing {number}") for number in range(knowing)]
+        self.refusing = [NodeId(f"refusing {number}") for number in range(refusing)]
+        self.most_asked = self._asked = 0
+        self.transport = self
+        self.directory = self
+
+    async def up(self) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return self
+
+    def connections(self) -> list[Any]:
+        return [SimpleNamespace(peer=peer) for peer in (*self.silent, *self.refusing, *self.knowing)]
+
+    async def find(self, *_: Any) -> tuple[bytes, ...]:
+        raise PeerUnreachableError("nobody there")
+
+    async def request(self, peer: NodeId, _: Frame, *, timeout_seconds: float) -> Frame:
+        self._asked += 1
+        self.most_asked = max(self.most_asked, self._asked)
+        try:
+            await anyio.sleep(timeout_seconds if peer in self.silent else 0.05)
+        finally:
+            self._asked -= 1
+        if peer in self.knowing:
+            return Frame("run/parameters", {"offer": OFFER.to_json()})
+        raise RequestTimeoutError("silent") if peer in self.silent else PeerRefusedError("no")
+
+    def state(self) -> tuple[str, str]:
+        return "alone", "Nobody."
+
+
+def exchange() -> RunExchange:
+    def keep(offer: RunOffer) -> OfferChoice:
+        return OfferChoice(offer, True)
+
+    return RunExchange(RunShelf(lambda _: None, keep))
+
+
+def virtual(scenario: Callable[[], Awaitable[None]]) -> None:
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("silent", [1, 20])
+def test_a_newcomer_hears_of_a_run_although_others_are_silent(silent: int) -> None:
+    async def scenario() -> None:
+        peers = Peers(silent, knowing=1)
+        found = await exchange().hear_of_any(cast("Networking", peers), 3.0)
+        assert found is not None
+        assert found.parameters == FIRST
+        assert trio.current_time() < 1
+
+    virtual(scenario)
+
+
+def test_a_run_is_fetched_from_who_knows_it_however_many_are_silent() -> None:
+    async def scenario() -> None:
+        peers = Peers(3 * ASKED_AT_ONCE, knowing=1)
+        offer = await exchange().fetch(RunId(OFFER.run_id), cast("Networking", peers), lambda _: None)
+        assert offer.run_id == OFFER.run_id
+        assert trio.current_time() <= 4 * ASK_SECONDS
+        assert peers.most_asked == ASKED_AT_ONCE
+
+    virtual(scenario)
+
+
+def test_who_comes_while_others_are_silent_is_asked_at_once_and_what_is_waited_for_is_told() -> None:
+    async def scenario() -> None:
+        peers, told = Peers(1, refusing=1), list[str]()
+
+        async def come_later() -> None:
+            await anyio.sleep(4.5)
+            peers.knowing.append(NodeId("late"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(come_later)
+            await exchange().fetch(RunId(OFFER.run_id), cast("Networking", peers), told.append)
+        assert trio.current_time() < 6
+        assert "None of the nodes that answer knows it yet" in told[0]
+
+    virtual(scenario)
+
+
+def test_nobody_who_speaks_of_a_run_in_time_is_nobody() -> None:
+    async def scenario() -> None:
+        assert await exchange().hear_of_any(cast("Networking", Peers(2, refusing=2)), 3.0) is None
+        assert trio.current_time() == 3
+
+    virtual(scenario)
