@@ -176,7 +176,8 @@ class Joining:
 def was_trained(swarm: StageSwarm) -> bool:
     """Whether any stage of the run has made steps: then all have, because a step needs all of them."""
     view = swarm.membership.view
-    return view.total_steps > 0 or any(member.report.outer_step > 0 for member in view.members.values())
+    reports = [member.report for member in view.members.values()]
+    return view.total_steps > 0 or any(report.steps > 0 or report.outer_step > 0 for report in reports)
 
 
 async def is_obtainable(swarm: StageSwarm, stage: int) -> bool:

@@ -34,6 +34,8 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
         state=status.state,
         started_at=status.started_at,
         interval_seconds=1.0,
+        inherited_steps=training.inherited_steps,
+        inherited_tokens=training.inherited_tokens,
     )
 
 

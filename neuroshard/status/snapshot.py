@@ -102,6 +102,8 @@ class TrainingStatus:
 
     steps: int = 0
     tokens: int = 0
+    inherited_steps: int = 0  # of them, what others had made before this node took over
+    inherited_tokens: int = 0
     loss: float | None = None  # last step
     loss_ema: float | None = None
     initial_loss: float | None = None  # mean of the run's first steps

@@ -17,7 +17,11 @@ MAX_DEPARTED = 16_384
 
 @dataclass(frozen=True)
 class Contribution:
-    """The most that one node ever reported, so that a node that goes back to a checkpoint is not counted twice."""
+    """The most that one node ever reported, so that a node that goes back to a checkpoint is not counted twice.
+
+    Steps and tokens are what it did itself while it held the first layers, through which every microbatch goes once:
+    nodes with later layers and trainers report the same microbatches again.
+    """
 
     sequence: int = -1  # of its newest report
     steps: int = 0
@@ -143,10 +147,13 @@ class _Fold:
 
 
 def _better(best: Contribution, report: TrainingReport) -> Contribution:
+    steps = tokens = 0
+    if report.layers is not None and report.layers.start == 0:
+        steps, tokens = report.steps - report.inherited_steps, report.tokens - report.inherited_tokens
     return Contribution(
         report.sequence,
-        max(best.steps, report.steps),
-        max(best.tokens, report.tokens),
+        max(best.steps, steps),
+        max(best.tokens, tokens),
         max(best.shards, report.shards_seen),
     )
 

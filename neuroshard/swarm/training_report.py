@@ -52,6 +52,8 @@ class TrainingReport:
     started_at: float  # seconds since the epoch
     interval_seconds: float  # until the next report, at most
     leaving: bool = False  # the last report of this start
+    inherited_steps: int = 0  # of `steps`, what others had made before this node took the first of its stages over
+    inherited_tokens: int = 0
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Every field by name; rounded where more digits would only cost bytes."""
@@ -74,6 +76,8 @@ class TrainingReport:
             "started_at": round(self.started_at),
             "interval_seconds": round(self.interval_seconds, 1),
             "leaving": self.leaving,
+            "inherited_steps": self.inherited_steps,
+            "inherited_tokens": self.inherited_tokens,
         }
 
     @classmethod
@@ -100,6 +104,8 @@ class TrainingReport:
             started_at=real_field(fields["started_at"], 0, _LATEST, "started_at"),
             interval_seconds=real_field(fields["interval_seconds"], 1, MAX_INTERVAL_SECONDS, "interval_seconds"),
             leaving=flag_field(fields["leaving"], "leaving"),
+            inherited_steps=whole_field(fields["inherited_steps"], 0, MAX_STEPS, "inherited_steps"),
+            inherited_tokens=whole_field(fields["inherited_tokens"], 0, MAX_TOKENS, "inherited_tokens"),
         )
 
 

@@ -100,6 +100,8 @@ def training_status(
     return TrainingStatus(
         steps=progress.steps,
         tokens=progress.tokens,
+        inherited_steps=record.inherited.steps,
+        inherited_tokens=record.inherited.tokens,
         loss=progress.loss,
         loss_ema=progress.loss_ema,
         initial_loss=progress.initial_loss,

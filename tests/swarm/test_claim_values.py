@@ -72,6 +72,8 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ("started_at", [math.nan, -1, 1e12]),
     ("interval_seconds", [0, 0.5, 1001, math.inf, None]),
     ("leaving", [0, 1, None, "yes"]),
+    ("inherited_steps", [-1, 10**12 + 1, None]),
+    ("inherited_tokens", [-1, 10**16 + 1, 0.5]),
 ]
 
 

@@ -21,7 +21,7 @@ from neuroshard.swarm.report_times import (
     report_interval,
     silence_limit,
 )
-from neuroshard.types import NodeId
+from neuroshard.types import LayerRange, NodeId, Role
 
 ME = identity_of(1)
 
@@ -79,6 +79,30 @@ def test_a_node_that_goes_back_to_a_checkpoint_is_not_counted_twice() -> None:
     view = view.with_reports([(said(1, 3, steps=130, tokens=1300), EPOCH)])
     assert (view.total_steps, view.total_tokens) == (130, 1300)
     assert view.members[NodeId("node 1")].report.steps == 130
+
+
+def test_a_microbatch_counts_once_whoever_drove_it_through_however_many_stages() -> None:
+    done = {"steps": 100, "tokens": 1000}
+    view = view_of(
+        said(1, layers=LayerRange(0, 4), **done),
+        said(2, layers=LayerRange(4, 8), **done),
+        said(3, layers=LayerRange(8, 12), **done),
+        said(4, layers=None, roles=(Role.DRIVER,), steps=40, tokens=400),  # drives others' stages
+    )
+    assert (view.total_steps, view.total_tokens) == (100, 1000)
+    moved = view.with_report(said(1, 2, layers=LayerRange(4, 8), steps=900, tokens=9000), EPOCH)
+    assert (moved.total_steps, moved.total_tokens) == (100, 1000)
+
+
+def test_what_a_node_took_over_from_others_is_not_its_own_work() -> None:
+    view = view_of(said(1, steps=500, tokens=5000))
+    heir = said(2, steps=510, tokens=5100, inherited_steps=500, inherited_tokens=5000)
+    view = view.with_report(heir, EPOCH)
+    assert (view.total_steps, view.total_tokens) == (510, 5100)
+    gone = view.with_report(said(1, 2, steps=500, tokens=5000, leaving=True), EPOCH)
+    assert (gone.total_steps, gone.total_tokens) == (510, 5100)
+    liar = said(3, steps=1, tokens=1, inherited_steps=10**9, inherited_tokens=10**9)
+    assert gone.with_report(liar, EPOCH).total_steps == 510
 
 
 def test_a_node_that_leaves_and_returns_is_counted_once() -> None:
