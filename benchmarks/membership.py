@@ -70,7 +70,7 @@ class Swarm:
         membership = Membership(identity.node_id, identity.wallet_id)
         self.memberships[identity.node_id] = membership
         intake = ClaimIntake(REPORT_RULES, RUN, clock, self.cache)
-        listener = Listener(intake, membership, [TOPIC], now=clock)
+        listener = Listener(intake, membership, TOPIC, now=clock)
         reporter = Reporter(identity, RUN, TOPIC, Progress(identity), membership, now=clock, random=self.random)
         network = self.network.network_of(identity.node_id)
         with ends_with_network():

@@ -34,7 +34,7 @@ SHAPE = Architecture(64, 2, 2, 1, 128, 512, 32)
 PARAMETERS = RunParameters("meeting", 1, SHAPE, 1, 4, 8, 7, GenesisPins("ab" * 32, 16, None, "ef" * 32, 512))
 OFFER = RunOffer.of_new_run(SignedRunParameters.sign(Wallet.from_secret(TokenSecret("hex", bytes(32))), PARAMETERS))
 LAYERS = LayerRange(0, 2)
-NAMESPACE = directory_namespace(OFFER.run_id, 0)
+NAMESPACE = directory_namespace(OFFER.run_id)
 
 
 @dataclass(frozen=True)

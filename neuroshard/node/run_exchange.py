@@ -151,7 +151,7 @@ class RunExchange:
         for look in count():
             network = await networking.up()
             try:
-                records = await network.directory.find(directory_namespace(run_id, 0), MOST_RECORDS)
+                records = await network.directory.find(directory_namespace(run_id), MOST_RECORDS)
             except NeuroShardError as error:
                 log.debug("The directory does not answer: %s", error)
                 records = ()

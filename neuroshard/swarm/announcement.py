@@ -21,7 +21,6 @@ from neuroshard.types import JsonValue, LayerRange, NodeId, RunId
 MAX_ADDRESSES = 16
 MAX_ADDRESS_CHARACTERS = 256
 MAX_VERSION_CHARACTERS = 32
-STAGES_A_GROUP = 8
 _MOST_MEMORY_MB = 10**9
 _LATEST = 1e11  # seconds since the epoch
 
@@ -88,19 +87,14 @@ def node_of_address(address: str) -> NodeId:
     return NodeId(address.rpartition("/p2p/")[2] if "/p2p/" in address else "")
 
 
-def stage_group(stage: int) -> int:
-    """Which part of the directory and of gossip a stage belongs to: so many stages share one."""
-    return stage // STAGES_A_GROUP
+def directory_namespace(run_id: RunId) -> str:
+    """Where nodes of a run are found, whatever stages they hold."""
+    return f"{run_id}/0"
 
 
-def directory_namespace(run_id: RunId, group: int) -> str:
-    """Where nodes of a stage group are found."""
-    return f"{run_id}/{group}"
-
-
-def report_topic(run_id: RunId, group: int) -> str:
-    """Where nodes of a stage group report."""
-    return f"reports/{run_id}/{group}"
+def report_topic(run_id: RunId) -> str:
+    """Where nodes of a run report."""
+    return f"reports/{run_id}/0"
 
 
 def _addresses(value: JsonValue, node_id: NodeId) -> tuple[str, ...]:

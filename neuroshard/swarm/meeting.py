@@ -76,14 +76,14 @@ class Acquaintances:
 
 
 class Meeting:
-    """The acquaintances of one node in one run. The first namespace is its own, the others it only looks into."""
+    """The acquaintances of one node in one run."""
 
     def __init__(
         self,
         greeter: Greeter,
         membership: Membership,
         intake: ClaimIntake[Announcement],
-        namespaces: tuple[str, ...],
+        namespace: str,
         learned: Learned,
         *,
         random: Random,
@@ -91,7 +91,7 @@ class Meeting:
         self._greeter = greeter
         self._membership = membership
         self._intake = intake
-        self._namespaces = namespaces
+        self._namespace = namespace
         self._learned = learned
         self._random = random
 
@@ -115,7 +115,7 @@ class Meeting:
             try:
                 current = self._greeter.announcement()
                 if current != announced or anyio.current_time() - announced_at >= ANNOUNCE_SECONDS:
-                    await network.directory.announce(self._namespaces[0], self._greeter.signed(current))
+                    await network.directory.announce(self._namespace, self._greeter.signed(current))
                     announced, announced_at = current, anyio.current_time()
                 await self._look_around(network)
             except PeerUnreachableError as error:
@@ -136,9 +136,8 @@ class Meeting:
             self._learned(addresses)
 
     async def _look_around(self, network: Network) -> None:
-        for namespace in self._namespaces:
-            for record in await network.directory.find(namespace, MOST_RECORDS):
-                found = self._intake.take(record)
-                if not isinstance(found, Refusal) and found.node_id != self._membership.node_id:
-                    self._membership.hear_announcement(found)
-                    self._learned(found.value.addresses)
+        for record in await network.directory.find(self._namespace, MOST_RECORDS):
+            found = self._intake.take(record)
+            if not isinstance(found, Refusal) and found.node_id != self._membership.node_id:
+                self._membership.hear_announcement(found)
+                self._learned(found.value.addresses)

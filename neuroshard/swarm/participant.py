@@ -34,10 +34,7 @@ class OwnWords:
 
 
 class Participant:
-    """`live` runs once with every network; what was learnt stays over networks.
-
-    `group` is the stage group of this node, of `group_count` in the run: it reports in its own and listens to all.
-    """
+    """`live` runs once with every network; what was learnt stays over networks."""
 
     def __init__(
         self,
@@ -47,25 +44,24 @@ class Participant:
         words: OwnWords,
         learned: Learned,
         *,
-        group: int = 0,
-        group_count: int = 1,
         now: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
         chance = random or Random()  # noqa: S311 - when to speak and to whom, no secrets
-        groups = (group, *(other for other in range(group_count) if other != group))
+        topic = report_topic(run_id)
         self.membership = Membership(identity.node_id, identity.wallet_id)
         self.intakes = Intakes(ClaimIntake(ANNOUNCEMENT_RULES, run_id, now), ClaimIntake(REPORT_RULES, run_id, now))
         self._coverage = ShardCoverage(run_id, total_shards)
         self._greeter = Greeter(identity, self.membership, self.intakes, words.announcement, now=now, random=chance)
-        self._reporter = Reporter(
-            identity, run_id, report_topic(run_id, group), words.report, self.membership, now=now, random=chance
-        )
-        topics = tuple(report_topic(run_id, other) for other in groups)
-        self._listener = Listener(self.intakes.reports, self.membership, topics, now=now)
-        namespaces = tuple(directory_namespace(run_id, other) for other in groups)
+        self._reporter = Reporter(identity, run_id, topic, words.report, self.membership, now=now, random=chance)
+        self._listener = Listener(self.intakes.reports, self.membership, topic, now=now)
         self._meeting = Meeting(
-            self._greeter, self.membership, self.intakes.announcements, namespaces, learned, random=chance
+            self._greeter,
+            self.membership,
+            self.intakes.announcements,
+            directory_namespace(run_id),
+            learned,
+            random=chance,
         )
 
     def speak_soon(self) -> None:

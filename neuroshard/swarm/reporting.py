@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -12,7 +12,7 @@ from random import Random
 import anyio
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.network import Network, ScoreReason, Subscription, TransportClosedError
+from neuroshard.network import Network, ScoreReason, TransportClosedError
 from neuroshard.swarm.claim_kinds import signed_report
 from neuroshard.swarm.claim_reading import Refusal, Statement
 from neuroshard.swarm.claims_intake import LATE_SECONDS, ClaimIntake
@@ -123,13 +123,13 @@ class Listener:
         self,
         intake: ClaimIntake[TrainingReport],
         membership: Membership,
-        topics: Sequence[str],
+        topic: str,
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._intake = intake
         self._membership = membership
-        self._topics = topics
+        self._topic = topic
         self._now = now
 
     async def listen_forever(self, network: Network) -> None:
@@ -138,20 +138,14 @@ class Listener:
         def check(sender: NodeId, data: bytes) -> bool:
             return self._is_fine(network, sender, data)
 
-        subscriptions = [network.gossip.subscribe(topic, check) for topic in self._topics]
+        subscription = network.gossip.subscribe(self._topic, check)
         try:
-            async with anyio.create_task_group() as tasks:
-                for subscription in subscriptions:
-                    tasks.start_soon(self._listen, subscription)
+            while True:
+                heard = self._intake.take(await subscription.receive())
+                if not isinstance(heard, Refusal):
+                    self._membership.hear_report(heard, self._now())
         finally:
-            for subscription in subscriptions:
-                subscription.close()
-
-    async def _listen(self, subscription: Subscription) -> None:
-        while True:
-            heard = self._intake.take(await subscription.receive())
-            if not isinstance(heard, Refusal):
-                self._membership.hear_report(heard, self._now())
+            subscription.close()
 
     def _is_fine(self, network: Network, sender: NodeId, data: bytes) -> bool:
         found = self._intake.check(data)

@@ -24,7 +24,7 @@ from neuroshard.types import LayerRange, RunId
 from neuroshard.wire import Frame
 
 RUN = RunId("ab" * 32)
-PLACE = directory_namespace(RUN, 0)
+PLACE = directory_namespace(RUN)
 MEETING_SECONDS = 20.0
 
 

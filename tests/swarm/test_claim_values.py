@@ -18,7 +18,6 @@ from neuroshard.swarm.announcement import (
     directory_namespace,
     node_of_address,
     report_topic,
-    stage_group,
 )
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
@@ -142,11 +141,10 @@ def test_more_addresses_than_fit_are_left_out() -> None:
     assert Announcement.from_json(announcement.to_json(), ALICE.node_id).addresses == many[:MAX_ADDRESSES]
 
 
-def test_places_of_a_run_are_named_after_groups_of_stages() -> None:
-    assert [stage_group(stage) for stage in (0, 7, 8, 31)] == [0, 0, 1, 3]
-    assert directory_namespace(RUN, 2) == f"{RUN}/2"
-    assert report_topic(RUN, 0) == f"reports/{RUN}/0"
-    assert len({report_topic(run, group) for run in (RUN, OTHER_RUN) for group in (0, 1)}) == 4
+def test_places_of_a_run_are_named_after_it() -> None:
+    assert directory_namespace(RUN) == f"{RUN}/0"
+    assert report_topic(RUN) == f"reports/{RUN}/0"
+    assert report_topic(RUN) != report_topic(OTHER_RUN)
     assert node_of_address(f"/ip4/1.2.3.4/tcp/5/p2p/{ALICE.node_id}") == ALICE.node_id
     assert node_of_address("/ip4/1.2.3.4/tcp/5") == NodeId("")
 

@@ -141,7 +141,7 @@ def test_everybody_is_found_in_the_directory_and_news_are_announced() -> None:
             reader = identity_of(500)
             w.net.join(reader.node_id)
             directory = w.net.network_of(reader.node_id).directory
-            namespace = directory_namespace(RUN, 0)
+            namespace = directory_namespace(RUN)
             assert len(await directory.find(namespace)) == 4  # at once
             nodes[0].version = "0.3.0"
             await anyio.sleep(120)
@@ -162,7 +162,7 @@ def test_false_records_in_the_directory_lead_nowhere() -> None:
             w.net.join(liar.node_id)
             payload = {**announcement_of(liar, run_id=OTHER_RUN).to_json()}
             record = sign_claim(liar, "announcement", payload, clock()).encode()
-            await w.net.network_of(liar.node_id).directory.announce(directory_namespace(RUN, 0), record)
+            await w.net.network_of(liar.node_id).directory.announce(directory_namespace(RUN), record)
             (node,) = w.start()
             await anyio.sleep(100)
             assert node.learned == set()

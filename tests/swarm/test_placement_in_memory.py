@@ -79,7 +79,7 @@ class Town:
         self.residents[identity.node_id] = resident
         network = self.network.network_of(identity.node_id)
         intake = ClaimIntake(REPORT_RULES, RUN, clock, self.cache)
-        listener = Listener(intake, resident.membership, [TOPIC], now=clock)
+        listener = Listener(intake, resident.membership, TOPIC, now=clock)
         reporter = Reporter(identity, RUN, TOPIC, resident.report, resident.membership, now=clock, random=self.random)
         try:
             with resident.scope:

@@ -66,7 +66,7 @@ class World:
 
         network = self.network.network_of(node.node_id)
         node.intake = ClaimIntake(REPORT_RULES, RUN, now, self.cache)
-        listener = Listener(node.intake, node.membership, [TOPIC], now=now)
+        listener = Listener(node.intake, node.membership, TOPIC, now=now)
         reporter = Reporter(node.identity, RUN, TOPIC, make_report, node.membership, now=now, random=Random(1))
         with node.scope:
             async with anyio.create_task_group() as tasks:

@@ -27,7 +27,7 @@ from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 MIB = 1024 * 1024
 PUBLIC = "1.2.3"  # only ever inside the namespaces
 RUN = RunId("ab" * 32)
-PLACE = directory_namespace(RUN, 0)
+PLACE = directory_namespace(RUN)
 LIMITS = FrameLimits(max_body_bytes=2 * MIB)
 
 
