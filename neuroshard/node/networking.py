@@ -153,7 +153,7 @@ class Networking:
 
     async def _keep_dialling(self, network: Network) -> None:
         limiter = anyio.CapacityLimiter(DIALS_AT_ONCE)
-        slept = _SleepDetector()
+        slept = SleepDetector()
         async with anyio.create_task_group() as tasks:
             dialling: set[str] = set()
             while True:
@@ -212,13 +212,14 @@ class Networking:
         changed.set()
 
 
-class _SleepDetector:
+class SleepDetector:
     """Notices that the computer slept: the calendar went on much further than from one look to the next."""
 
-    def __init__(self) -> None:
-        self._last = time.time()
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._last = now()
 
     def has_slept(self) -> bool:
         """Whether more time than SLEPT_SECONDS passed since the last call."""
-        before, self._last = self._last, time.time()
+        before, self._last = self._last, self._now()
         return self._last - before > SLEPT_SECONDS

@@ -19,7 +19,7 @@ from neuroshard.network import MessageTooLargeError, Network
 from neuroshard.network.libp2p import NetworkFailedError
 from neuroshard.node import address_book, networking
 from neuroshard.node.libp2p_opening import libp2p_opener
-from neuroshard.node.networking import Networking, NetworkOpener
+from neuroshard.node.networking import SLEPT_SECONDS, Networking, NetworkOpener, SleepDetector
 
 TOPIC = "test"
 LONGEST_SECONDS = 40
@@ -257,3 +257,33 @@ def test_what_peers_may_fill_is_a_share_of_the_memory_the_owner_gives() -> None:
                 budget.check(25_000_001)
 
     trio.run(main)
+
+
+def test_a_computer_that_slept_is_noticed_once_and_a_calendar_set_back_is_no_sleep() -> None:
+    calendar = 1_700_000_000.0
+    slept = SleepDetector(lambda: calendar)
+    noticed: list[bool] = []
+    for passed in (1.0, 1.0, SLEPT_SECONDS + 1, 1.0, 5.0, 8 * 3600.0, 1.0, -86_400.0, 1.0):
+        calendar += passed
+        noticed.append(slept.has_slept())
+    assert noticed == [False, False, True, False, False, True, False, False, False]
+
+
+def test_after_a_sleep_no_address_waits_for_its_next_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nights = [0.0]
+    monkeypatch.setattr(networking, "SleepDetector", lambda: SleepDetector(lambda: 86_400.0 * nights[0]))
+
+    async def main() -> None:
+        one = node(1, tmp_path)
+        async with running(node(2, tmp_path)) as other, running(one):
+            (address,) = other.transport.addresses()
+            one.book.add([address])
+            for _ in range(20):
+                one.book.note_failure(address, anyio.current_time())  # its next try is minutes away
+            await anyio.sleep(1.5)
+            assert connected(one) == 0
+            nights[0] += 1
+            with anyio.fail_after(5):
+                await until(lambda: connected(one) == 1)
+
+    run(main)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from random import Random
 
 import anyio
@@ -361,5 +362,25 @@ def test_the_start_of_time_is_where_the_samples_are() -> None:
     async def scenario() -> None:
         assert clock() == EPOCH
         await anyio.lowlevel.checkpoint()
+
+    run_virtually(scenario)
+
+
+def test_a_clock_that_jumps_a_day_and_back_changes_no_pace_and_all_know_each_other_again() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            offset = [0.0]
+            w.start(3)
+            (jumping,) = w.start(now=lambda: clock() + offset[0])
+            for jump in (0.0, DAY, -2 * DAY, DAY):
+                offset[0] += jump
+                await anyio.sleep(60)
+            assert w.all_know_all(w.nodes)
+            jumping.steps = 777_777
+            await anyio.sleep(11)
+            views = [node.membership.view.members[jumping.node_id] for node in w.nodes]
+            assert [member.report.steps for member in views] == [777_777] * 4
+            times = [moment for moment, _ in jumping.reports]
+            assert max(later - earlier for earlier, later in pairwise(times)) <= 10
 
     run_virtually(scenario)

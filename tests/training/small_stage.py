@@ -116,9 +116,9 @@ def make_stage(
     folder: Path,
     parameters: RunParameters = PARAMETERS,
     identity: StageIdentity = IDENTITY,
+    policy: CheckpointPolicy = CheckpointPolicy(every_steps=10, min_seconds=1e9),  # noqa: B008 - frozen
 ) -> Stage:
     """Built on the compute thread, restored when the folder holds a checkpoint."""
-    policy = CheckpointPolicy(every_steps=10, min_seconds=1e9)
     store = CheckpointStore(folder)
     return compute.submit(
         lambda: build_stage(parameters, identity, torch.device("cpu"), store, policy=policy, precision=Precision.FP32)

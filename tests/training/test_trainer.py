@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -10,13 +11,27 @@ import anyio.to_thread
 import pytest
 import torch
 import trio
-from small_stage import PARAMETERS, MemoryFeed, make_stage, make_trainer, state_becomes, state_digest, train
+from small_stage import (
+    IDENTITY,
+    PARAMETERS,
+    MemoryFeed,
+    make_parts,
+    make_stage,
+    make_trainer,
+    state_becomes,
+    state_digest,
+    train,
+)
 
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits
 from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.loop import Trainer
+from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.routing import FixedRouting
 
 
 async def steps_reach(trainer: Trainer, steps: int) -> None:
@@ -312,3 +327,35 @@ def test_a_microbatch_is_one_job_of_the_compute_thread_and_a_step_is_two(
         3,
     )  # the optimizer's step and the offer to save; nothing left open, a last save, the writer's end
     assert len(jobs) == evaluation + microbatches + steps + end
+
+
+def test_a_clock_that_jumps_a_day_stops_neither_checkpoints_nor_evaluations_nor_rounds(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    ticks, wall, steps = count(), [1_700_000_000.0], [0]
+    stage = make_stage(compute, tmp_path, policy=CheckpointPolicy(min_seconds=0.0, bytes_per_day=1e18))
+    held = make_parts(compute, stage)
+    held.saver._wall_clock = lambda: wall[0]
+    driving = Driving(IDENTITY.node_id, MemoryFeed(None), FixedRouting([LocalHop(held.service)]))
+    parts = TrainerParts(PARAMETERS, (held,), driving)
+
+    def passing() -> float:  # a step takes long, an evaluation hardly anything
+        return 1000.0 * steps[0] + 1e-3 * next(ticks)
+
+    trainer = Trainer(parts, [stage.record], wall_clock=lambda: wall[0], monotonic=passing)
+
+    def done() -> tuple[int, int, int, int]:
+        seen = trainer.snapshot()
+        steps[0] = seen.training.steps
+        saved = seen.checkpoints.last_saved_step or 0
+        return seen.training.steps, saved, len(seen.training.held_out), seen.diloco.outer_steps
+
+    async def scenario() -> None:
+        for jump in (86_400.0, -2 * 86_400.0):
+            wall[0] += jump
+            before = done()
+            while not all(now > then for now, then in zip(done(), before, strict=True)):
+                await anyio.sleep(0.05)
+
+    run_with(trainer, scenario)
+    assert trainer.snapshot().checkpoints.last_saved_step == trainer.steps
