@@ -126,7 +126,7 @@ class Internet:
     routers: dict[str, Router]
 
     def name(self, place: str) -> str:
-        return f"{self.prefix}-{place}"
+        return f"{self.prefix}-{os.getpid()}-{place}"  # tests in other processes have theirs
 
     def run_in(self, place: str, work: Callable[[], None]) -> threading.Thread:
         """A thread whose sockets are in that place."""
