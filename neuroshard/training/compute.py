@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import IntEnum
-from functools import cached_property
-from itertools import count
-from queue import PriorityQueue
-from threading import Event, Lock, Thread
+from enum import Enum, auto
+from threading import Condition, Event, Thread
 from typing import Any, TypeVar
 
 import anyio
@@ -21,20 +19,18 @@ from neuroshard.errors import NotReadyError
 T = TypeVar("T")
 
 
-class Priority(IntEnum):
+class Priority(Enum):
     """Order of waiting jobs; equal ones keep their order of arrival."""
 
-    SMALL = 0  # a few generated tokens, a snapshot: must not wait for more than the job that runs
-    TRAINING = 1  # forward or backward of one microbatch, an optimizer step
-    LAST = 2  # the end of the thread: after everything that was accepted
+    SMALL = auto()  # a snapshot, a change of state: must not wait for more than the job that runs
+    TEXT = auto()  # some tokens for people: before training, but never two of them while training waits
+    TRAINING = auto()  # forward or backward of one microbatch, an optimizer step
 
 
-@dataclass(order=True)
+@dataclass(frozen=True)
 class _Job:
-    priority: int
-    number: int
-    work: Callable[[], Any] | None = field(compare=False)  # None ends the thread
-    result: Future[Any] = field(compare=False, default_factory=Future[Any])
+    work: Callable[[], Any]
+    result: Future[Any] = field(default_factory=Future[Any])
 
 
 class ComputeThread:
@@ -47,26 +43,22 @@ class ComputeThread:
     def __init__(self, cpu_threads: int | None = None, name: str = "neuroshard-compute") -> None:
         """`cpu_threads` is what one torch operation may use (results depend on it bit by bit); None keeps torch's."""
         self._cpu_threads = cpu_threads
-        self._jobs: PriorityQueue[_Job] = PriorityQueue()
-        self._numbers = count()
+        self._waiting = {priority: deque[_Job]() for priority in Priority}
         self._closed = False
-        self._intake = Lock()  # so that no job can slip in behind the end
+        self._changed = Condition()
+        self._last = Priority.TRAINING
         self.cancelled = Event()
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    @cached_property
-    def turn(self) -> anyio.Lock:
-        """For work that comes in many small jobs: held around each, so that a waiting microbatch gets in between."""
-        return anyio.Lock()
-
     def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
         """Queue a job from any thread. Raises NotReadyError once the thread was closed."""
-        with self._intake:
+        job = _Job(work)
+        with self._changed:
             if self._closed:
                 raise NotReadyError("The compute thread has ended.", "Start the node again.")
-            job = _Job(priority, next(self._numbers), work)
-            self._jobs.put(job)
+            self._waiting[priority].append(job)
+            self._changed.notify()
         return job.result
 
     async def run(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> T:
@@ -88,23 +80,35 @@ class ComputeThread:
 
     def close(self) -> None:
         """Accept no more jobs, finish the accepted ones and join the thread; a second call does nothing."""
-        with self._intake:
-            if not self._closed:
-                self._closed = True
-                self.cancelled.set()
-                self._jobs.put(_Job(Priority.LAST, next(self._numbers), None))
+        with self._changed:
+            self._closed = True
+            self.cancelled.set()
+            self._changed.notify()
         self._thread.join()
 
     def _work(self) -> None:
         if self._cpu_threads is not None:
             torch.set_num_threads(self._cpu_threads)  # OpenMP keeps this per calling thread
-        while (job := self._jobs.get()).work is not None:
+        while (job := self._next()) is not None:
             self._run_job(job)
             del job  # keeps the values of a finished job alive no longer than its caller does
 
+    def _next(self) -> _Job | None:
+        """Wait for the job whose turn it is; None when no more will come."""
+        small, text, training = (self._waiting[priority] for priority in Priority)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or small or text or training)
+            if small:
+                return small.popleft()
+            if text and not (training and self._last is Priority.TEXT):
+                self._last = Priority.TEXT
+                return text.popleft()
+            self._last = Priority.TRAINING
+            return training.popleft() if training else None
+
     @staticmethod
     def _run_job(job: _Job) -> None:
-        if job.work is None or not job.result.set_running_or_notify_cancel():
+        if not job.result.set_running_or_notify_cancel():
             return
         try:
             value = job.work()

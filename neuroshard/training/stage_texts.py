@@ -69,14 +69,13 @@ class StageTexts:
         """Read the next tokens: ids (1, t) or activations (1, t, d), of which the first has this position in the text.
 
         Position 0 begins it anew. Gives activations (1, t, d), or in the last stage the logits (vocabulary,) of what
-        follows. One job at a time among all texts of this computer, so that microbatches get in between. Raises
+        follows. Between two of all texts' jobs a microbatch that waits is done. Raises
         StageError: UnreadTextError when the tokens before these were not read with the present weights,
         StageBusyError without room, RefusedTensorError, SpoiltMicrobatchError.
         """
         self._shapes.check_text(inputs)
         text = self.text(asker, session)
-        async with self._compute.turn:
-            output = await self._compute.run(lambda: self.advance(text, position, inputs).cpu(), Priority.SMALL)
+        output = await self._compute.run(lambda: self.advance(text, position, inputs).cpu(), Priority.TEXT)
         text.last_used = self._clock()
         return output
 

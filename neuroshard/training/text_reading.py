@@ -56,8 +56,7 @@ class LocalReading:
         """See Reading; the pieces go to the sink from the compute thread."""
         try:
             texts = [stage.text(self._node_id, OWN_TEXT) for stage in self._stages]
-            async with self._compute.turn:
-                await self._compute.run(lambda: self._slice(completion, texts), Priority.SMALL)
+            await self._compute.run(lambda: self._slice(completion, texts), Priority.TEXT)
         except StageError as error:
             raise _not_ready(error) from error
 

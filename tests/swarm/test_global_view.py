@@ -90,19 +90,19 @@ def test_a_microbatch_counts_once_whoever_drove_it_through_however_many_stages()
         said(4, layers=None, roles=(Role.DRIVER,), steps=40, tokens=400),  # drives others' stages
     )
     assert (view.total_steps, view.total_tokens) == (100, 1000)
-    moved = view.with_report(said(1, 2, layers=LayerRange(4, 8), steps=900, tokens=9000), EPOCH)
+    moved = view.with_reports([(said(1, 2, layers=LayerRange(4, 8), steps=900, tokens=9000), EPOCH)])
     assert (moved.total_steps, moved.total_tokens) == (100, 1000)
 
 
 def test_what_a_node_took_over_from_others_is_not_its_own_work() -> None:
     view = view_of(said(1, steps=500, tokens=5000))
     heir = said(2, steps=510, tokens=5100, inherited_steps=500, inherited_tokens=5000)
-    view = view.with_report(heir, EPOCH)
+    view = view.with_reports([(heir, EPOCH)])
     assert (view.total_steps, view.total_tokens) == (510, 5100)
-    gone = view.with_report(said(1, 2, steps=500, tokens=5000, leaving=True), EPOCH)
+    gone = view.with_reports([(said(1, 2, steps=500, tokens=5000, leaving=True), EPOCH)])
     assert (gone.total_steps, gone.total_tokens) == (510, 5100)
     liar = said(3, steps=1, tokens=1, inherited_steps=10**9, inherited_tokens=10**9)
-    assert gone.with_report(liar, EPOCH).total_steps == 510
+    assert gone.with_reports([(liar, EPOCH)]).total_steps == 510
 
 
 def test_a_node_that_leaves_and_returns_is_counted_once() -> None:

@@ -45,6 +45,18 @@ def test_a_small_job_overtakes_waiting_training_jobs(compute: ComputeThread) -> 
     assert order == ["token", "microbatch 0", "microbatch 1"]
 
 
+def test_text_and_training_take_turns_and_what_is_left_follows(compute: ComputeThread) -> None:
+    begun, release, order = Event(), Event(), list[str]()
+    jobs = [compute.submit(lambda: begun.set() or release.wait())]
+    assert begun.wait(10)
+    jobs += [compute.submit(lambda: order.append("text"), Priority.TEXT) for _ in range(4)]
+    jobs += [compute.submit(lambda: order.append("microbatch")) for _ in range(2)]
+    release.set()
+    for job in jobs:
+        job.result()
+    assert order == ["text", "microbatch", "text", "microbatch", "text", "text"]
+
+
 def test_a_cancelled_caller_drops_a_waiting_job_and_waits_for_a_running_one(compute: ComputeThread) -> None:
     release, started, ran = Event(), Event(), list[str]()
 
