@@ -17,18 +17,9 @@ TESTS ?=
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
 
-# All tests: two at once, then, one after the other, those that start real nodes or browsers and need both cores.
-# Choose some with: make test TESTS="tests/data -x"
-ALONE := process or browser
+# All tests, two at once. Choose some with: make test TESTS="tests/data -x"
 test: $(DEVELOPMENT) chromium
-ifeq ($(TESTS),)
-	@failed=0; \
-	$(PY) -m pytest --numprocesses 2 -m "not ($(ALONE))" || failed=1; \
-	$(PY) -m pytest -m "$(ALONE)" || failed=1; \
-	exit $$failed
-else
-	$(PY) -m pytest $(TESTS)
-endif
+	$(PY) -m pytest --numprocesses 2 --dist worksteal $(TESTS)
 
 # What a machine can say about the code: style, types, room diagram, sizes.
 check: $(DEVELOPMENT) $(WEB_TOOLS)
