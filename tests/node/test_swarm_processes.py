@@ -87,7 +87,7 @@ def assert_all_know_each_other(nodes: Sequence[NodeProcess]) -> list[str]:
         assert set(peers) == set(ids) - {own}
         assert {entry["node_id"] for entry in together["nodes"]} >= set(ids) - {own}
         assert together["training_nodes"] == len(nodes)
-        assert together["total_steps"] > max(peer["steps"] for peer in peers.values())  # newcomers inherit some
+        assert together["total_steps"] >= max(peer["steps"] for peer in peers.values())  # newcomers inherit some
         assert 1 < together["global_loss"] < 8
         status = node.get("/api/status")
         assert "named with --run" in status["run"]["explanation"]
