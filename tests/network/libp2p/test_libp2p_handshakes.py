@@ -53,9 +53,20 @@ async def stock_host(protocol: str) -> AsyncIterator[IHost]:
     """A host as libp2p itself makes it, that speaks one security protocol."""
     keys = create_new_key_pair()
     host = libp2p.new_host(key_pair=keys, sec_opt=security(protocol)(keys))
-    async with background_trio_service(host.get_network()):
+    swarm: Any = host.get_network()
+    (transport,) = swarm.transport_manager.get_transports()
+    dial, dialled = transport.dial, list[Any]()
+
+    async def noted_dial(address: Multiaddr) -> Any:
+        dialled.append(await dial(address))
+        return dialled[-1]
+
+    transport.dial = noted_dial
+    async with background_trio_service(swarm):
         yield host
         await host.close()
+        for connection in dialled:  # libp2p does not close the sockets of those that the other side ended
+            await connection.close()
 
 
 @pytest.mark.parametrize("protocol", ["plaintext", "secio"])
