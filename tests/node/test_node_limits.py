@@ -27,7 +27,8 @@ def test_memory_stays_below_the_limit(tmp_path: Path, small_genesis: Path, limit
         status = node.wait_for("outer step", lambda status: status["diloco"]["outer_steps"] >= 1)
         assert "saved" in node.post("/api/checkpoints")["message"]
         answer = node.post("/v1/completions", {"prompt": "The", "max_tokens": 16})
-        assert answer["usage"]["completion_tokens"] == 16
+        if answer["choices"][0]["finish_reason"] != "stop":  # a model of a few steps may well draw the end of a text
+            assert answer["usage"]["completion_tokens"] == 16
         steps = status["training"]["steps"] + 2
         status = node.wait_for("steps", lambda status: status["training"]["steps"] >= steps)
         peak = peak_bytes(node)
