@@ -22,9 +22,9 @@ PORTS = (15_000, 30_000)
 TOKEN = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 
 
-@dataclass
+@dataclass(eq=False)
 class NodeProcess:
-    """A started node."""
+    """A started node; two objects are two nodes."""
 
     process: subprocess.Popen[bytes]
     port: int

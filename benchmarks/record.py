@@ -17,6 +17,10 @@ RESULTS_FOLDER = Path(__file__).parent / "results"
 REPORT_FILE = Path(__file__).parent / "RESULTS.md"
 
 
+class NotHereError(Exception):
+    """This computer lacks what a benchmark needs; says what."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One figure beside its goal; `met` is None where the goal is only to report."""

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -22,7 +22,7 @@ from neuroshard.types import Architecture
 START_SECONDS = 180.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Member:
     """A node and how it is started again."""
 
@@ -45,7 +45,13 @@ class Member:
 
 
 def staged_parameters(
-    pins: GenesisPins, architecture: Architecture, *, stages: int, batch_size: int, microbatches: int
+    pins: GenesisPins,
+    architecture: Architecture,
+    *,
+    stages: int,
+    batch_size: int,
+    microbatches: int,
+    routing: Literal["lanes", "balanced"] = "lanes",
 ) -> RunParameters:
     """A run whose steps are made of so many microbatches."""
     return RunParameters(
@@ -59,6 +65,7 @@ def staged_parameters(
         genesis=pins,
         inner=InnerOptimization(learning_rate=1e-3),
         outer=OuterOptimization(inner_steps=10_000),
+        routing=routing,
     )
 
 

@@ -13,7 +13,7 @@ class CopyTimes:
 
     every_seconds: float = 30.0
     look_seconds: float = 1.0
-    retry_seconds: float = 5.0  # while there is no copy at all
+    retry_seconds: float = 5.0  # of the first in the order, while its copy is missing or old
     stale_seconds: float = 90.0  # of a copy: then the next one in the order makes one too
     turn_seconds: float = 20.0  # so long each one in the order waits for the ones before it
     ranks: int = RANKS
@@ -29,6 +29,6 @@ def copy_is_due(
     """
     if rank >= times.ranks or single_seconds < rank * times.turn_seconds:
         return False
-    pause = times.retry_seconds if age_seconds is None and rank == 0 else times.every_seconds
+    pause = times.retry_seconds if rank == 0 else times.every_seconds
     is_old = age_seconds is None or age_seconds >= times.every_seconds
     return is_old and (waited is None or waited >= pause)
