@@ -112,17 +112,21 @@ class ShardCache:
             room = self.limit_bytes - needed_bytes - sum(self._reserved.values())
             if kept > room:
                 return False
-            for path in [path for path in self._sizes if _shard_of(path) not in keep]:
-                if sum(self._sizes.values()) <= room:
-                    break
-                self._remove(path)
+            self._shrink(room, keep)
             self._reserved[shard] = needed_bytes
             return True
 
-    def release(self, shard: ShardId) -> None:
-        """End a reservation."""
+    def release(self, shard: ShardId, keep: Collection[ShardId]) -> None:
+        """End a reservation. What was fetched stays, unless it and `keep` became too much: the limit may have sunk."""
         with self._lock:
             self._reserved.pop(shard, None)
+            self._shrink(self.limit_bytes - sum(self._reserved.values()), {*keep, shard})
+
+    def change_limit(self, limit_bytes: int, keep: Collection[ShardId]) -> None:
+        """Obey another limit at once: the least recently used shards go, but none of `keep`."""
+        with self._lock:
+            self.limit_bytes = limit_bytes
+            self._shrink(limit_bytes - sum(self._reserved.values()), keep)
 
     def release_all(self, keep: Collection[ShardId]) -> None:
         """Remove every shard but those of `keep`: the disk is full."""
@@ -189,6 +193,13 @@ class ShardCache:
 
     def _path(self, shard: ShardId, key: bytes) -> Path:
         return self.folder / f"shard_{shard}-{key.hex()[:16]}.tokens"
+
+    def _shrink(self, most_bytes: int, keep: Collection[ShardId]) -> None:
+        """Remove the least recently used shards, but none of `keep`, until the others take so many bytes at most."""
+        for path in [path for path in self._sizes if _shard_of(path) not in keep]:
+            if sum(self._sizes.values()) <= most_bytes:
+                break
+            self._remove(path)
 
     def _remove(self, path: Path) -> None:
         """A file that the system does not let go (mapped, on Windows) stays counted."""

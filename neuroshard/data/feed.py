@@ -99,6 +99,7 @@ class DataFeed:
         self._held_out: HeldOut | None = None
         self._next_ready = False
         self._moved = anyio.Event()
+        cache.change_limit(cache.limit_bytes, keep={self._position.shard})  # it may have been higher at the last start
 
     @property
     def position(self) -> DataPosition:
@@ -114,6 +115,13 @@ class DataFeed:
     def rotations(self) -> tuple[Rotation, ...]:
         """Changes of shard since this feed was made, oldest first; the newest 1,000."""
         return tuple(self._rotations)
+
+    def limit_storage(self, limit_bytes: int) -> None:
+        """Let the cache take so much at most, at once; the shard in use stays."""
+        if limit_bytes == self._cache.limit_bytes:
+            return
+        self._cache.change_limit(limit_bytes, keep={self._position.shard})
+        self._look_ahead()  # the next shard may have had to go, or has room at last
 
     async def run(self) -> None:
         """Fetch the current shard and then always the next one, until cancelled."""
@@ -222,11 +230,15 @@ class DataFeed:
         self._rotation_count += len(passed)
         self._losses.clear()
         self._early_reason = None
+        self._look_ahead()
+        for rotation in passed:
+            _LOG.info("Shard %d from step %d: %s.", rotation.shard, rotation.first_step, rotation.reason.explanation)
+
+    def _look_ahead(self) -> None:
+        """Let `run` see whether the next shard is there."""
         self._next_ready = False
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
-        for rotation in passed:
-            _LOG.info("Shard %d from step %d: %s.", rotation.shard, rotation.first_step, rotation.reason.explanation)
 
     async def _usable_reader(self, position: DataPosition, passed: list[Rotation]) -> tuple[_Reader, DataPosition]:
         """The shard at the position, or the first after it that can be read and has an unread window.

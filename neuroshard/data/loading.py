@@ -110,7 +110,7 @@ class ShardLoader:
         except DataError as error:
             raise UnusableShardError(f"Shard {shard} cannot be used: {error}") from error
         finally:
-            self._cache.release(shard)
+            self._cache.release(shard, keep)
             released, self._released = self._released, anyio.Event()
             released.set()
 

@@ -98,7 +98,7 @@ class RunningNode:
 
     def apply_settings(self, settings: Settings) -> None:
         """Let changed settings hold that can hold at once."""
-        self.cache.limit_bytes = settings.max_storage * 1_000_000
+        self.feed.limit_storage(settings.max_storage * 1_000_000)
         for live in self.lives:
             live.stage.keeper.store.limits = storage_limits(settings, len(self.lives))
             live.stage.keeper.change_policy(checkpoint_policy(settings, len(self.lives)))

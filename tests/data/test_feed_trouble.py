@@ -135,6 +135,46 @@ def test_cache_limit_is_never_exceeded_and_eviction_keeps_going(folder: Path, tm
     run(work)
 
 
+def test_a_lower_cache_limit_holds_at_the_next_start_and_at_once(folder: Path, tmp_path: Path) -> None:
+    """The shard in use stays, and training goes on with it."""
+
+    def cached() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
+
+    async def work() -> None:
+        first = await make_feed(folder, tmp_path)
+        for _ in range(5):
+            await first.next_batch(19)
+        assert cached() == 4 * 928
+        feed = await make_feed(folder, tmp_path, start=first.position, limit=3 * 928)
+        assert cached() == 3 * 928
+        shard = feed.position.shard
+        feed.limit_storage(928)
+        assert cached() == 928
+        assert next((tmp_path / "cache").iterdir()).name.startswith(f"shard_{shard}-")
+        again = await make_feed(folder, tmp_path, start=feed.position, limit=1)
+        assert rows_of(await again.next_batch(5)) == [expected_window(i) for i in range(95, 100)]
+
+    run(work)
+
+
+def test_a_higher_cache_limit_lets_the_next_shard_be_fetched(folder: Path, tmp_path: Path) -> None:
+    one = 400 * 8 + 64 * 1024 + 928  # while it is fetched
+
+    async def work() -> None:
+        feed = await make_feed(folder, tmp_path, limit=one)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed.run)
+            await feed.next_batch(1)
+            assert not feed.status().next_shard_ready
+            feed.limit_storage(one + 928)
+            while not feed.status().next_shard_ready:
+                await anyio.sleep(0.002)
+            tasks.cancel_scope.cancel()
+
+    run(work)
+
+
 def test_a_cache_limit_below_one_shard_is_told(folder: Path, tmp_path: Path) -> None:
     async def work() -> None:
         feed = await make_feed(folder, tmp_path, limit=10_000)

@@ -104,13 +104,37 @@ def test_the_least_recently_used_goes_first_and_never_one_in_use(tmp_path: Path)
     fill(cache, tmp_path, 0, 1, 2, 3)
     size = cache.file_size(500)
     cache.get(ShardId(0), KEY)
-    cache.limit_bytes = 4 * size
+    cache.change_limit(4 * size, keep=())
     assert cache.reserve(ShardId(9), 2 * size, keep={ShardId(1)})
     assert [shard for shard in range(4) if cache.contains(ShardId(shard), KEY)] == [0, 1]
     assert not cache.reserve(ShardId(8), 3 * size, keep={ShardId(1)})  # only after the first reservation ends
-    cache.release(ShardId(9))
+    cache.release(ShardId(9), keep={ShardId(1)})
     assert cache.reserve(ShardId(8), 3 * size, keep={ShardId(1)})
     assert cache.contains(ShardId(1), KEY)
+
+
+def test_a_lower_limit_holds_at_once_and_spares_what_is_in_use(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0, 1, 2, 3)
+    size = cache.file_size(500)
+    cache.change_limit(3 * size - 1, keep={ShardId(0)})
+    assert sorted(path.name.split("-")[0] for path in cache.folder.iterdir()) == ["shard_0", "shard_3"]
+    cache.change_limit(1, keep={ShardId(0)})
+    assert cache.usage() == (1, size)
+
+
+def test_a_limit_that_sinks_during_a_download_holds_when_that_ends(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path)
+    fill(cache, tmp_path, 0, 1)
+    size = cache.file_size(500)
+    assert cache.reserve(ShardId(2), 2 * size, keep={ShardId(1)})
+    cache.change_limit(3 * size, keep={ShardId(1)})
+    assert cache.usage() == (1, size)
+    cache.change_limit(size, keep={ShardId(1)})
+    fill(cache, tmp_path, 2)
+    cache.release(ShardId(2), keep=())
+    assert cache.contains(ShardId(2), KEY)
+    assert cache.usage() == (1, size)
 
 
 def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
