@@ -108,7 +108,7 @@ class Settings(BaseModel):
     cpu_threads: Annotated[Whole | None, Field(ge=1, le=1024), Note("1 to 1024; unset: measured")] = None
     max_storage: Annotated[Whole, Field(ge=20), Note("megabytes of cached shards, at least 20", Applies.AT_ONCE)] = 2000
     max_checkpoint_storage: Annotated[
-        Whole, Field(ge=1), Note("megabytes of checkpoints, at least 1", Applies.AT_ONCE)
+        Whole, Field(ge=1), Note("megabytes of all checkpoints and copies, at least 1", Applies.AT_ONCE)
     ] = 50_000
     checkpoint_min_seconds: Annotated[
         Real, Field(ge=0, le=86_400), Note("seconds between checkpoints, 0 to 86400", Applies.AT_ONCE)

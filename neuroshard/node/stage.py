@@ -19,8 +19,9 @@ from neuroshard.node.stage_memory import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import Stage, build_stage
+from neuroshard.training.checkpoint.limits import StorageLimits
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits, stage_folder
+from neuroshard.training.checkpoint.store import CheckpointStore, stage_folder
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.outer_sync import OuterSync
@@ -32,6 +33,7 @@ from neuroshard.training.rounds.group_rounds import GroupRounds
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.transfer.live_snapshots import LiveSnapshots
+from neuroshard.training.transfer.space import folders_of_states
 from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
@@ -56,8 +58,10 @@ def checkpoint_policy(settings: Settings, stages: int = 1) -> CheckpointPolicy:
 
 
 def storage_limits(settings: Settings, stages: int = 1) -> StorageLimits:
-    """Space for the checkpoints of one of so many stages."""
-    return StorageLimits(own_bytes=settings.max_checkpoint_storage * 1_000_000 // stages)
+    """Space for the checkpoints of one of so many stages, beside all that lies in this data folder already."""
+    limit = settings.max_checkpoint_storage * 1_000_000
+    counted = folders_of_states(settings.data_dir)
+    return StorageLimits(own_bytes=limit // stages, all_bytes=limit, counted=counted)
 
 
 @dataclass(frozen=True)

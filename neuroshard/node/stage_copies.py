@@ -22,11 +22,11 @@ from neuroshard.swarm.round import Offload
 from neuroshard.training.transfer.download import ReceivingOptions, StageFile
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.kept_copy import PARTIAL_FILE, KeptCopy, copies_folder, copy_folder
+from neuroshard.training.transfer.kept_copy import PARTIAL_FILE, KeptCopy, copy_folder
 from neuroshard.training.transfer.layout import snapshot_layout
 from neuroshard.training.transfer.partial_file import PartialFile
 from neuroshard.training.transfer.receiver import Receiver
-from neuroshard.training.transfer.space import check_space
+from neuroshard.training.transfer.space import check_space, folders_of_states
 from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import Architecture, NodeId
 
@@ -69,7 +69,6 @@ class StageCopies:
 
     def __post_init__(self) -> None:
         data_dir, run_id = self.settings().data_dir, self.swarm.run_id
-        self._root = copies_folder(data_dir, run_id)
         self._fetching = defaultdict[NodeId, anyio.Lock](anyio.Lock)  # a holder's line is shared with one copy at most
         self._duties = [
             _Duty(
@@ -148,7 +147,7 @@ class StageCopies:
         if work == duty.copy.work or not self._is_overtaken(duty, work, holder):
             return
         limit = self.settings().max_checkpoint_storage * 1_000_000
-        folders = (self._root, self._root.parent.parent / "checkpoints")
+        folders = folders_of_states(self.settings().data_dir)
         await self.offload(partial(check_space, duty.copy.folder, file_bytes, folders, limit))
         into = PartialFile(duty.copy.folder / PARTIAL_FILE, file_bytes)
         present = duty.copy.tensor_file

@@ -13,8 +13,9 @@ import torch
 from checkpoint_samples import EXPECTED, meta_at, same, staged, tensors_at
 
 from neuroshard.training.checkpoint.keeper import CheckpointKeeper, StateCapture
+from neuroshard.training.checkpoint.limits import StorageLimits
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits
+from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.checkpoint.writer import NICENESS, CheckpointWriter
 
 

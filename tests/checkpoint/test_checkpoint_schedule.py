@@ -99,6 +99,13 @@ def test_room_is_made_from_the_oldest_and_only_when_it_suffices() -> None:
     assert make_room(held, 10, own_limit_bytes=100, free_bytes=5, reserve_bytes=5).delete == (held[2],)
     refused = make_room(held, 10, own_limit_bytes=15, free_bytes=plenty, reserve_bytes=0)
     assert (refused.delete, refused.missing_bytes) == ((), 5)
+    assert make_room(
+        held, 10, elsewhere_bytes=30, own_limit_bytes=40, all_limit_bytes=60, free_bytes=plenty, reserve_bytes=0
+    ).delete == (held[2],)
+    refused = make_room(
+        held, 10, elsewhere_bytes=50, own_limit_bytes=40, all_limit_bytes=60, free_bytes=plenty, reserve_bytes=0
+    )
+    assert (refused.delete, refused.missing_bytes) == ((), 10)
     assert make_room([], 10, own_limit_bytes=9, free_bytes=plenty, reserve_bytes=0).missing_bytes == 1
 
 

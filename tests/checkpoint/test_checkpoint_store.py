@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,12 +18,14 @@ from hypothesis import strategies as st
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
 from neuroshard.training.checkpoint.catalogue import saved_stages
 from neuroshard.training.checkpoint.export import export_torch
-from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits, find_stage_folders, stage_folder
+from neuroshard.training.checkpoint.limits import StorageLimits, used_bytes
+from neuroshard.training.checkpoint.set_aside import go_back
+from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders, stage_folder
 
 
-def write_steps(store: CheckpointStore, *steps: int) -> None:
+def write_steps(store: CheckpointStore, *steps: int, size: int = 50) -> None:
     for step in steps:
-        store.write(meta_at(step), staged(step))
+        store.write(meta_at(step), staged(step, size))
 
 
 def names(folder: Path) -> set[str]:
@@ -216,6 +219,29 @@ def test_the_own_limit_deletes_old_generations_but_never_the_newest(tmp_path: Pa
     with pytest.raises(DiskFullError, match="max_checkpoint_storage"):
         write_steps(store, 40)
     assert [item.step for item in store.generations()] == [30, 20]
+
+
+def test_states_of_other_runs_set_aside_or_damaged_count_and_are_never_deleted(tmp_path: Path) -> None:
+    """Own generations but the newest make room; when that is not enough, nothing is deleted and the alarm says so."""
+    tree = tmp_path / "checkpoints"
+    own = stage_folder(tmp_path, EXPECTED.wallet_id, EXPECTED.run_id, EXPECTED.layers)
+    size = staged(0, size=5_000).layout.file_bytes  # beside which what the JSON files take is little
+    other_run = CheckpointStore(tree / ("w" * 16) / ("e" * 64) / "layers-0-2")
+    write_steps(other_run, 10, size=5_000)
+    limit = used_bytes(tree) + 3 * size + 10_000
+    store = CheckpointStore(own, StorageLimits(own_bytes=10**9, reserve_bytes=0, all_bytes=limit, counted=(tree,)))
+    write_steps(store, 10, 20, size=5_000)
+    go_back(store, at=1010.0)  # step 20 is set aside
+    write_steps(store, 30, 40, size=5_000)
+    assert [item.step for item in store.generations()] == [40, 30]
+    assert used_bytes(tree) <= limit
+    before = {path: path.read_bytes() for path in tree.rglob("*.*")}
+    (own / "damaged").mkdir()
+    shutil.copy(own / "step-40.safetensors", own / "damaged")
+    with pytest.raises(DiskFullError, match=r"Other runs, copies and what was set aside take .*max_check"):
+        write_steps(store, 50, size=5_000)
+    assert {path: path.read_bytes() for path in tree.rglob("*.*") if path.parent.name != "damaged"} == before
+    assert other_run.generations()
 
 
 def test_an_old_generation_that_cannot_be_deleted_does_not_fail_the_new_one(

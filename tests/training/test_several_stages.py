@@ -19,7 +19,8 @@ from small_stage import make_stage, make_trainer, state_becomes, state_digest
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.assembly import steps_behind
-from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits
+from neuroshard.training.checkpoint.limits import StorageLimits
+from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StepResult
 from neuroshard.training.loop import Trainer

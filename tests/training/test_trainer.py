@@ -25,8 +25,9 @@ from small_stage import (
 
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training.checkpoint.limits import StorageLimits
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore, StorageLimits
+from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.loop import Trainer
 from neuroshard.training.parts import Driving, TrainerParts

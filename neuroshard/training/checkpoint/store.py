@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX, is_disk_full, sync_folder, write_atomically
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
 from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.training.checkpoint.limits import StorageLimits, room_for
 from neuroshard.training.checkpoint.metadata import (
     MAX_META_BYTES,
     CheckpointMeta,
@@ -29,7 +29,7 @@ from neuroshard.training.checkpoint.metadata import (
     encode_manifest,
     unreadable,
 )
-from neuroshard.training.checkpoint.retention import make_room, superfluous
+from neuroshard.training.checkpoint.retention import superfluous
 from neuroshard.training.checkpoint.set_aside import set_aside
 from neuroshard.types import Architecture, LayerRange, RunId, WalletId
 
@@ -42,14 +42,6 @@ log = logging.getLogger(__name__)
 
 _JSON_NAME = re.compile(r"step-(\d{1,18})\.json")
 _TENSORS_NAME = re.compile(r"step-(\d{1,18})(?:-\d+)?\.safetensors")
-
-
-@dataclass(frozen=True)
-class StorageLimits:
-    """Space for the checkpoints of one stage; the reserve is left free on the disk for everybody else."""
-
-    own_bytes: int = 50_000_000_000
-    reserve_bytes: int = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -296,20 +288,7 @@ class CheckpointStore:
         return path
 
     def _ensure_room(self, new_bytes: int) -> None:
-        room = make_room(
-            self.generations(),
-            new_bytes,
-            own_limit_bytes=self.limits.own_bytes,
-            free_bytes=shutil.disk_usage(self.folder).free,
-            reserve_bytes=self.limits.reserve_bytes,
-        )
-        if room.missing_bytes > 0:
-            raise DiskFullError(
-                f"No room for a checkpoint of {new_bytes / 1e6:.0f} MB in {self.folder}: "
-                f"{room.missing_bytes / 1e6:.0f} MB are missing.",
-                "Free some space, or raise max_checkpoint_storage.",
-            )
-        for generation in room.delete:
+        for generation in room_for(new_bytes, self.folder, self.generations(), self.limits):
             self._delete(generation)
 
     def _prune(self) -> None:

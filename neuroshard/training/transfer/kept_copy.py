@@ -21,14 +21,9 @@ FOLDER = "copies"
 PARTIAL_FILE = "incoming.part"
 
 
-def copies_folder(data_dir: Path, run_id: RunId) -> Path:
-    """Where the copies of a run's stages lie."""
-    return data_dir / FOLDER / run_id
-
-
 def copy_folder(data_dir: Path, run_id: RunId, layers: LayerRange) -> Path:
     """Where the copy of one stage lies."""
-    return copies_folder(data_dir, run_id) / f"layers-{layers.start}-{layers.stop}"
+    return data_dir / FOLDER / run_id / f"layers-{layers.start}-{layers.stop}"
 
 
 @dataclass

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from neuroshard.errors import DiskFullError, StorageError
-from neuroshard.training.checkpoint.store import StorageLimits
+from neuroshard.training.checkpoint.limits import StorageLimits, used_beside
+from neuroshard.training.transfer.kept_copy import FOLDER
+
+
+def folders_of_states(data_dir: Path) -> tuple[Path, ...]:
+    """What the owner's limit counts: checkpoints and copies of all runs and wallets of a data folder."""
+    return data_dir / "checkpoints", data_dir / FOLDER
 
 
 def check_space(folder: Path, new_bytes: int, counted: Iterable[Path], limit_bytes: int) -> None:
@@ -18,17 +23,9 @@ def check_space(folder: Path, new_bytes: int, counted: Iterable[Path], limit_byt
         free = shutil.disk_usage(folder).free - StorageLimits().reserve_bytes
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror or error}.") from error
-    missing = max(sum(_used(path) for path in counted) + new_bytes - limit_bytes, new_bytes - free)
+    missing = max(used_beside(folder, counted) + new_bytes - limit_bytes, new_bytes - free)
     if missing > 0:
         raise DiskFullError(
             f"No room for a copy of {new_bytes / 1e6:.0f} MB in {folder}: {missing / 1e6:.0f} MB are missing.",
             "Free some space, or raise max_checkpoint_storage.",
         )
-
-
-def _used(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # it was deleted just now
-            total += path.stat().st_size if path.is_file() and path.suffix != ".part" else 0
-    return total
