@@ -20,21 +20,15 @@ from neuroshard.types import JsonValue, RunId, WalletId
 
 MAX_OFFER_BYTES = 48 * 1024  # fits into the header of a frame; about 30 usual versions, or three of the largest
 
-# What a later version may change. Everything else is part of what the run is.
+# What a later version may change (DESIGN 3.9). Everything else is part of what the run is; seeds only tell where it is.
 MAY_CHANGE = frozenset(
     {
         "version",
         "holds_from_outer_step",
         "seeds",
         "inner.learning_rate",
-        "inner.warmup_steps",
-        "inner.decay_steps",
-        "inner.final_fraction",
         "outer.learning_rate",
-        "outer.momentum",
-        "outer.lone_outer",
         "outer.aggregator",
-        "outer.trim_fraction",
         "outer.codec",
         "outer.max_round_seconds",
     }

@@ -29,8 +29,8 @@ FIRST = RunParameters(
 )
 
 
-def offer(version: int = 1, momentum: float = 0.9) -> RunOffer:
-    later = replace(FIRST, version=version, outer=replace(FIRST.outer, momentum=momentum))
+def offer(version: int = 1, outer_lr: float = 0.7) -> RunOffer:
+    later = replace(FIRST, version=version, outer=replace(FIRST.outer, learning_rate=outer_lr))
     return RunOffer(SignedRunParameters.sign(OWNER, FIRST), SignedRunParameters.sign(OWNER, later))
 
 
@@ -46,7 +46,7 @@ def test_what_was_kept_is_there_after_a_restart(tmp_path: Path) -> None:
 
 def test_the_better_version_stays_on_disk(tmp_path: Path) -> None:
     runs = JoinedRuns(tmp_path)
-    for kept, is_new in ((offer(2), True), (offer(1), False), (offer(3, 0.8), True), (offer(3, 0.7), False)):
+    for kept, is_new in ((offer(2), True), (offer(1), False), (offer(3, 0.8), True), (offer(3, 0.6), False)):
         choice = runs.keep(kept)
         assert choice.is_new is is_new
         assert bool(choice.reason) is not is_new
@@ -115,5 +115,5 @@ def test_a_later_version_of_ones_own_run_holds_at_the_next_start(tmp_path: Path)
     JoinedRuns(tmp_path).keep(offer(2, 0.5))
     again = OwnRuns(tmp_path, OWNER).of_data(FIRST.genesis)
     assert again is not None
-    assert (again.run_id, again.parameters.version, again.parameters.outer.momentum) == (RUN, 2, 0.5)
+    assert (again.run_id, again.parameters.version, again.parameters.outer.learning_rate) == (RUN, 2, 0.5)
     assert find_run(tmp_path, RUN) == offer(2, 0.5)

@@ -99,8 +99,8 @@ def test_later_versions_follow_each_other(owner: Owner, made: RunOffer, small_ge
 
 
 def test_the_whole_file_may_be_given_again_with_a_change(owner: Owner, made: RunOffer) -> None:
-    offer = update_run(owner, made, {**CONFIG, "outer_momentum": 0.5, "holds_from_outer_step": 1}).offer
-    assert offer.parameters.outer.momentum == 0.5
+    offer = update_run(owner, made, {**CONFIG, "outer_lr": 0.5, "holds_from_outer_step": 1}).offer
+    assert offer.parameters.outer.learning_rate == 0.5
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,7 @@ def test_the_whole_file_may_be_given_again_with_a_change(owner: Owner, made: Run
         ({"inner_steps": 7, "holds_from_outer_step": 5}, "inner_steps cannot change"),
         ({"num_stages": 2, "name": "x", "holds_from_outer_step": 5}, "name, num_stages cannot change"),
         ({"architecture": {"depth": 3}, "holds_from_outer_step": 5}, "architecture cannot change"),
+        ({"outer_momentum": 0.5, "holds_from_outer_step": 5}, "outer_momentum cannot change"),
         ({"admission": "strangers", "holds_from_outer_step": 5}, "admission cannot change"),
         ({"outer_lr": -1, "holds_from_outer_step": 5}, "outer_lr = -1 cannot be used"),
     ],

@@ -282,7 +282,7 @@ def test_a_newcomer_gets_every_version_and_tells_when_another_holds(
             PARAMETERS,
             version=number,
             holds_from_outer_step=start,
-            outer=replace(PARAMETERS.outer, momentum=0.9 - 0.1 * number),
+            outer=replace(PARAMETERS.outer, learning_rate=0.7 - 0.1 * number),
         )
         offer = offer.with_version(SignedRunParameters.sign(OWNER, parameters))
 
@@ -307,13 +307,13 @@ def test_a_newcomer_gets_every_version_and_tells_when_another_holds(
                 for outer_step in (9, 9, 10, 10):
                     newcomer.note_outer_step(outer_step)
             told = [record.getMessage() for record in caplog.records if "version" in record.getMessage()]
-            assert told == ["Outer step 10: version 2 of the run holds; it changes outer.momentum."]
+            assert told == ["Outer step 10: version 2 of the run holds; it changes outer.learning_rate."]
 
     virtual(main)
 
 
 def test_a_newer_version_of_the_run_arrives_by_itself(tmp_path: Path) -> None:
-    newer = replace(PARAMETERS, version=2, outer=replace(PARAMETERS.outer, momentum=0.5))
+    newer = replace(PARAMETERS, version=2, outer=replace(PARAMETERS.outer, learning_rate=0.5))
     changed = RunOffer(OFFER.initial, SignedRunParameters.sign(OWNER, newer))
 
     async def main() -> None:

@@ -29,7 +29,7 @@ def offer_of(current: RunParameters = FIRST, initial: RunParameters = FIRST, *, 
     return RunOffer(SignedRunParameters.sign(OWNER, initial), SignedRunParameters.sign(signer, current))
 
 
-def version(number: int, momentum: float = 0.8, start: int | None = None) -> RunParameters:
-    """A later version, which changes the outer momentum from an outer step on (by default, of its own number)."""
-    outer = replace(FIRST.outer, momentum=momentum)
+def version(number: int, outer_lr: float = 0.8, start: int | None = None) -> RunParameters:
+    """A later version, which changes the outer learning rate from an outer step on (by default, of its own number)."""
+    outer = replace(FIRST.outer, learning_rate=outer_lr)
     return replace(FIRST, version=number, holds_from_outer_step=number if start is None else start, outer=outer)

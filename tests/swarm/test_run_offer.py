@@ -37,7 +37,7 @@ RUN = run_id(OWNER.public_key, FIRST)
 
 
 SIGNED = {
-    (number, start): SignedRunParameters.sign(OWNER, version(number + 2, 0.1 * number, start))
+    (number, start): SignedRunParameters.sign(OWNER, version(number + 2, 0.1 * (number + 1), start))
     for number in range(5)
     for start in range(31)
 }
@@ -84,9 +84,9 @@ def test_the_largest_offer_fits() -> None:
     [
         {"seeds": (SEED,)},
         {"holds_from_outer_step": 40},
-        {"inner": replace(FIRST.inner, learning_rate=1e-3, warmup_steps=1, decay_steps=2, final_fraction=0.5)},
-        {"outer": replace(FIRST.outer, learning_rate=0.5, momentum=0.5, aggregator="median", trim_fraction=0.2)},
-        {"outer": replace(FIRST.outer, max_round_seconds=60.0, lone_outer="apply")},
+        {"inner": replace(FIRST.inner, learning_rate=1e-3)},
+        {"outer": replace(FIRST.outer, learning_rate=0.5, aggregator="median")},
+        {"outer": replace(FIRST.outer, max_round_seconds=60.0)},
         {},
     ],
 )
@@ -105,6 +105,12 @@ def test_a_later_version_may_change_what_is_listed(changes: dict[str, Any]) -> N
         ),
         (replace(FIRST, version=2, genesis=replace(FIRST.genesis, root="12" * 32)), "genesis.root"),
         (replace(FIRST, version=2, inner=replace(FIRST.inner, schedule="linear")), "inner.schedule"),
+        (replace(FIRST, version=2, inner=replace(FIRST.inner, warmup_steps=1)), "inner.warmup_steps"),
+        (replace(FIRST, version=2, inner=replace(FIRST.inner, decay_steps=2)), "inner.decay_steps"),
+        (replace(FIRST, version=2, inner=replace(FIRST.inner, final_fraction=0.5)), "inner.final_fraction"),
+        (replace(FIRST, version=2, outer=replace(FIRST.outer, momentum=0.5)), "outer.momentum"),
+        (replace(FIRST, version=2, outer=replace(FIRST.outer, lone_outer="apply")), "outer.lone_outer"),
+        (replace(FIRST, version=2, outer=replace(FIRST.outer, trim_fraction=0.2)), "outer.trim_fraction"),
         (replace(FIRST, version=2, outer=replace(FIRST.outer, inner_steps=5)), "outer.inner_steps"),
         (replace(FIRST, version=2, admission="strangers"), "admission"),
         (replace(FIRST, version=2, name="other"), "name"),
@@ -126,7 +132,7 @@ def test_parameters_of_another_signer_are_refused() -> None:
     with pytest.raises(RunOfferError, match=STRANGER.wallet_id):
         read_offer(offer_of(version(2), signer=STRANGER).to_json())
     value = json.loads(offer_of(version(2)).to_json())
-    value["current"]["parameters"]["outer"]["momentum"] = 0.1
+    value["current"]["parameters"]["outer"]["learning_rate"] = 0.1
     with pytest.raises(SignatureError):
         read_offer(json.dumps(value).encode())
 
@@ -196,11 +202,11 @@ def test_the_higher_version_holds_whichever_came_first() -> None:
 
 
 def test_of_two_with_one_version_the_one_held_stays_and_the_owner_is_named_for_it() -> None:
-    held, other = offer_of(version(2, momentum=0.8)), offer_of(version(2, momentum=0.7))
+    held, other = offer_of(version(2, outer_lr=0.8)), offer_of(version(2, outer_lr=0.6))
     for first, second in ((held, other), (other, held)):
         choice = better_of(first, second)
         assert (choice.offer, choice.is_new) == (first, False)
-        assert "two versions 2 that differ in outer.momentum" in choice.reason
+        assert "two versions 2 that differ in outer.learning_rate" in choice.reason
 
 
 def test_each_version_holds_from_its_outer_step_until_a_higher_one_does() -> None:
