@@ -23,6 +23,7 @@ from neuroshard.identity import (
     run_parameters_to_json,
 )
 from neuroshard.model.family import architecture_for
+from neuroshard.node.later_names import LATER_NAMES, check_not_later
 from neuroshard.node.proposal import INNER_STEPS, SEQUENCE_LENGTH, STAGED_MICROBATCHES, Proposal, run_parameters
 from neuroshard.node.run_yaml import read_yaml
 from neuroshard.optim.schedule import scaled_learning_rate
@@ -33,7 +34,7 @@ BATCH_SIZE = 4
 TRIM_FRACTION_OF_STRANGERS = 0.25
 ARCHITECTURE_EXAMPLE = "For example, in TOML: architecture = { depth = 8 }"
 
-# Name in the file -> where it stands in the parameters.
+# Name in the file -> where it stands in the parameters. docs/RUNS.md explains each.
 NAMES: Mapping[str, str] = {
     "name": "name",
     "num_stages": "stage_count",
@@ -71,7 +72,10 @@ RunConfig = Mapping[str, JsonValue]  # by name in the file; types of the values 
 
 
 def read_run_config(path: Path) -> RunConfig:
-    """The file's entries, all under known names. Raises UsageError that names the line or the nearest known name."""
+    """The file's entries, all under names of NAMES and TABLES. Raises UsageError that names the line or the name.
+
+    Entries that say what this version does anyway, under names of later ones, are left out.
+    """
     kinds = {".toml": _read_toml, ".yaml": read_yaml, ".yml": read_yaml}
     read = kinds.get(path.suffix.lower())
     if read is None:
@@ -87,7 +91,9 @@ def read_run_config(path: Path) -> RunConfig:
     except ValueError as error:
         raise UsageError(f"{path} cannot be used: {error}.", "Mend that place.") from error
     _check_names(config, path)
-    return config
+    for name, value in config.items():
+        check_not_later(name, value)
+    return {name: value for name, value in config.items() if name not in LATER_NAMES}
 
 
 def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
@@ -164,7 +170,7 @@ def _read_toml(text: str) -> dict[str, JsonValue]:
 
 def _check_names(config: RunConfig, path: Path) -> None:
     for key, value in config.items():
-        _check_name(key, [*NAMES, *TABLES], f"{path}: ")
+        _check_name(key, [*NAMES, *LATER_NAMES, *TABLES], f"{path}: ")
         if key in TABLES and isinstance(value, Mapping):
             for name in value:
                 _check_name(str(name), sorted(TABLES[key]), f"{path}: {key}.")

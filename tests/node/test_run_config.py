@@ -58,6 +58,36 @@ norm_epsilon = 1e-6
 """
 
 
+# Written out from section 3.9 of the design: name and, where it gives one, the value.
+CONTRACT = {
+    "architecture": "{ depth = 4 }",
+    "num_stages": "1",
+    "inner_steps": "500",
+    "inner_lr": "1e-4",
+    "outer_lr": "0.7",
+    "outer_momentum": "0.9",
+    "max_grad_norm": "1.0",
+    "trim_fraction": "0.1",
+    "sequences_per_step": "4",
+    "averaging_target_batch_size": "1024",
+    "matchmaking_time": "45",
+    "averaging_timeout": "120",
+    "sparse_avg": "0.05",
+    "average_state_every": "5",
+    "max_allowed_stale": "5",
+    "averager_rank": "64",
+    "lone_outer": '"keep"',
+    "routing": '"lanes"',
+    "admission": '"friends"',
+    "strategy": '"diloco"',
+    "codec": '"int8"',
+    "aggregator": '"trimmed_mean"',
+    "max_round_seconds": "3600",
+}
+TO_COME = {"averaging_target_batch_size", "matchmaking_time", "averaging_timeout", "sparse_avg", "average_state_every",
+           "max_allowed_stale", "averager_rank", "codec"}  # fmt: skip
+
+
 def read(folder: Path, text: str, name: str = "run.toml") -> RunConfig:
     (folder / name).write_text(text, encoding="utf-8")
     return read_run_config(folder / name)
@@ -82,6 +112,40 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         wire_precision="bf16",
         routing="lanes",
     )
+
+
+@pytest.mark.parametrize(("name", "value"), CONTRACT.items())
+def test_every_name_of_the_contract_is_used_or_told_to_come_later(tmp_path: Path, name: str, value: str) -> None:
+    text = f"{name} = {value}\n" + ("" if name == "architecture" else "architecture = { depth = 4 }")
+    if name not in TO_COME:
+        assert new_parameters(read(tmp_path, text), PINS).architecture == architecture_for(4, 512, 512)
+        return
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, text)
+    assert name in caught.value.message
+    assert "is not in this version" in caught.value.message
+    assert "Leave the name out" in caught.value.action
+
+
+@pytest.mark.parametrize("entry", ['strategy = "diloco"', "sparse_avg = 0", "max_allowed_stale = 0", 'codec = "fp32"'])
+def test_what_this_version_does_anyway_may_be_said_and_makes_the_same_run(tmp_path: Path, entry: str) -> None:
+    plain = "architecture = { depth = 4 }"
+    assert new_parameters(read(tmp_path, f"{entry}\n{plain}"), PINS) == new_parameters(read(tmp_path, plain), PINS)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ('strategy = "sparta"', "strategy: synchronisation other than diloco is not in this version"),
+        ("strategy = 0", "strategy: synchronisation"),
+        ("sparse_avg = false", "sparse_avg: sparse averaging is not in this version"),
+        ('codec = "topk"', "codec: topk is not in this version"),
+        ('aggregator = "krum"', "aggregator: krum is not in this version"),
+    ],
+)
+def test_values_that_come_later_are_told_as_such(tmp_path: Path, entry: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read(tmp_path, entry)
 
 
 def test_what_is_left_out_is_as_in_a_run_of_ones_own(tmp_path: Path) -> None:
@@ -189,7 +253,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ("batch_size = 'x'", "batch_size = 'x' cannot be used"),
         ("num_stages = 3", "num_stages = 3 cannot be used: stage_count must not exceed layer_count"),
         ("schedule = 'step'", "schedule = 'step' cannot be used: schedule must be one of cosine"),
-        ("codec = 'int8'", "codec = 'int8' cannot be used: codec must be one of fp32"),
+        ("codec = 'int9'", "codec = 'int9' cannot be used: codec must be one of fp32"),
         ("admission = true", "admission = True cannot be used"),
         ("wire_precision = 'int4'", "wire_precision = 'int4' cannot be used: wire_precision must be one of fp32"),
         ("routing = 'fastest'", "routing = 'fastest' cannot be used: routing must be one of lanes, balanced"),

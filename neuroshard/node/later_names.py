@@ -1,0 +1,52 @@
+"""Names and values of a run's file whose features come with later versions.
+
+They are known, so that nobody takes them for misspelt; none of them reaches the parameters, because what a run's id
+covers must have an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from neuroshard.errors import UsageError
+from neuroshard.types import JsonValue
+
+
+@dataclass(frozen=True)
+class LaterName:
+    """A name whose feature is not there yet."""
+
+    feature: str
+    today: str | int | None = None  # the value that says what this version does anyway; None when there is none
+
+
+LATER_NAMES: Mapping[str, LaterName] = {
+    "strategy": LaterName("synchronisation other than diloco", "diloco"),
+    "averaging_target_batch_size": LaterName("averaging of gradients"),
+    "matchmaking_time": LaterName("matchmaking with a time limit of the run's"),
+    "averaging_timeout": LaterName("a time limit of the run's for one averaging"),
+    "sparse_avg": LaterName("sparse averaging", 0),
+    "average_state_every": LaterName("averaging of gradients"),
+    "max_allowed_stale": LaterName("catching up by missed rounds", 0),  # today who missed one takes the state over
+    "averager_rank": LaterName("averaging of gradients"),
+}
+LATER_VALUES: Mapping[str, frozenset[str]] = {
+    "codec": frozenset({"bf16", "int8", "int4", "powersgd", "topk"}),
+    "aggregator": frozenset({"krum", "multi_krum", "centred_clipping"}),
+}
+_HINT = "Leave the name out."
+
+
+def check_not_later(name: str, value: JsonValue) -> None:
+    """Raises UsageError when this version cannot do yet what the entry asks for."""
+    later = LATER_NAMES.get(name)
+    if later is not None and not _is_today(later, value):
+        hint = _HINT if later.today is None else f"Leave the name out; {name} = {later.today!r} says the same."
+        raise UsageError(f"{name}: {later.feature} is not in this version.", hint)
+    if isinstance(value, str) and value in LATER_VALUES.get(name, ()):
+        raise UsageError(f"{name}: {value} is not in this version.", _HINT)
+
+
+def _is_today(later: LaterName, value: JsonValue) -> bool:
+    return later.today is not None and not isinstance(value, bool) and value == later.today

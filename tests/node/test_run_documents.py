@@ -1,0 +1,85 @@
+"""docs/RUNS.md against the code: every name of the file of a run, its default and whether it may change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.identity import run_parameters_to_json
+from neuroshard.node.later_names import LATER_NAMES, LATER_VALUES
+from neuroshard.node.run_config import NAMES, TABLES, new_parameters
+from neuroshard.swarm.run_offer import MAY_CHANGE
+
+DOCS = Path(__file__).parents[2] / "docs"
+DERIVED = {
+    "architecture",
+    "genesis",
+    "sequences_per_step",
+    "initial_weights_seed",
+    "inner_lr",
+    "trim_fraction",
+    "holds_from_outer_step",
+}  # fmt: skip - words, not values
+
+
+def rows() -> dict[str, list[str]]:
+    """Cells after the name, by name; two names may share a row."""
+    found: dict[str, list[str]] = {}
+    for line in (DOCS / "RUNS.md").read_text("utf-8").splitlines():
+        if line.startswith("| `"):
+            first, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
+            names = re.findall(r"`(\w+)`", first)
+            defaults = cells[1].split(", ") if len(names) > 1 else [cells[1]] * len(names)
+            found |= {name: [cells[0], default, *cells[2:]] for name, default in zip(names, defaults, strict=True)}
+    return found
+
+
+def defaults() -> dict[str, object]:
+    """Value of each name in a run whose file gives an architecture only."""
+    pins = GenesisPins("ab" * 32, 16, None, "ef" * 32, 512)
+    written = run_parameters_to_json(new_parameters({"architecture": {"depth": 4}}, pins))
+    values: dict[str, object] = {}
+    for name, place in NAMES.items():
+        *outer, field = place.split(".")
+        holder = written[outer[0]] if outer else written
+        assert isinstance(holder, dict)
+        default = RunParameters.__dataclass_fields__[field].default if not outer and field not in holder else None
+        values[name] = holder.get(field, default)
+    return values
+
+
+def test_the_table_explains_every_name_and_no_other() -> None:
+    assert set(rows()) == {*NAMES, *TABLES, *LATER_NAMES}
+
+
+@pytest.mark.parametrize("name", sorted(NAMES.keys() - DERIVED))
+def test_defaults_are_those_of_the_code(name: str) -> None:
+    told = rows()[name][1].strip("`")
+    value = defaults()[name]
+    if value == ():
+        assert told == "none"
+    elif isinstance(value, str):
+        assert told == f'"{value}"'
+    else:
+        assert float(told.replace(",", "")) == value
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES, *TABLES}))
+def test_what_may_change_is_what_the_code_lets_change(name: str) -> None:
+    assert rows()[name][3:] == ["0.1", "yes" if NAMES.get(name, name) in MAY_CHANGE else "no"]
+
+
+@pytest.mark.parametrize("name", sorted(LATER_NAMES))
+def test_names_to_come_are_marked(name: str) -> None:
+    _, default, _, *effect = rows()[name]
+    today = LATER_NAMES[name].today
+    assert default == ("none" if today is None else f'`"{today}"`' if isinstance(today, str) else str(today))
+    assert effect == ["later", "not yet"]
+
+
+def test_codecs_to_come_are_named_and_readme_links_the_table() -> None:
+    assert all(f"`{codec}`" in rows()["codec"][2] for codec in LATER_VALUES["codec"])
+    assert "(docs/RUNS.md)" in (DOCS.parent / "README.md").read_text("utf-8")
