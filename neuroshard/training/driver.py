@@ -20,6 +20,7 @@ from neuroshard.training.microbatch import (
     RefusedTensorError,
     SpoiltMicrobatchError,
     StageError,
+    UnwantedTensorError,
 )
 from neuroshard.training.microbatch_run import MicrobatchRun
 from neuroshard.training.pace import DataWait
@@ -210,7 +211,7 @@ class Driver:
         self.flow.began(run)
         try:
             await run.run()
-        except (ClosedSessionError, SpoiltMicrobatchError, RefusedTensorError) as error:
+        except (ClosedSessionError, SpoiltMicrobatchError, RefusedTensorError, UnwantedTensorError) as error:
             if isinstance(error, RefusedTensorError) and not run.has_left_first_stage:
                 raise  # the data are wrong, and the next ones will be: not what a peer made of them
             _LOG.warning("A microbatch was given up: %s", error)

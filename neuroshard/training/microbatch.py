@@ -53,6 +53,18 @@ class RefusedTensorError(StageError):
     retry = Retry.NEVER
 
 
+class DisputedTensorError(StageError):
+    """A peer refuses a tensor: that is wrong, or the peer is. The next replica's word decides."""
+
+    retry = Retry.ELSEWHERE
+
+
+class UnwantedTensorError(StageError):
+    """A tensor that was refused twice, so that it is at fault and not those who refused it."""
+
+    retry = Retry.NEVER
+
+
 class SpoiltMicrobatchError(StageError):
     """A microbatch whose loss or gradient came out as no number: the stage's step will be skipped."""
 

@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from neuroshard.training.held_out_claim import Measured
-from neuroshard.training.microbatch import MicrobatchKey, Retry, StageError, UnknownMicrobatchError
+from neuroshard.training.microbatch import (
+    DisputedTensorError,
+    MicrobatchKey,
+    Retry,
+    StageError,
+    UnknownMicrobatchError,
+)
 from neuroshard.training.pipeline import Hop, MicrobatchResult
-from neuroshard.training.routing import Routing
+from neuroshard.training.routing import Dispute, Routing
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -38,8 +44,8 @@ class MicrobatchRun:
     """Forward through the stages and backward in reverse; gradients stay accumulated in the stages.
 
     A stage that fails is asked again, or replaced by another replica, which does that stage's work of this microbatch
-    from what is kept here and nothing else's (DESIGN 4.2, point 5). Law: any split of the layers over the hops gives
-    the same loss and gradients as one hop that holds them all.
+    from what is kept here and nothing else's (DESIGN 4.2, point 5); a tensor that is refused twice ends it. Law: any
+    split of the layers over the hops gives the same loss and gradients as one hop that holds them all.
     """
 
     def __init__(
@@ -139,6 +145,7 @@ class MicrobatchRun:
         """The answer of whoever does this stage in the end."""
         waits_until = anyio.current_time() + self._patience_seconds
         last = self.hops[stage]  # who was asked
+        dispute = Dispute(self._routing, stage)
         while True:
             hop = self.hops[stage]
             if hop is None:
@@ -156,6 +163,7 @@ class MicrobatchRun:
             except StageError as error:
                 if error.retry is Retry.NEVER:
                     raise
+                dispute.note(hop, error)
                 if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
                     _LOG.debug("Stage %d is asked elsewhere: %s", stage + 1, error)
                     self._routing.failed(stage, hop, error)
@@ -185,15 +193,19 @@ async def measured_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -
 
 
 async def _told(routing: Routing, stage: int, ask: Callable[[Hop], Awaitable[T]]) -> T:
-    hop = await routing.hop(stage)
-    failure: StageError | None = None
-    try:
-        return await ask(hop)
-    except StageError as error:
-        failure = error if error.retry is Retry.ELSEWHERE else None
-        raise
-    finally:
-        if failure is None:
-            routing.left(stage, hop)
-        else:
-            routing.failed(stage, hop, failure)
+    dispute = Dispute(routing, stage)
+    while True:
+        hop = await routing.hop(stage)
+        failure: StageError | None = None
+        try:
+            return await ask(hop)
+        except StageError as error:
+            dispute.note(hop, error)
+            failure = error if error.retry is Retry.ELSEWHERE else None
+            if not isinstance(error, DisputedTensorError):
+                raise
+        finally:
+            if failure is None:
+                routing.left(stage, hop)
+            else:
+                routing.failed(stage, hop, failure)

@@ -22,7 +22,7 @@ from neuroshard.network import (
 from neuroshard.training.beside import beside
 from neuroshard.training.control import first_of
 from neuroshard.training.held_out_claim import LossCheck, Measured
-from neuroshard.training.microbatch import MicrobatchKey, RefusedTensorError, StageGoneError
+from neuroshard.training.microbatch import DisputedTensorError, MicrobatchKey, RefusedTensorError, StageGoneError
 from neuroshard.training.stage_frames import (
     Operation,
     StageAddress,
@@ -217,7 +217,7 @@ class RemoteHop:
         except (WireError, RefusedTensorError) as error:
             raise self._unusable(error.message) from error
         if isinstance(refusal, RefusedTensorError):
-            raise StageGoneError(f"Peer {self.node_id} refused: {refusal.message}")
+            raise DisputedTensorError(f"Peer {self.node_id} refused: {refusal.message}")
         if refusal is not None:
             raise refusal
         return reply

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import anyio
 
-from neuroshard.training.microbatch import StageError
+from neuroshard.training.microbatch import DisputedTensorError, StageError, UnwantedTensorError
 from neuroshard.training.pipeline import Hop
 
 RETRY_SECONDS = 0.5
@@ -44,6 +44,10 @@ class Routing(Protocol):
 
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:
         """It cannot be used now; the next `hop` of this stage names another one if there is one."""
+        ...
+
+    def forgiven(self, stage: int, hop: Hop) -> None:
+        """It failed for no fault of its own, and may be used again."""
         ...
 
 
@@ -83,3 +87,28 @@ class FixedRouting:
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:
         """See Routing."""
         self._not_before[stage] = anyio.current_time() + RETRY_SECONDS
+
+    def forgiven(self, stage: int, hop: Hop) -> None:
+        """See Routing."""
+
+
+class Dispute:
+    """About one tensor of a stage: who refuses it first is left alone for a while, unless the next one agrees.
+
+    Otherwise a tensor that is wrong would cost one replica after the other its work.
+    """
+
+    def __init__(self, routing: Routing, stage: int) -> None:
+        self._routing = routing
+        self._stage = stage
+        self._first: Hop | None = None
+
+    def note(self, hop: Hop, error: StageError) -> None:
+        """Count what went wrong. Raises UnwantedTensorError when the tensor was refused twice."""
+        if not isinstance(error, DisputedTensorError):
+            return
+        if self._first is None:
+            self._first = hop
+            return
+        self._routing.forgiven(self._stage, self._first)
+        raise UnwantedTensorError(f"What goes to stage {self._stage + 1} was refused twice. {error.message}") from error

@@ -109,6 +109,10 @@ class SwarmRouting:
         self._failed_at[stage, hop.node_id] = anyio.current_time()
         self._hops.pop((stage, hop.node_id), None)
 
+    def forgiven(self, stage: int, hop: Hop) -> None:
+        """See Routing."""
+        self._failed_at.pop((stage, hop.node_id), None)
+
     def _pick(self, stage: int) -> NodeId | None:
         now = anyio.current_time()
         self._failed_at = {key: time for key, time in self._failed_at.items() if now - time < BAN_SECONDS}

@@ -22,7 +22,7 @@ from neuroshard.training.microbatch import (
     UnreadTextError,
 )
 from neuroshard.training.pipeline import Hop
-from neuroshard.training.routing import Routing
+from neuroshard.training.routing import Dispute, Routing
 from neuroshard.training.stage_texts import StageTexts, Text
 from neuroshard.types import NodeId
 
@@ -110,6 +110,7 @@ class SwarmReading:
         self._patience_seconds = patience_seconds
         self._hops: dict[int, Hop] = {}
         self._refusals: dict[int, str] = {}  # the last of each stage
+        self._disputes: dict[int, Dispute] = {}  # by stage, about what it has not read yet
         self.read_again = 0  # how often the text had to be read from its beginning
 
     async def advance(self, completion: Completion) -> None:
@@ -144,11 +145,13 @@ class SwarmReading:
             try:
                 values = await hop.read(self._session, completion.position, values)
             except StageError as error:
+                self._disputes.setdefault(stage, Dispute(self._routing, stage)).note(hop, error)
                 if error.retry is Retry.ELSEWHERE or isinstance(error, StageBusyError):
                     del self._hops[stage]
                     self._refusals[stage] = error.message
                     self._routing.failed(stage, hop, error)
                 raise
+            self._disputes.pop(stage, None)
         return values
 
     async def _found(self, stage: int) -> Hop:

@@ -30,7 +30,14 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.driver import MICROBATCHES_OF_SESSION
 from neuroshard.training.journal import Journal
 from neuroshard.training.loop import Trainer
-from neuroshard.training.microbatch import ClosedSessionError, MicrobatchKey, RefusedTensorError, StageGoneError
+from neuroshard.training.microbatch import (
+    ClosedSessionError,
+    MicrobatchKey,
+    RefusedTensorError,
+    StageError,
+    StageGoneError,
+    UnwantedTensorError,
+)
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import Hop, LocalHop, MicrobatchResult
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
@@ -280,9 +287,15 @@ def test_gradients_that_the_own_stage_refuses_cost_their_microbatch_only(
     assert trainers[0].record.progress.sequences == 24
 
 
-def test_a_session_that_a_stage_has_closed_costs_its_microbatch_only(compute: ComputeThread, tmp_path: Path) -> None:
-    trainers = trainers_of(compute, tmp_path, 1, failing(0, {2: ClosedSessionError("idle")}))
+@pytest.mark.parametrize("error", [ClosedSessionError("idle"), UnwantedTensorError("refused by two nodes")])
+def test_a_session_that_is_closed_or_a_tensor_that_nobody_takes_costs_its_microbatch_only(
+    compute: ComputeThread, tmp_path: Path, error: StageError
+) -> None:
+    trainers = trainers_of(compute, tmp_path, 1, failing(0, {2: error}))
     trio.run(run_all, trainers, 2)
+    flow = trainers[0].snapshot().flow
+    assert flow is not None
+    assert flow.given_up == 1
     position = trainers[0].record.progress.position
     assert position is not None
     assert position.window == 2 * 8 + 2  # two steps, and the microbatch that was given up

@@ -12,7 +12,7 @@ from stage_chain import activations, key
 from torch import Tensor
 
 from neuroshard.network import InMemoryNetwork, ScoreReason
-from neuroshard.training.microbatch import Retry, StageGoneError
+from neuroshard.training.microbatch import Retry, StageError, StageGoneError
 from neuroshard.training.remote_hop import RemoteHop
 from neuroshard.training.stage_frames import (
     Operation,
@@ -118,7 +118,7 @@ def test_an_answer_that_is_none_is_refused_and_another_replica_may_be_asked(lie:
             network.join(LIAR).serve("stage/forward", lying, request_limits(Operation.FORWARD, SHAPES))
             transport = network.join(NodeId("driver"))
             hop = RemoteHop(transport, LIAR, STAGE, SHAPES, report=lambda *report: reports.append(report))
-            with pytest.raises(StageGoneError) as refusal:
+            with pytest.raises(StageError) as refusal:
                 await hop.forward(key(1), activations(2))
             assert refusal.value.retry is Retry.ELSEWHERE
 

@@ -1,23 +1,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 import anyio
 import pytest
 import torch
 import trio
+from made_texts import SHAPE, TOKENIZER, Pieces, request
 from stage_chain import DRIVER, INPUTS, LABELS, key
 from torch import Tensor
 from trio.testing import MockClock
 
+from neuroshard.errors import NotReadyError
+from neuroshard.training.completion import Completion
 from neuroshard.training.held_out_claim import Measured
-from neuroshard.training.microbatch import MicrobatchKey, SpoiltMicrobatchError, StageError, StageGoneError
+from neuroshard.training.microbatch import (
+    DisputedTensorError,
+    MicrobatchKey,
+    SpoiltMicrobatchError,
+    StageError,
+    StageGoneError,
+    UnwantedTensorError,
+)
 from neuroshard.training.microbatch_run import MicrobatchRun, measured_losses
 from neuroshard.training.pipeline import Hop
 from neuroshard.training.replica_choice import BalancedChoice, LaneChoice, ReplicaChoice, replica_choice
 from neuroshard.training.routing import FixedRouting
 from neuroshard.training.swarm_routing import BAN_SECONDS, SwarmRouting
+from neuroshard.training.text_reading import SwarmReading
 from neuroshard.training.timing import HopTiming
 from neuroshard.types import NodeId
 
@@ -52,6 +64,13 @@ class Replica:
     async def infer(self, inputs: Tensor) -> Tensor:
         """Takes as long as a forward pass."""
         return await self._work(torch.zeros(1))
+
+    async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
+        """Takes as long as a forward pass."""
+        return await self._work(torch.zeros(1))
+
+    async def forget(self, session: int) -> None:
+        """Nothing is kept."""
 
     async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
         """Takes as long as a forward pass."""
@@ -157,6 +176,101 @@ def test_an_evaluation_leaves_its_replicas_and_tells_who_failed() -> None:
         with pytest.raises(StageGoneError):
             await measured_losses(routing, INPUTS[:1], LABELS[:1])
         assert routing.noted[2:] == [("left", 0, 0.0), ("failed", 1, 0.0)]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def disputing(nodes: Sequence[NodeId]) -> list[Replica]:
+    return [Replica(node, 0.1, DisputedTensorError("I do not like it.")) for node in nodes]
+
+
+def routing_of(choice: ReplicaChoice, replicas: Sequence[Replica], last: Replica) -> SwarmRouting:
+    """A first stage with these replicas, and a last one."""
+    known = {one.node_id: one for one in replicas}
+    return SwarmRouting(
+        2,
+        lambda stage: [last.node_id] if stage else list(known),
+        lambda stage, node: last if stage else known[node],
+        choice,
+    )
+
+
+Work: TypeAlias = Callable[[SwarmRouting, int], Awaitable[None]]
+
+
+async def train(routing: SwarmRouting, number: int) -> None:
+    await MicrobatchRun(routing, key(number), INPUTS[:1], LABELS[:1]).run()
+
+
+async def measure(routing: SwarmRouting, _number: int) -> None:
+    await measured_losses(routing, INPUTS[:1], LABELS[:1])
+
+
+class WatchedChoice(BalancedChoice):
+    """Remembers among whom it was last asked to choose in the first stage."""
+
+    free: Sequence[NodeId] = ()
+
+    def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
+        """See ReplicaChoice."""
+        self.free = self.free if stage else replicas
+        return super().pick(stage, replicas)
+
+
+@pytest.mark.parametrize("work", [train, measure])
+def test_a_tensor_that_two_replicas_refuse_is_given_up_and_none_of_them_is_left_alone(work: Work) -> None:
+    replicas, choice = disputing(REPLICAS), WatchedChoice(DRIVER)
+    routing = routing_of(choice, replicas, Replica(A, 0.1))
+
+    async def main() -> None:
+        for number in range(1, 5):
+            with pytest.raises(UnwantedTensorError, match="refused twice"):
+                await work(routing, number)
+            assert sum(one.requests for one in replicas) == 2 * number
+        await routing.hop(0)
+        assert choice.free == list(REPLICAS)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("work", [train, measure])
+def test_a_replica_that_alone_refuses_an_honest_tensor_is_left_alone(work: Work) -> None:
+    liar, *honest = *disputing([A]), *[Replica(node, 0.1) for node in REPLICAS[1:]]
+    routing = routing_of(BalancedChoice(DRIVER), [liar, *honest], Replica(A, 0.1))
+
+    async def main() -> None:
+        for number in range(20):
+            await work(routing, number)
+        assert trio.current_time() < BAN_SECONDS
+        assert liar.requests == 1
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_text_that_two_replicas_refuse_is_told_and_none_of_them_is_left_alone() -> None:
+    replicas, choice = disputing(REPLICAS), WatchedChoice(DRIVER)
+    routing = routing_of(choice, replicas, Replica(A, 0.1))
+
+    async def main() -> None:
+        completion = Completion(SHAPE, TOKENIZER, request(Pieces()))
+        with pytest.raises(NotReadyError, match="refused twice"):
+            await SwarmReading(routing, 1).advance(completion)
+        assert sum(one.requests for one in replicas) == 2
+        await routing.hop(0)
+        assert choice.free == list(REPLICAS)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_what_the_only_replica_refuses_twice_is_given_up() -> None:
+    (lonely,) = disputing([A])
+    routing = routing_of(BalancedChoice(DRIVER), [lonely], Replica(B, 0.1))
+
+    async def main() -> None:
+        with pytest.raises(UnwantedTensorError):
+            await train(routing, 1)
+        assert lonely.requests == 2
+        assert trio.current_time() < 2
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
