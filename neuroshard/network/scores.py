@@ -38,6 +38,7 @@ class ScoreReason(StrEnum):
     TOO_SLOW = "too_slow"
     TIMEOUT = "timeout"
     UNREACHABLE = "unreachable"
+    STRANGER = "stranger"
     GOOD_ANSWER = "good_answer"
 
 
@@ -70,6 +71,8 @@ RULES: Mapping[ScoreReason, ScoreRule] = MappingProxyType(
         # neither can lead to a ban: a peer behind a bad line does no harm
         ScoreReason.TIMEOUT: ScoreRule(-4, -60, "It did not answer in time."),
         ScoreReason.UNREACHABLE: ScoreRule(-2, -60, "It could not be reached."),
+        # a newcomer may ask before its first word has come here
+        ScoreReason.STRANGER: ScoreRule(-1, -20, "It asked for what only members of the run get."),
         ScoreReason.GOOD_ANSWER: ScoreRule(1, 20, "It answered well."),
     }
 )

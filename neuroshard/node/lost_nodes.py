@@ -23,6 +23,10 @@ class LostNodes:
             self._last_reports[node_id] = member.report.sequence
             self.added += 1
 
+    def now(self) -> frozenset[NodeId]:
+        """All that are lost."""
+        return frozenset(node for node in tuple(self._last_reports) if node in self)
+
     def __contains__(self, node: object) -> bool:
         node_id = cast("NodeId", node)
         if node_id not in self._last_reports:

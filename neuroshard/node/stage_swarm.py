@@ -102,7 +102,7 @@ class StageSwarm:
         self._fold: _Fold | None = None
         self.unobtainable: frozenset[int] = frozenset()  # stages of which nobody who answers has the state
         self.told_copies: Mapping[int, ToldCopy] = {}  # of stages that another node holds alone
-        self.donor = Donor()  # of the state of stages that lies here
+        self.donor = Donor(is_of_run=membership.knows, report=self._report)  # of the state of stages that lies here
         self.rounds = RoundDoor()  # of replicas that are held here
         self.asking = Asking(self, self._report)  # others for theirs
         self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers
@@ -192,11 +192,11 @@ class StageSwarm:
         return fold
 
     def _folded(self) -> StageCoverage:
-        holders = list[StageHolder]()
+        holders, lost = list[StageHolder](), self.lost.now()
         for member in self.membership.view.members.values():
             report = member.report
             stages = None if report.layers is None else self.stages_of(report.layers)
-            if stages is not None and report.state not in GONE and member.node_id not in self.lost:
+            if stages is not None and report.state not in GONE and member.node_id not in lost:
                 holders.append(StageHolder(member.node_id, member.wallet_id, stages, is_ready=report.state in HOLDING))
         return StageCoverage.of(self.run_id, len(self.plan), holders)
 

@@ -85,6 +85,10 @@ class Membership:
         for node_id in old:
             del self._announced[node_id]
 
+    def knows(self, node_id: NodeId) -> bool:
+        """Whether a node has reported or announced itself for this run, and not too long ago."""
+        return node_id in self._announced or node_id in self.view.members
+
     @property
     def announcements(self) -> Mapping[NodeId, Announcement]:
         """Everybody's newest announcement."""

@@ -78,6 +78,8 @@ class DonorNode:
     compute: ComputeThread
     chunks_given: list[int] = field(default_factory=list[int])
     dies_after: int | None = None  # so many chunks
+    strangers: set[NodeId] = field(default_factory=set[NodeId])
+    reports: list[tuple[NodeId, ScoreReason]] = field(default_factory=list[tuple[NodeId, ScoreReason]])
 
     async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
         """Count, and end the node when its time has come."""
@@ -146,7 +148,15 @@ def donor_node(
 
     snapshots = LiveSnapshots(stage.keeper, sync, lambda: record.progress.steps, now)
     limits = DonorLimits(receivers=2, wait_seconds=5.0)
-    node = DonorNode(NodeId(name), stage, record, sync, snapshots, Donor(limits, now=now, offload=at_once), compute)
+    strangers, reports = set[NodeId](), list[tuple[NodeId, ScoreReason]]()
+    donor = Donor(
+        limits,
+        now=now,
+        offload=at_once,
+        is_of_run=lambda node: node not in strangers,
+        report=lambda node, reason: reports.append((node, reason)),
+    )
+    node = DonorNode(NodeId(name), stage, record, sync, snapshots, donor, compute, strangers=strangers, reports=reports)
     node.donor.offer(NAME, snapshots)
     return node
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from donors import FILE, NAME, NOW, World, donor_node, play
+from donors import FILE, HERE, NAME, NOW, World, donor_node, play
 
-from neuroshard.network import PeerRefusedError
+from neuroshard.network import PeerRefusedError, ScoreReason
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.manifest import (
@@ -159,6 +159,31 @@ def test_a_full_disk_is_told_and_what_came_stays(compute: ComputeThread, tmp_pat
         held = PartialFile(tmp_path / "part", FILE.layout.file_bytes).held(manifest.digests)
         assert len(held) == CHUNKS // 2
         assert not world.reports
+
+    play(scenario, donor)
+
+
+def test_a_stranger_gets_nothing_which_is_counted_and_a_newcomer_gets_it_once_it_is_known(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+    donor.strangers.add(HERE)
+
+    async def scenario(world: World) -> None:
+        snapshot = (await donor.donor.own_manifest(NAME)).snapshot
+        with pytest.raises(DonorError, match="Only members of the run"):
+            await world.receiver.manifest(A, 30.0)
+        with pytest.raises(PeerRefusedError, match="Only members of the run"):
+            await world.transport.request(A, chunk_request(NAME, snapshot, 0), timeout_seconds=5)
+        with pytest.raises(DonorError, match="Only members of the run"):
+            await world.receiver.tell_copied(A, NOW)
+        assert donor.reports == [(HERE, ScoreReason.STRANGER)] * 3
+        assert (await standings_of(world.receiver.asking, NAME, [A]))[A].copied_seconds is None
+        donor.strangers.clear()
+        told = await world.receiver.manifest(A, 30.0)
+        received = await world.receiver.fetch(A, {A: told}, partial_in(tmp_path / "here"))
+        assert content_of(received.path) == saved_file(tmp_path / "a")
 
     play(scenario, donor)
 

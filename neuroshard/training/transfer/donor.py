@@ -1,4 +1,4 @@
-"""Lets others fetch the state of stages that this node trains or keeps a copy of: never more than a few at once."""
+"""Lets members of the run fetch the state of stages that this node trains or keeps a copy of, a few at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from neuroshard.errors import StorageError
 from neuroshard.identity.fields import number_field
-from neuroshard.network import RequestRefusedError, Transport
+from neuroshard.network import RequestRefusedError, ScoreReason, Transport
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.swarm.round import Offload
 from neuroshard.training.checkpoint.metadata import MAX_META_BYTES, decode_manifest
@@ -108,9 +108,16 @@ class Donor:
         *,
         now: Callable[[], float] = time.time,
         offload: Offload = anyio.to_thread.run_sync,
+        is_of_run: Callable[[NodeId], bool] = lambda _: True,
+        report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
     ) -> None:
-        """`now` in seconds since the epoch, for ages; `offload` runs what reads the disk."""
+        """`now` in seconds since the epoch, for ages; `offload` runs what reads the disk.
+
+        `is_of_run` tells members of the run and joiners from strangers, which get nothing; `report` is told of these.
+        """
         self._limits = limits or DonorLimits()
+        self._is_of_run = is_of_run
+        self._report = report
         self._now = now
         self._offload = offload
         self._stages: dict[StageName, Snapshots] = {}  # trained here
@@ -173,6 +180,7 @@ class Donor:
 
     async def give_manifest(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with a snapshot's manifest. Raises RequestRefusedError."""
+        self._refuse_stranger(sender)
         stage, fields = read_request_about(frame, "max_age_seconds", "preferred")
         max_age = max(_number(fields["max_age_seconds"], "max_age_seconds"), self._limits.youngest_seconds)
         self._admit(sender, self._limits.asked_seconds)
@@ -184,6 +192,7 @@ class Donor:
 
     async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with one chunk. Raises RequestRefusedError."""
+        self._refuse_stranger(sender)
         _, fields = read_request_about(frame, "snapshot", "index")
         opened = self._opened.get(str(fields["snapshot"]))
         if opened is None:
@@ -201,9 +210,16 @@ class Donor:
 
     async def note_copy(self, sender: NodeId, frame: Frame) -> Frame:
         """Learn that a node keeps a copy. Raises RequestRefusedError."""
+        self._refuse_stranger(sender)
         stage, fields = read_request_about(frame, "taken_at")
         self._of(stage).copied(sender, _number(fields["taken_at"], "taken_at"))
         return Frame(COPIED)
+
+    def _refuse_stranger(self, sender: NodeId) -> None:
+        """Raises RequestRefusedError for a node that has not shown that it is of the run; a joiner may be early."""
+        if not self._is_of_run(sender):
+            self._report(sender, ScoreReason.STRANGER)
+            raise RequestRefusedError("Only members of the run get this, and this node has not heard of you.")
 
     def _of(self, stage: StageName) -> Snapshots:
         snapshots = self.local(stage)
