@@ -84,13 +84,17 @@ def trimmed_mean(contributions: Tensor, trim_fraction: float) -> Tensor:
     """Coordinate-wise mean of (n, d) without the k lowest and k highest values, k = trim_count(n, trim_fraction)."""
     rows = _checked(contributions)
     trim = trim_count(rows.shape[0], trim_fraction)
-    return _mean_of_ordered(rows, trim)
+    return _mean_of_ordered(rows, trim, range(rows.shape[0]))
 
 
-def coordinate_median(contributions: Tensor) -> Tensor:
-    """Coordinate-wise median of (n, d); of an even number the mean of the two middle values (torch's is the lower)."""
+def coordinate_median(contributions: Tensor, among: Sequence[int] | None = None) -> Tensor:
+    """Coordinate-wise median of (n, d); of an even number the mean of the two middle values (torch's is the lower).
+
+    `among` names the rows that count, all of them by default.
+    """
     rows = _checked(contributions)
-    return _mean_of_ordered(rows, (rows.shape[0] - 1) // 2)
+    chosen = range(rows.shape[0]) if among is None else among
+    return _mean_of_ordered(rows, (len(chosen) - 1) // 2, chosen)
 
 
 def mean(contributions: Tensor, weights: Sequence[float] | None = None) -> Tensor:
@@ -127,13 +131,14 @@ def _checked(contributions: Tensor) -> Tensor:
     return contributions
 
 
-def _mean_of_ordered(rows: Tensor, trim: int) -> Tensor:
-    count = rows.shape[0]
+def _mean_of_ordered(rows: Tensor, trim: int, among: Sequence[int]) -> Tensor:
+    count = len(among)
     if count == 1:
-        return rows[0]
+        return rows[among[0]]
 
     def of_part(part: Tensor) -> Tensor:
-        return _row_mean(sorted_rows(part)[trim : count - trim])
+        chosen = part if count == part.shape[0] else part[list(among)]
+        return _row_mean(sorted_rows(chosen)[trim : count - trim])
 
     return _in_chunks(rows, of_part)
 

@@ -94,14 +94,16 @@ def judge(contributions: Tensor) -> Verdict:
 
 
 def clipped(contributions: Tensor, verdict: Verdict) -> Tensor:
-    """The accepted rows (|A|, d), each scaled by its clip factor; the same tensor when there is nothing to do."""
-    if len(verdict.accepted) == contributions.shape[0] and all(factor == 1.0 for factor in verdict.clip_factors):
-        return contributions
-    rows = contributions[list(verdict.accepted)]  # a copy
-    for row, factor in zip(rows, verdict.clip_factors, strict=True):
+    """The accepted rows (|A|, d), each scaled by its clip factor, in the place of the contributions.
+
+    A round holds as many vectors as its memory has room for, so none is copied; the others are lost.
+    """
+    for place, (row, factor) in enumerate(zip(verdict.accepted, verdict.clip_factors, strict=True)):
+        if place != row:  # rows are in order: what lies there is refused, or was moved
+            contributions[place].copy_(contributions[row])
         if factor != 1.0:
-            row.mul_(torch.tensor(factor, dtype=torch.float32))
-    return rows
+            contributions[place].mul_(torch.tensor(factor, dtype=torch.float32))
+    return contributions[: len(verdict.accepted)]
 
 
 def _refuse_broken(contributions: Tensor, norms: list[float], refused: dict[int, Refusal]) -> None:
@@ -120,8 +122,7 @@ def _refuse_broken(contributions: Tensor, norms: list[float], refused: dict[int,
 def _refuse_directions(
     contributions: Tensor, norms: list[float], left: tuple[int, ...], refused: dict[int, Refusal]
 ) -> None:
-    everyone = len(left) == contributions.shape[0]
-    center = coordinate_median(contributions if everyone else contributions[list(left)])
+    center = coordinate_median(contributions, left)
     center_norm = sqrt(dot_product(center, center))
     # honest members' mutual cosine is only 0.2-0.3 after the first round, so the bound follows what is usual here
     cosines = {

@@ -31,7 +31,7 @@ class Codec(Protocol):
         """Bytes of the vector (d,). Raises ValueError when it is no fp32 CPU vector."""
         ...
 
-    def decode(self, data: bytes, length: int) -> Tensor:
+    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
         """The vector (length,) fp32. Raises MalformedVectorError when the bytes are no such vector."""
         ...
 
@@ -56,7 +56,7 @@ class Fp32Codec:
         """4 bytes a number, in order. Raises ValueError when it is no fp32 CPU vector."""
         return checked_vector(vector).numpy().astype("<f4", copy=False).tobytes()
 
-    def decode(self, data: bytes, length: int) -> Tensor:
+    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
         """The vector (length,) in memory of its own. Raises MalformedVectorError for another number of bytes."""
         if len(data) != self.encoded_size(length):
             raise MalformedVectorError(f"{len(data)} bytes are not an fp32 vector of {length} numbers.")

@@ -54,7 +54,7 @@ class HostNeed:
     velocity: int
     checkpoint_staging: int  # copies of weights and moments; the outer state is written by reference
     contribution: int  # the round: local weights and pseudo-gradient
-    exchange: int  # the round: slices received from the members, and the aggregate
+    exchange: int  # the round: what two members hand in, which the aggregate replaces
     next_outer_state: int  # the round: new anchor and velocity, before the old ones are dropped
     answers: int = 0  # to drivers, kept for repetition, and those that are on their way
 
@@ -125,6 +125,11 @@ def memory_need(
             answers=_answer_streams(architecture, device, load) * stream_bytes(architecture, batch_size),
         ),
     )
+
+
+def member_bytes(architecture: Architecture, layers: LayerRange) -> int:
+    """What each member of a round beyond the second one takes: its contribution, until all are averaged."""
+    return _padded(4 * parameter_count(architecture, layers))
 
 
 def driving_bytes(a: Architecture, batch_size: int, stage_count: int, in_flight: int) -> int:

@@ -130,7 +130,9 @@ async def bring_up_stage(
         limits=work.limits,
         kept_graphs=work.kept_graphs,
     )
-    outer, group, snapshots = _outer_part(compute, home, run, swarm, index=index, stage=stage)
+    outer, group, snapshots = _outer_part(
+        compute, home, run, swarm, index=index, stage=stage, most_members=work.most_members
+    )
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,
@@ -143,7 +145,14 @@ async def bring_up_stage(
 
 
 def _outer_part(
-    compute: ComputeThread, home: StageHome, run: OwnRun, swarm: StageSwarm, *, index: int, stage: Stage
+    compute: ComputeThread,
+    home: StageHome,
+    run: OwnRun,
+    swarm: StageSwarm,
+    *,
+    index: int,
+    stage: Stage,
+    most_members: int,
 ) -> tuple[OuterSync, GroupRounds, LiveSnapshots]:
     """The outer step with whoever holds the stage too, and what others are told of it."""
     model = stage.executor.model
@@ -168,6 +177,7 @@ def _outer_part(
         snapshots.own,
         partial(swarm.replicas, index),
         swarm.is_present,
+        most_members,
     )
     group = GroupRounds(replica, swarm.asking, alone, vector_length=stage.outer_state.anchor.numel())
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing

@@ -28,7 +28,7 @@ def read_contribution(frame: bytes, round_id: bytes, codec: Codec, length: int) 
         raise MalformedVectorError(f"A contribution of {len(encoded)} bytes is longer than the tensor schema allows.")
     if sha256(encoded).digest() != frame[HASH_BYTES : 2 * HASH_BYTES]:
         raise MalformedVectorError("A contribution does not match its hash.")
-    return codec.decode(bytes(encoded), length)
+    return codec.decode(encoded, length)
 
 
 def root_frame(round_id: bytes, root: bytes) -> bytes:

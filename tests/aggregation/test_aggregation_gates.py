@@ -81,7 +81,19 @@ def test_long_contributions_are_clipped_to_the_median_norm() -> None:
     assert verdict.accepted == (0, 1, 2, 3, 4)
     assert verdict.clip_factors[1] == pytest.approx((norms.median() / norms[1]).item())
     assert result.max().item() <= norms.median().item() * (1 + 1e-6)
-    assert rows[1].double().norm() == norms[1]  # the contributions themselves stay
+
+
+def test_what_is_accepted_is_clipped_where_it_lies() -> None:
+    """A round has memory for its members' vectors, and for no copies of them."""
+    rows = honest_rows(7)
+    rows[2] = 0
+    rows[4] *= 4
+    verdict = judge(rows)
+    assert verdict.refused == {2: Refusal.ZERO}
+    expected = rows[list(verdict.accepted)] * torch.tensor(verdict.clip_factors)[:, None]
+    result = clipped(rows, verdict)
+    assert result.data_ptr() == rows.data_ptr()
+    assert torch.equal(result, expected)
 
 
 def test_too_many_refusals_abort() -> None:

@@ -25,7 +25,7 @@ from neuroshard.training.rounds.group_rounds import GroupRounds
 from neuroshard.training.transfer.donor import Donor
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.standing import Standing
+from neuroshard.training.transfer.standing import MAX_MEMBERS, Standing
 from neuroshard.types import LayerRange, NodeId, RunId
 
 RUN = RunId("1" * 64)
@@ -53,6 +53,7 @@ class SimulatedReplica:
     is_reluctant: bool = False  # it agrees to rounds and then does not come
     absent: set[NodeId] = field(default_factory=set[NodeId])  # it has no connection with
     dies_at_message: int | None = None  # of its rounds
+    most_members: int = MAX_MEMBERS  # of a round
 
     def __post_init__(self) -> None:
         self.weights = self.state.anchor.clone()
@@ -66,6 +67,7 @@ class SimulatedReplica:
             lambda: Standing(True, self.steps, self.state.outer_step, state_root(self.state), sequences=self.sequences),
             self._peers,
             lambda node: node in self.network.nodes() and node not in self.absent,
+            self.most_members,
         )
         self.group = GroupRounds(
             replica, Asking(transport, offload=at_once), self._alone, vector_length=LENGTH, offload=at_once

@@ -14,12 +14,11 @@ from neuroshard.identity import hash_parts
 from neuroshard.network import RequestRefusedError
 from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_request_about, request_about
-from neuroshard.training.transfer.standing import Standing, leading_line
+from neuroshard.training.transfer.standing import MAX_MEMBERS, Standing, leading_line
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits
 
 CALL = "round/call"
-MAX_MEMBERS = 64
 MAX_NODE_ID_CHARACTERS = 64
 CALL_LIMITS = FrameLimits(max_header_bytes=16 * 1024)
 ANSWER_LIMITS = FrameLimits(max_header_bytes=256)
@@ -94,12 +93,20 @@ def turn_order(stage: StageName, own: Standing, nodes: Sequence[NodeId]) -> list
     )
 
 
-def roster_of(self_id: NodeId, own: Standing, others: Mapping[NodeId, Standing]) -> list[NodeId]:
-    """Those who could take part now: of one's own line, with work to contribute; at most MAX_MEMBERS."""
+def roster_of(stage: StageName, self_id: NodeId, own: Standing, others: Mapping[NodeId, Standing]) -> list[NodeId]:
+    """Those who could take part now: of one's own line, with work to contribute; as many as fit everyone's memory.
+
+    Of more than that other ones take part from round to round.
+    """
     if not own.root or not own.sequences:
         return []
     fitting = [node for node, told in others.items() if told.is_live and told.line == own.line and told.sequences]
-    return [self_id, *sorted(fitting)[: MAX_MEMBERS - 1]]
+    in_turn = turn_order(stage, own, fitting)
+    for size in range(min(own.most_members, MAX_MEMBERS, len(fitting) + 1), 1, -1):
+        able = [node for node in in_turn if others[node].most_members >= size]
+        if len(able) >= size - 1:
+            return [self_id, *able[: size - 1]]
+    return [self_id]
 
 
 def must_follow(own: Standing, others: Mapping[NodeId, Standing]) -> bool:

@@ -26,7 +26,7 @@ from neuroshard.training.rounds.calls import (
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.standing import Standing
+from neuroshard.training.transfer.standing import MAX_MEMBERS, Standing
 from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame
@@ -47,6 +47,7 @@ class Replica:
     standing: Callable[[], Standing]  # without view and in_round
     peers: Callable[[], Sequence[NodeId]]  # other nodes at work on the stage, by what is known here
     is_present: Callable[[NodeId], bool] = lambda _: True  # whether a node is connected and has not said that it goes
+    most_members: int = MAX_MEMBERS  # of a round that fits the memory
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,10 @@ class Gathering:
         own = self.replica.standing()
         outer_step, view = self._views
         return replace(
-            own, view=view if outer_step == own.outer_step else 0, in_round=self.in_round or self.agreement is not None
+            own,
+            view=view if outer_step == own.outer_step else 0,
+            in_round=self.in_round or self.agreement is not None,
+            most_members=self.replica.most_members,
         )
 
     def withdraw(self) -> None:
@@ -149,7 +153,7 @@ class Gathering:
         others = await standings_of(self._asking, self.replica.stage, peers)
         own, now = self.standing(), anyio.current_time()
         self._note_line(own, others, now)
-        roster = roster_of(self.replica.node_id, own, others)
+        roster = roster_of(self.replica.stage, self.replica.node_id, own, others)
         self._others_wait = len(others) == len(peers) and len(roster) == 1 and not self.must_follow.is_set()
         if len(roster) < 2 or own.in_round or not self._is_due(own, others, roster, now):
             return
@@ -167,6 +171,8 @@ class Gathering:
         now, own_id = anyio.current_time(), self.replica.node_id
         if not {sender, own_id} <= set(call.members) or len(set(call.members)) != len(call.members):
             raise RequestRefusedError("The call names other members.")
+        if len(call.members) > self.replica.most_members:
+            raise RequestRefusedError(f"The memory here takes rounds of {self.replica.most_members} members at most.")
         promise = None if self._promise is None or self._promise.until < now else self._promise
         if call.step is CallStep.CANCEL:
             if promise is not None and promise.caller == sender:

@@ -14,6 +14,7 @@ from neuroshard.wire import Frame, FrameLimits
 
 STANDING = "stage/standing"
 LIMITS = FrameLimits(max_header_bytes=1024)  # of request and answer
+MAX_MEMBERS = 64  # of a round, whatever the memory
 _LONGEST_SECONDS = 1e10
 
 
@@ -30,6 +31,7 @@ class Standing:
     sequences: int = 0  # counted since the last round
     view: int = 0  # of the next round of this outer step, as far as this node has heard
     in_round: bool = False
+    most_members: int = MAX_MEMBERS  # of a round that fits its memory
 
     @property
     def line(self) -> tuple[int, str]:
@@ -106,6 +108,7 @@ def read_standing(frame: Frame) -> Standing | None:
             sequences=whole_field(fields["sequences"], 0, LARGEST_NUMBER, "sequences"),
             view=whole_field(fields["view"], 0, LARGEST_NUMBER, "view"),
             in_round=flag_field(fields["in_round"], "in_round"),
+            most_members=whole_field(fields["most_members"], 1, LARGEST_NUMBER, "most_members"),
         )
     except ValueError as error:
         raise LyingDonorError(f"What it says of its state cannot be read: {error}.") from None
