@@ -87,6 +87,10 @@ class InMemoryNetwork:
         """Change one direction between two nodes."""
         self.links.set_link(sender, receiver, link)
 
+    def set_uplink(self, sender: NodeId, bytes_per_second: float) -> None:
+        """Let the tensors of a node's requests and answers share a line to all others; gossip goes beside it."""
+        self.links.set_uplink(sender, bytes_per_second)
+
     def partition(self, *sides: Iterable[NodeId]) -> None:
         """Swallow every message between the sides; nodes of no side still reach everybody. Without sides: heal."""
         self.links.partition(*sides)
@@ -98,6 +102,11 @@ class InMemoryNetwork:
         if node is not None:
             self._hub.leave(node_id)
             node.transport.end()
+
+    async def travel(self, sender: NodeId, receiver: NodeId, frame: Frame) -> None:
+        """Wait until a message has arrived."""
+        size = sum(part.spec.byte_count for part in frame.tensors)
+        await anyio.sleep(self.links.seconds_to_arrival(sender, receiver, size, anyio.current_time()))
 
     def nodes(self) -> tuple[NodeId, ...]:
         """All nodes that are there now."""
@@ -140,12 +149,12 @@ class InMemoryTransport:
         """See Transport; a lost message is an answer that never comes."""
         self._check_open()
         with anyio.move_on_after(timeout_seconds):
-            await anyio.sleep(self._network.links.link(self._local_id, peer).delay_seconds)
+            await self._network.travel(self._local_id, peer, frame)
             receiver = self._reachable(peer)
             if self._network.links.is_lost(self._local_id, peer):
                 await anyio.sleep_forever()
             answer = await receiver.answer(self._local_id, frame)
-            await anyio.sleep(self._network.links.link(peer, self._local_id).delay_seconds)
+            await self._network.travel(peer, self._local_id, answer)
             if self._network.links.is_lost(peer, self._local_id):
                 await anyio.sleep_forever()
             told = accepted(peer, answer)

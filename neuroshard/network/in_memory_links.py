@@ -33,6 +33,8 @@ class Links:
         self._default = default
         self._links: dict[tuple[NodeId, NodeId], Link] = {}
         self._sides: tuple[frozenset[NodeId], ...] = ()
+        self._uplinks: dict[NodeId, float] = {}  # bytes a second
+        self._sent_at: dict[NodeId, float] = {}  # when all that a node has to send is on the way
 
     def set_link(self, sender: NodeId, receiver: NodeId, link: Link) -> None:
         """Change one direction between two nodes."""
@@ -51,6 +53,18 @@ class Links:
     def link(self, sender: NodeId, receiver: NodeId) -> Link:
         """How messages fare from one node to another."""
         return self._links.get((sender, receiver), self._default) if self._links else self._default
+
+    def set_uplink(self, sender: NodeId, bytes_per_second: float) -> None:
+        """From now on what a node sends goes over a line of its own, one message after the other."""
+        self._uplinks[sender] = bytes_per_second
+
+    def seconds_to_arrival(self, sender: NodeId, receiver: NodeId, byte_count: int, now: float) -> float:
+        """From now until a message is there that is sent now."""
+        delay, rate = self.link(sender, receiver).delay_seconds, self._uplinks.get(sender)
+        if rate is None:
+            return delay
+        self._sent_at[sender] = max(now, self._sent_at.get(sender, now)) + byte_count / rate
+        return self._sent_at[sender] - now + delay
 
     def are_separated(self, one: NodeId, other: NodeId) -> bool:
         """Whether a partition stands between two nodes."""

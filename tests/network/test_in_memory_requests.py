@@ -51,6 +51,27 @@ def test_a_request_is_answered_after_both_ways() -> None:
     run(scenario)
 
 
+def test_what_a_node_sends_shares_its_line() -> None:
+    async def scenario(network: InMemoryNetwork, a: Transport, b: Transport) -> None:
+        b.serve("echo", echo, FrameLimits(max_body_bytes=4))
+        network.set_uplink(A, 2.0)
+        arrivals = list[float]()
+
+        async def ask() -> None:
+            await a.request(
+                B, Frame("echo", tensors=(NUMBERS,)), reply=FrameLimits(max_body_bytes=4), timeout_seconds=9
+            )
+            arrivals.append(anyio.current_time() - began)
+
+        began = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ask)
+        assert arrivals == pytest.approx([2.0, 4.0, 6.0])  # the answers come over the other one's
+
+    run(scenario)
+
+
 def test_refusals_carry_their_reason_and_defects_do_not(caplog: pytest.LogCaptureFixture) -> None:
     async def refuse(_sender: NodeId, _frame: Frame) -> Frame:
         await anyio.lowlevel.checkpoint()

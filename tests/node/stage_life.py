@@ -33,3 +33,11 @@ def copies_of(nodes: Sequence[StageNode], stage: int) -> list[KeptCopy]:
 def steps_of(node: StageNode) -> int:
     assert node.stage is not None
     return node.stage.steps
+
+
+async def until_held(world: StageWorld, stage: int) -> float:
+    """Seconds until somebody trains the stage."""
+    began = anyio.current_time()
+    while not world.holders(stage):
+        await anyio.sleep(0.5)
+    return anyio.current_time() - began

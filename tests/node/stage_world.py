@@ -53,11 +53,18 @@ Value = TypeVar("Value")
 
 EPOCH = 1_700_000_000.0
 SHAPE = Architecture(64, 3, 2, 1, 128, 512, 8)
-PARAMETERS = RunParameters("test", 1, SHAPE, 3, 1, 4, 7, GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 64))
+PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 64)
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
-OFFER = RunOffer.of_new_run(SignedRunParameters.sign(OWNER, PARAMETERS))
 REPORT_SECONDS = 10.0
 SAVE_STEPS = 10
+
+
+def offer_of(shape: Architecture) -> RunOffer:
+    """A run of this model in three stages."""
+    return RunOffer.of_new_run(SignedRunParameters.sign(OWNER, RunParameters("test", 1, shape, 3, 1, 4, 7, PINS)))
+
+
+OFFER = offer_of(SHAPE)
 
 
 async def at_once(function: Callable[[], Value], /) -> Value:
@@ -78,13 +85,14 @@ class HeldStage:
     identity: StageIdentity
     store: CheckpointStore
     clock: Callable[[], float]
+    save_steps: int = SAVE_STEPS
     steps: int = 0
     outer_step: int = 0
     is_wanted: bool = False
     copied_at: float | None = None
 
     def __post_init__(self) -> None:
-        self._staging = StagingBuffers(snapshot_layout(SHAPE, self.identity.layers))
+        self._staging = StagingBuffers(snapshot_layout(self.identity.architecture, self.identity.layers))
         self._saved = 0
 
     def restore(self) -> None:
@@ -97,7 +105,7 @@ class HeldStage:
     def step(self) -> None:
         """One step; saved when it is due or somebody needs it."""
         self.steps += 1
-        if self.is_wanted or self.steps - self._saved >= SAVE_STEPS:
+        if self.is_wanted or self.steps - self._saved >= self.save_steps:
             self.save()
 
     def save(self) -> None:
@@ -170,12 +178,12 @@ class StageNode:
         self.spoken_at = -REPORT_SECONDS
         self.membership = Membership(identity.node_id, identity.wallet_id)
         self.networking = Networking(self.name, self._open, peers_file=self.data_dir / "peers", loopback_only=True)
-        self.swarm = StageSwarm(identity, RunVersions(OFFER), self.membership, self.networking)
-        self.swarm.donor = Donor(now=self.now, offload=at_once)
+        self.swarm = StageSwarm(identity, RunVersions(self.world.offer), self.membership, self.networking)
+        self.swarm.donor = Donor(now=self.now, offload=at_once, is_of_run=self.membership.knows)
         self.swarm.asking = Asking(self.swarm, offload=at_once)
         self.service = IdleService()
         self.settings = Settings(data_dir=self.data_dir)
-        self.copies = StageCopies(self.swarm, lambda: self.settings, SHAPE, now=self.now, offload=at_once)
+        self.copies = StageCopies(self.swarm, lambda: self.settings, self.world.shape, now=self.now, offload=at_once)
         self.scope = anyio.CancelScope()
 
     @asynccontextmanager
@@ -226,11 +234,12 @@ class StageNode:
         self.stage, self.state, self.wanted = None, NodeState.STARTING, index
         self.speak()
         layers = self.swarm.plan[index]
-        identity = StageIdentity(self.identity.wallet_id, self.name, OFFER.run_id, SHAPE, layers, 1)
-        store = CheckpointStore(stage_folder(self.data_dir, self.identity.wallet_id, OFFER.run_id, layers))
+        run_id, shape = self.swarm.run_id, self.world.shape
+        identity = StageIdentity(self.identity.wallet_id, self.name, run_id, shape, layers, 1)
+        store = CheckpointStore(stage_folder(self.data_dir, self.identity.wallet_id, run_id, layers))
         is_invited = self.number != 0
         await Joining(self.swarm, identity, store, self.told.append, is_invited, offload=at_once).prepare()
-        stage = HeldStage(index, identity, store, self.now)
+        stage = HeldStage(index, identity, store, self.now, self.world.save_steps)
         stage.restore()
         self.began_steps.append(stage.steps)
         self.stage, self.state = stage, NodeState.TRAINING
@@ -249,7 +258,7 @@ class StageNode:
             if other is not self and (other in self.world.cut_off) == (self in self.world.cut_off):
                 other.membership.hear_report(said, now())
                 address = Announcement(
-                    OFFER.run_id, 1, report.layers, (f"/memory/p2p/{self.name}",), None, EPOCH, 500, False, "1"
+                    self.swarm.run_id, 1, report.layers, (f"/memory/p2p/{self.name}",), None, EPOCH, 500, False, "1"
                 )
                 other.membership.hear_announcement(
                     Statement(self.name, self.identity.wallet_id, now(), now() + 1e6, address)
@@ -277,14 +286,14 @@ class StageNode:
         return elsewhere[0].start
 
     def _has_state(self, stage: int) -> bool:
-        folder = stage_folder(self.data_dir, self.identity.wallet_id, OFFER.run_id, self.swarm.plan[stage])
+        folder = stage_folder(self.data_dir, self.identity.wallet_id, self.swarm.run_id, self.swarm.plan[stage])
         return any(folder.glob("step-*.json"))
 
     def own_report(self) -> TrainingReport:
         index = self.wanted if self.stage is None else self.stage.index
         layers = None if index is None else self.swarm.plan[index]
         return TrainingReport(
-            run_id=OFFER.run_id,
+            run_id=self.swarm.run_id,
             sequence=self.sequence,
             steps=0 if self.stage is None else self.stage.steps,
             tokens=0,
@@ -310,11 +319,14 @@ class StageWorld:
 
     network: InMemoryNetwork
     folder: Path
+    shape: Architecture = SHAPE
+    save_steps: int = SAVE_STEPS  # a checkpoint, when nobody asks for one
     nodes: list[StageNode] = field(default_factory=list[StageNode])
     cut_off: set[StageNode] = field(default_factory=set["StageNode"])  # these hear only each other
 
     def __post_init__(self) -> None:
         self.tasks: TaskGroup
+        self.offer = OFFER if self.shape == SHAPE else offer_of(self.shape)
 
     def add_again(self, node: StageNode) -> StageNode:
         """The same node, started again on its disk."""
@@ -345,12 +357,12 @@ class StageWorld:
                         node.stage.step()
 
 
-def play(folder: Path, scenario: Callable[[StageWorld], Awaitable[None]]) -> None:
-    """Run a scenario under a virtual clock that never waits; a list of nodes and a task group are the world's."""
+def play(folder: Path, scenario: Callable[[StageWorld], Awaitable[None]], **changes: Any) -> None:
+    """Run a scenario under a virtual clock that never waits; `changes` are fields of the world."""
 
     async def main() -> None:
         with InMemoryNetwork() as network, anyio.fail_after(100_000):
-            await scenario(StageWorld(network, folder))
+            await scenario(StageWorld(network, folder, **changes))
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 

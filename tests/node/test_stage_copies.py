@@ -8,19 +8,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from stage_life import copies_of, living, steps_of
+from stage_life import copies_of, living, steps_of, until_held
 from stage_world import StageWorld, play
 
 from neuroshard.network import Link
 from neuroshard.node.copy_duty import CopyTimes, copy_is_due
-
-
-async def until_held(world: StageWorld, stage: int) -> float:
-    """Seconds until somebody trains the stage."""
-    began = anyio.current_time()
-    while not world.holders(stage):
-        await anyio.sleep(0.5)
-    return anyio.current_time() - began
 
 
 def test_a_lost_stage_is_taken_over_from_its_copy(tmp_path: Path) -> None:
