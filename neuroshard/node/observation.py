@@ -12,6 +12,7 @@ from neuroshard.node.publisher import Publisher
 from neuroshard.node.resources import peak_megabytes, resident_megabytes
 from neuroshard.node.society import Society
 from neuroshard.node.stage_training import RunningNode
+from neuroshard.node.standby import Standby
 from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.training.view import TrainerSnapshot
@@ -35,6 +36,7 @@ class Observer:
             counters.declare(name, help_text)
         self._publisher = publisher
         self._told: NodeState | None = None
+        self._standby = Standby()
         self._resources = ResourceStatus(
             device=node.ground.device.kind, device_name=node.ground.device.name, cpu_threads_limit=node.ground.threads
         )
@@ -49,7 +51,7 @@ class Observer:
 
     def publish(self) -> None:
         """Publish what the parts say now, and let others know soon when this node begins to do something else."""
-        seen = self._with_missing_layers(self._node.trainer.snapshot())
+        seen = self._among_others(self._node.trainer.snapshot())
         if seen.state is not self._told:
             self._told = seen.state
             self._society.speak_soon()
@@ -83,10 +85,16 @@ class Observer:
         if seen.training.step_seconds > 0:
             self._node.startup.complete()
 
-    def _with_missing_layers(self, seen: TrainerSnapshot) -> TrainerSnapshot:
-        """A node that could work but whose swarm lacks layers waits, whether it drives or not."""
-        missing = self._node.ground.swarm.missing() if seen.state is NodeState.TRAINING else ""
-        return replace(seen, state=NodeState.WAITING_FOR_STAGES, reason=missing) if missing else seen
+    def _among_others(self, seen: TrainerSnapshot) -> TrainerSnapshot:
+        """A node that could work but whose swarm lacks layers waits, whether it drives or not; or it is not needed."""
+        if seen.state is not NodeState.TRAINING:
+            return seen
+        missing = self._node.ground.swarm.missing()
+        if missing:
+            return replace(seen, state=NodeState.WAITING_FOR_STAGES, reason=missing)
+        has_lanes = self._node.ground.swarm.versions.offer.parameters.routing == "lanes"
+        idle = self._standby.sentence(seen.stages, self._replicas(), has_lanes=has_lanes)
+        return replace(seen, reason=idle) if idle else seen
 
     def _replicas(self) -> int:
         """Other nodes that hold the first of this node's stages."""

@@ -90,6 +90,9 @@ function isItWorking(status: NodeStatus, now: number): Answer {
   switch (status.state) {
     case "training": {
       const speed = status.training.tokens_per_second;
+      if (status.state_reason.startsWith("Ready")) {
+        return { question, tone: "busy", short: "Ready", sentence: status.state_reason };
+      }
       const sentence =
         speed > 0
           ? `It is training right now and reads about ${count(speed)} tokens (word pieces) a second.`
