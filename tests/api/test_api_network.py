@@ -142,8 +142,8 @@ def test_hash_agreement_is_a_share_of_comparable_nodes(api: Api, diloco: DilocoS
     assert body["model_hashes"].get("12D3KooWtest") == (diloco.state_root or None)
 
 
-def test_unsynchronised_nodes_are_told_in_the_nodes_own_words(api: Api) -> None:
-    words = "The 4 nodes of this run do not synchronise yet: each trains a model of its own."
+def test_how_nodes_train_together_is_told_in_the_nodes_own_words(api: Api) -> None:
+    words = "3 other nodes hold the same layers: every 500 steps all of them agree on one average."
     api.node.board.publish(replace(among(3), diloco=DilocoStatus(explanation=words)))
     assert api.get("/api/status").json()["diloco"]["explanation"] == words
     assert api.get("/api/training/global").json()["diloco"]["explanation"] == words

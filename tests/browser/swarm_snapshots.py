@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import snapshots
 
+from neuroshard.node.observation import among_replicas
 from neuroshard.status.snapshot import (
     ConnectionKind,
     DilocoStatus,
@@ -25,7 +26,6 @@ JOIN_LINE = (
     f"neuroshard --run {'4b' * 32} "
     "--peer /ip4/203.0.113.7/tcp/43817/p2p/12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc"
 )
-NOT_YET = "The nodes of this run do not synchronise yet: each trains a model of its own on its own part of the text."
 KINDS = (ConnectionKind.DIRECT, ConnectionKind.PUNCHED, ConnectionKind.RELAYED, None)
 STATES = (NodeState.TRAINING,) * 4 + (NodeState.PAUSED,)
 SCORES = (12.0, 0.0, 4.0, -20.0, -70.0)
@@ -107,7 +107,7 @@ def among(count: int) -> NodeStatus:
         peers=peers,
         network=network,
         swarm=swarm,
-        diloco=DilocoStatus(inner_step=264, inner_steps_total=500, outer_steps=1, explanation=NOT_YET),
+        diloco=among_replicas(DilocoStatus(inner_step=264, inner_steps_total=500, outer_steps=1), count),
     )
 
 

@@ -11,7 +11,7 @@ import swarm_snapshots
 from dashboard_session import OpenPage, StartNode
 from playwright.sync_api import expect
 from swarm_page import MOST_ROWS, rows, shown, stat
-from swarm_snapshots import JOIN_LINE, NOT_YET, among, peer_id
+from swarm_snapshots import JOIN_LINE, among, peer_id
 
 from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeState
 
@@ -52,13 +52,30 @@ def test_a_row_tells_who_where_how_fast_and_since_when(start_node: StartNode, op
     expect(page.get_by_text("Doubtful", exact=True)).to_be_visible()
 
 
-def test_it_says_plainly_that_the_nodes_do_not_synchronise(start_node: StartNode, open_page: OpenPage) -> None:
-    node = start_node(among(4))
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1, "Another node holds the same layers: every 500 steps all of them agree on one average."),
+        (4, "4 other nodes hold the same layers: every 500 steps all of them agree on one average."),
+    ],
+)
+def test_it_says_plainly_how_the_nodes_train_together(
+    start_node: StartNode, open_page: OpenPage, count: int, words: str
+) -> None:
+    node = start_node(among(count))
     page = open_page(f"{node.url}#swarm")
-    run = node.board.current().run
-    assert run is not None
-    for words in (NOT_YET, run.explanation, "Connected with 3 nodes of this run."):
-        expect(page.get_by_text(words, exact=True)).to_be_visible()
+    status = node.board.current()
+    assert status.run is not None
+    for shown_words in (words, status.run.explanation, status.network.explanation):
+        expect(page.get_by_text(shown_words, exact=True)).to_be_visible()
+
+
+def test_after_a_common_round_its_members_are_told(start_node: StartNode, open_page: OpenPage) -> None:
+    """In the words of `OuterSync.status`."""
+    together, words = among(4), "The last round had 5 members."
+    told = replace(together, diloco=replace(together.diloco, members=5, explanation=words))
+    page = open_page(f"{start_node(told).url}#swarm")
+    expect(page.get_by_text(words, exact=True)).to_be_visible()
 
 
 def test_refusals_and_the_upload_limit_are_told(start_node: StartNode, open_page: OpenPage) -> None:
