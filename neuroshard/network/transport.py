@@ -61,7 +61,10 @@ class Connection:
 
 
 class Transport(Protocol):
-    """Requests between nodes, and nothing but requests: what nobody here serves is refused before memory is taken."""
+    """Requests between nodes: what nobody here serves is refused before memory is taken.
+
+    There are no streams: docs/decisions/0013 tells what carries large tensors instead.
+    """
 
     @property
     def local_id(self) -> NodeId:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import cast
 
 import anyio
 import trio
+from pool_nodes import MIB, frame_of, run, two_nodes
 from trio.testing import MockClock
 
 from neuroshard.network.budget import ByteBudget
@@ -20,6 +22,7 @@ from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
 from neuroshard.wire import CHUNK_BYTES, Frame, FrameDecoder, FrameHead, FrameLimits, TensorPart, TensorSpec, encode
 
+LARGE_BYTES = 96 * MIB
 SLOW, OTHER, THIRD = NodeId("slow"), NodeId("other"), NodeId("third")
 
 
@@ -83,3 +86,21 @@ def test_a_block_now_and_then_holds_memory_only_until_others_want_it() -> None:
             tasks.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_large_tensor_is_in_memory_once_at_either_end() -> None:
+    """Both ends are in this process: while it travels, there is the sender's copy and one more."""
+
+    async def scenario() -> None:
+        frame = frame_of(bytes(LARGE_BYTES), "swallow")
+        async with two_nodes() as (a, b):
+            await a.ask(b, frame_of(b"first"))
+            tracemalloc.start()
+            try:
+                await a.ask(b, frame)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert LARGE_BYTES <= peak < 1.1 * LARGE_BYTES
+
+    run(scenario)
