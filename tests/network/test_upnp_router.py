@@ -135,16 +135,23 @@ def test_a_router_that_hangs_is_given_up_and_does_not_hold_the_end() -> None:
 
 
 def test_who_ends_waits_for_a_router_that_answers_soon() -> None:
-    begun, found = SimpleQueue[None](), list[float]()
+    begun, answered, found = SimpleQueue[None](), SimpleQueue[None](), list[float]()
 
     def find() -> None:
         begun.put(None)
-        time.sleep(0.5)
+        answered.get(timeout=20)
         found.append(time.monotonic())
+
+    async def answer_after_the_end() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            answered.put(None)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answered_in_time, find)
+            tasks.start_soon(answer_after_the_end)
             await anyio.to_thread.run_sync(begun.get)
             tasks.cancel_scope.cancel()
 
