@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.flat_curves import RUNS, falsely_verified
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.prepared_run import build_data, fix_run
 from benchmarks.record import Report, Row
@@ -49,9 +50,20 @@ def measure() -> Report:
             verified_at is not None,
         ),
         _still_row(),
+        *_flat_rows(),
     )
     notes = tuple(f'After {mark} s, "{PROMPT}" goes on: "{text.strip()[:200]}"' for mark, text in texts.items())
     return Report("learning", "The demo learns", rows, notes)
+
+
+def _flat_rows() -> list[Row]:
+    """Simulated runs that learn nothing, without and with noise that all sequences share."""
+    rows = list[Row]()
+    for shift in (0.0, 0.005):
+        share = falsely_verified(shift)
+        item = f"{RUNS:,} simulated flat noisy curves, common noise {shift} nats: falsely verified"
+        rows.append(Row(item, f"{share:.1%}", "< 1 %", share < 0.01))
+    return rows
 
 
 def _training(node: NodeProcess) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,14 +16,12 @@ import pytest
 from genesis_samples import TOKENIZER, VOCABULARY, TestSigner, folder_files, make_fetcher, write_genesis
 from hostile_server import Behaviour, HostileServer
 
+from benchmarks.huge_source import HugeSource, know_ten_shards
 from neuroshard.config.run_parameters import GenesisPins
-from neuroshard.data.assignment import Assignment, held_out_shards
-from neuroshard.data.genesis.manifest import UNKNOWN_SOURCE, Manifest, ManifestTrust, TokenizerEntry, serialise_manifest
-from neuroshard.data.opened_file import OpenedFile
+from neuroshard.data.genesis.manifest import UNKNOWN_SOURCE, ManifestTrust
 from neuroshard.data.opening import Genesis, open_genesis
-from neuroshard.data.retry import FileMissingError
 from neuroshard.errors import DataError
-from neuroshard.types import NodeId, RunId, ShardId
+from neuroshard.types import ShardId
 
 T = TypeVar("T")
 
@@ -205,49 +202,8 @@ def test_a_replaced_manifest_is_refused_at_start(tmp_path: Path) -> None:
         open_at(tmp_path / "g", tmp_path / "store", trust=ManifestTrust(signing_key=key))
 
 
-class HugeSource:
-    """600,000 shards, of which only the description exists; counts what leaves it."""
-
-    description = "a simulated data set"
-
-    def __init__(self) -> None:
-        self.bytes_sent = 0
-        count = 600_000
-        digests = b"".join(sha256(str(i).encode()).digest() for i in range(count))
-        self.pages = [digests[i : i + 4096 * 32] for i in range(0, len(digests), 4096 * 32)]
-        entry = TokenizerEntry(VOCABULARY, sha256(TOKENIZER).hexdigest(), 0)
-        hashes = tuple(sha256(page).hexdigest() for page in self.pages)
-        manifest = Manifest(count, count * 2_500_000, tokens_per_shard=2_500_000, tokenizers=(entry,), pages=hashes)
-        self.files = {"manifest.json": serialise_manifest(manifest, TestSigner()), "tokenizer.json": TOKENIZER}
-        self.files |= {f"pages/{i:05d}.bin": page for i, page in enumerate(self.pages)}
-
-    @asynccontextmanager
-    async def open(self, name: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
-        data = self.files.get(name)
-        if data is None:
-            raise FileMissingError(name)
-        self.bytes_sent += len(data)
-
-        async def chunks() -> AsyncIterator[bytes]:
-            yield data
-
-        yield OpenedFile(0, len(data), None, chunks())
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
-
 def test_600_000_shards_cost_a_node_less_than_half_a_megabyte(tmp_path: Path) -> None:
     source = HugeSource()
-
-    async def work() -> None:
-        genesis = await open_genesis(make_fetcher(source), tmp_path)
-        assignment = Assignment(RunId("run"), NodeId("node"), genesis.manifest.total_shards)
-        wanted = [assignment.shard_at(order) for order in range(10)]
-        wanted.append(next(held_out_shards(RunId("run"), genesis.manifest.total_shards)))
-        for shard in wanted:
-            assert await genesis.shard_digest(shard) == sha256(str(shard).encode()).digest()
-
-    run(work)
+    assert run(lambda: know_ten_shards(source, tmp_path))
     assert source.bytes_sent < 500_000
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 500_000

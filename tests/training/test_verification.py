@@ -6,17 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.flat_curves import flat_runs
+from benchmarks.flat_curves import noisy_evaluation as evaluation
 from neuroshard.status.snapshot import LossPoint, LossTrend, Verdict
-from neuroshard.training.evaluation import Evaluation
 from neuroshard.training.verification import Evidence, loss_trend, verify
-
-SEQUENCES = 32
-DIFFICULTY = np.random.default_rng(5).normal(0, 0.4, SEQUENCES)
-
-
-def evaluation(step: int, loss: float, random: np.random.Generator, noise: float = 0.05) -> Evaluation:
-    losses = loss + DIFFICULTY + random.normal(0, noise, SEQUENCES)
-    return Evaluation(step, float(step), tuple(losses.tolist()))
 
 
 def curve(losses: Sequence[float], first_step: int = 1) -> tuple[LossPoint, ...]:
@@ -48,11 +41,7 @@ def test_a_learning_run_is_verified_by_the_second_evaluation_after_the_first() -
 def test_flat_noisy_curves_are_not_verified(shift: float) -> None:
     """1,000 runs that learn nothing, 20 evaluations each, looked at after every one of them."""
     false = 0
-    for seed in range(1000):
-        random = np.random.default_rng(seed)
-        evaluations = [evaluation(i * 100, 7.0 + random.normal(0, shift), random) for i in range(20)]
-        recent = curve((7.0 + random.normal(0, 0.3, 100)).tolist())
-        verdicts = [verify(Evidence(evaluations[:count], recent, 7.0, learning_rate=1e-3)) for count in range(1, 21)]
+    for verdicts in flat_runs(shift):
         false += any(verdict.training_verified for verdict in verdicts)
         assert not any(verdict.status is Verdict.DIVERGED for verdict in verdicts)
     assert false < 10
