@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import TypeAlias
 
 import anyio
 from torch import Tensor
@@ -18,7 +19,7 @@ from neuroshard.node.lost_nodes import LostNodes
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.global_view import GlobalView
+from neuroshard.swarm.global_view import GlobalView, Member
 from neuroshard.swarm.membership import Membership
 from neuroshard.swarm.stage_coverage import (
     StageCoverage,
@@ -28,6 +29,7 @@ from neuroshard.swarm.stage_coverage import (
     missing_sentence,
     stages_of,
 )
+from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.training.held_out_claim import MeasuredWith, signed_losses, verified_losses
 from neuroshard.training.pipeline import Hop, LocalHop
 from neuroshard.training.remote_hop import HopOptions, RemoteHop
@@ -50,6 +52,9 @@ DIAL_SECONDS = 10.0
 PRESENCE_LOOK_SECONDS = 1.0
 ABSENCE_SECONDS = 3.0  # without a connection, until a node counts as gone and holds no stage up any more
 MOST_RANGES = 4096  # that are remembered
+
+
+_ToldHolder: TypeAlias = "tuple[TrainingReport, StageHolder | None]"
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class StageSwarm:
         self._local: dict[int, LocalHop] = {}
         self.lost = LostNodes(membership)
         self._fold: _Fold | None = None
+        self._told_holders: dict[NodeId, _ToldHolder] = {}  # as of the last fold: most members say nothing new
         self.unobtainable: frozenset[int] = frozenset()  # stages of which nobody who answers has the state
         self.told_copies: Mapping[int, ToldCopy] = {}  # of stages that another node holds alone
         self.donor = Donor(is_of_run=membership.knows, report=self._report)  # of the state of stages that lies here
@@ -192,13 +198,23 @@ class StageSwarm:
         return fold
 
     def _folded(self) -> StageCoverage:
-        holders, lost = list[StageHolder](), self.lost.now()
-        for member in self.membership.view.members.values():
-            report = member.report
-            stages = None if report.layers is None else self.stages_of(report.layers)
-            if stages is not None and report.state not in GONE and member.node_id not in lost:
-                holders.append(StageHolder(member.node_id, member.wallet_id, stages, is_ready=report.state in HOLDING))
+        lost, known, told = self.lost.now(), self._told_holders, dict[NodeId, _ToldHolder]()
+        for node_id, member in self.membership.view.members.items():
+            holds = known.get(node_id)
+            if holds is None or holds[0] is not member.report:
+                holds = member.report, self._holder(member)
+            told[node_id] = holds
+        self._told_holders = told
+        holders = [holder for node_id, (_, holder) in told.items() if holder is not None and node_id not in lost]
         return StageCoverage.of(self.run_id, len(self.plan), holders)
+
+    def _holder(self, member: Member) -> StageHolder | None:
+        """What a member holds or gets ready for, by its report."""
+        report = member.report
+        stages = None if report.layers is None else self.stages_of(report.layers)
+        if stages is None or report.state in GONE:
+            return None
+        return StageHolder(member.node_id, member.wallet_id, stages, is_ready=report.state in HOLDING)
 
     def workers(self, stage: int) -> Sequence[NodeId]:
         """Who can work on a stage now, in the order of their names.

@@ -45,12 +45,21 @@ def planned_moves(coverage: StageCoverage) -> tuple[Move, ...]:
 
     While an empty stage can be filled, or somebody is on the way who makes it possible, nothing else is moved.
     """
+    if is_settled(coverage):
+        return ()
     places = Places(coverage)
     if moves := _moves(MoveReason.EMPTY_STAGE, places):
         return moves
     if _ways_to_empty_stages(places) is not None:
         return ()
     return _moves(MoveReason.SAME_WALLET, places) or _moves(MoveReason.UNEVEN, places)
+
+
+def is_settled(coverage: StageCoverage) -> bool:
+    """Whether it is plain that nothing can get better. That is so nearly always, and every node asks all the time."""
+    fewest, most = min(coverage.replicas), max(coverage.replicas)
+    is_even = fewest > 0 and most <= UNEVEN_RATIO * fewest
+    return is_even and len({holder.wallet_id for holder in coverage.holders}) == len(coverage.holders)
 
 
 def further_moves(
