@@ -11,12 +11,12 @@ import anyio
 import pytest
 import trio
 from libp2p.exceptions import BaseLibp2pError
-from libp2p_nodes import LOOPBACK, address_of, echo, identity, lives, nodes, port_of, run, until
+from libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run, until
 from trio.testing import MockClock
 
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.budget import ByteBudget
-from neuroshard.network.libp2p import ConnectionLimits, NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.network.libp2p import NetworkParts
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import proposal
 from neuroshard.network.libp2p.requests import FRAME_PROTOCOL
@@ -185,64 +185,6 @@ def test_a_thousand_streams_of_one_peer_are_bounded() -> None:
                 await attacker.transport.connect(address_of(victim))  # banned
             async with nodes(1, first=3) as (other,):
                 await lives(other, victim)
-
-    run(scenario)
-
-
-def test_a_thousand_connections_of_one_peer_are_bounded() -> None:
-    async def scenario() -> None:
-        async with attacked() as (victim, attacker, _):
-            address, swarm = address_of(victim), victim.transport._connections._swarm
-            connections = attacker.transport._connections
-            kept: list[trio.SocketStream] = []
-
-            async def handshake() -> None:
-                with pytest.raises(PeerUnreachableError):
-                    await connections._dialler.dial(parse(address))
-
-            for _ in range(3):  # with the one there is: as many as one peer may have
-                await connections._dialler.dial(parse(address))
-            for _ in range(20):
-                await handshake()
-            assert len(swarm.get_connections()) <= 4
-            for _ in range(300):  # and sockets that never shake hands
-                try:
-                    kept.append(await trio.open_tcp_stream("127.0.0.1", port_of(victim)))
-                except OSError:
-                    break
-            await anyio.sleep(0.5)
-            assert victim.transport._connections._admission._handshakes.total() <= 64
-            for stream in kept:
-                await stream.aclose()
-            await until(lambda: victim.transport._connections._admission._handshakes.total() == 0)
-            async with nodes(1, first=3) as (other,):
-                await lives(other, victim)
-
-    run(scenario)
-
-
-def parse(address: str) -> Any:
-    from neuroshard.network.libp2p.addresses import parse_address
-
-    return parse_address(address)
-
-
-def test_identities_from_one_address_are_bounded() -> None:
-    async def scenario() -> None:
-        limits = ConnectionLimits(identities_of_loopback=3)
-        async with libp2p_network(identity(1), NetworkOptions(host="127.0.0.1", limits=limits)) as victim:
-            async with nodes(5, first=2) as strangers:
-                refused = 0
-                for stranger in strangers:
-                    try:
-                        await stranger.transport.connect(address_of(victim))
-                    except PeerUnreachableError:
-                        refused += 1
-                assert refused == 2
-                assert len(victim.transport.connections()) == 3
-            await until(lambda: victim.transport.connections() == ())
-            async with nodes(1, first=20) as (other,):
-                await other.transport.connect(address_of(victim))
 
     run(scenario)
 
