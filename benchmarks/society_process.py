@@ -26,7 +26,7 @@ from neuroshard.config.settings import Settings
 from neuroshard.identity import SignedClaim, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.node.society import Society
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus, TrainingStatus
-from neuroshard.swarm.announcement import directory_namespace
+from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.types import Architecture, LayerRange
 

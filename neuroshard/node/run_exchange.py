@@ -18,10 +18,10 @@ from neuroshard.network import Network, RequestRefusedError
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.tasks import accompanied
-from neuroshard.swarm.announcement import directory_namespace
 from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES
 from neuroshard.swarm.claim_reading import Refusal
 from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.swarm.run_offer import OfferChoice, RunOffer, checked_offer, read_offer
 from neuroshard.types import NodeId, RunId
 from neuroshard.wire import Frame

@@ -18,6 +18,7 @@ from neuroshard.node.networking import Networking, NetworkOpener
 from neuroshard.node.run_choice import RunFinder
 from neuroshard.node.run_exchange import RunExchange, RunShelf
 from neuroshard.node.self_description import own_announcement, own_report
+from neuroshard.node.stage_memory import plan_of
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.surroundings import use_surroundings
 from neuroshard.node.traffic import Traffic, TrafficMeter
@@ -97,6 +98,7 @@ class Society:
             offer.parameters.genesis.total_shards,
             OwnWords(report, announcement),
             self.networking.book.add,
+            plan=plan_of(offer.parameters),
             now=self.now,
         )
         swarm = StageSwarm(self.identity, versions, self.participant.membership, self.networking)

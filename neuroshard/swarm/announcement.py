@@ -87,11 +87,6 @@ def node_of_address(address: str) -> NodeId:
     return NodeId(address.rpartition("/p2p/")[2] if "/p2p/" in address else "")
 
 
-def directory_namespace(run_id: RunId) -> str:
-    """Where nodes of a run are found, whatever stages they hold."""
-    return f"{run_id}/0"
-
-
 def report_topic(run_id: RunId) -> str:
     """Where nodes of a run report."""
     return f"reports/{run_id}/0"

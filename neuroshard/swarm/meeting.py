@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 from random import Random
@@ -15,6 +16,7 @@ from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.claim_reading import Refusal
 from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.directory_groups import DirectoryGroups
 from neuroshard.swarm.hello import Greeter, HelloRefusedError
 from neuroshard.swarm.membership import Membership
 from neuroshard.types import NodeId
@@ -28,7 +30,7 @@ FIRST_RETRY_SECONDS = 5.0  # after a hello that failed; a node that has just beg
 LONGEST_RETRY_SECONDS = 300.0
 ANNOUNCE_SECONDS = 600.0
 DIRECTORY_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)  # between looks into it; then always the last
-MOST_RECORDS = 64
+MOST_RECORDS = 64  # of one group
 _LOG = logging.getLogger(__name__)
 
 Learned: TypeAlias = Callable[[Iterable[str]], None]
@@ -75,6 +77,12 @@ class Acquaintances:
         return failures
 
 
+@dataclass(frozen=True)
+class _Announced:
+    words: Announcement
+    at: float
+
+
 class Meeting:
     """The acquaintances of one node in one run."""
 
@@ -83,7 +91,7 @@ class Meeting:
         greeter: Greeter,
         membership: Membership,
         intake: ClaimIntake[Announcement],
-        namespace: str,
+        groups: DirectoryGroups,
         learned: Learned,
         *,
         random: Random,
@@ -91,7 +99,7 @@ class Meeting:
         self._greeter = greeter
         self._membership = membership
         self._intake = intake
-        self._namespace = namespace
+        self._groups = groups
         self._learned = learned
         self._random = random
 
@@ -108,19 +116,29 @@ class Meeting:
                 await anyio.sleep(LOOK_SECONDS)
 
     async def appear_forever(self, network: Network) -> None:
-        """Keep this node's record in the directory and look for others. Ends with TransportClosedError."""
-        announced: Announcement | None = None
-        announced_at = anyio.current_time()
-        for attempt in count():
+        """Keep this node's records in the directory and look for others. Ends with TransportClosedError."""
+        announced: dict[str, _Announced] = {}
+        first = self._random.randrange(self._groups.count)  # nodes that start together ask for different groups
+        for look in count():
+            await self._announce(network, announced)
+            for namespace in self._groups.asked(first + look):
+                await self._look_around(network, namespace)
+            await anyio.sleep(DIRECTORY_SECONDS[min(look, len(DIRECTORY_SECONDS) - 1)])
+
+    async def _announce(self, network: Network, announced: dict[str, _Announced]) -> None:
+        """Tell where this node's stages are looked for; what was told elsewhere before grows too old by itself."""
+        current = self._greeter.announcement()
+        for namespace in self._groups.of(current.layers):
+            before = announced.get(namespace)
+            now = anyio.current_time()
+            if before is not None and before.words == current and now - before.at < ANNOUNCE_SECONDS:
+                continue
             try:
-                current = self._greeter.announcement()
-                if current != announced or anyio.current_time() - announced_at >= ANNOUNCE_SECONDS:
-                    await network.directory.announce(self._namespace, self._greeter.signed(current))
-                    announced, announced_at = current, anyio.current_time()
-                await self._look_around(network)
+                await network.directory.announce(namespace, self._greeter.signed(current))
             except PeerUnreachableError as error:
                 _LOG.debug("The directory cannot be reached yet: %s", error)
-            await anyio.sleep(DIRECTORY_SECONDS[min(attempt, len(DIRECTORY_SECONDS) - 1)])
+            else:
+                announced[namespace] = _Announced(current, anyio.current_time())
 
     async def _greet(self, network: Network, peer: NodeId, acquaintances: Acquaintances) -> None:
         try:
@@ -135,8 +153,13 @@ class Meeting:
             acquaintances.note_success(peer, anyio.current_time())
             self._learned(addresses)
 
-    async def _look_around(self, network: Network) -> None:
-        for record in await network.directory.find(self._namespace, MOST_RECORDS):
+    async def _look_around(self, network: Network, namespace: str) -> None:
+        try:
+            records = await network.directory.find(namespace, MOST_RECORDS)
+        except PeerUnreachableError as error:
+            _LOG.debug("The directory cannot be asked yet: %s", error)
+            return
+        for record in records:
             found = self._intake.take(record)
             if not isinstance(found, Refusal) and found.node_id != self._membership.node_id:
                 self._membership.hear_announcement(found)

@@ -10,11 +10,13 @@ from random import Random
 import anyio
 
 from neuroshard.identity import NodeIdentity
+from neuroshard.model.stage_plan import StagePlan
 from neuroshard.network import Network
 from neuroshard.status.snapshot import PeerStatus, SwarmStatus
-from neuroshard.swarm.announcement import Announcement, directory_namespace, report_topic
+from neuroshard.swarm.announcement import Announcement, report_topic
 from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES, REPORT_RULES
 from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.directory_groups import DirectoryGroups
 from neuroshard.swarm.hello import Greeter, Intakes
 from neuroshard.swarm.meeting import Learned, Meeting
 from neuroshard.swarm.membership import Membership
@@ -44,6 +46,7 @@ class Participant:
         words: OwnWords,
         learned: Learned,
         *,
+        plan: StagePlan,
         now: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
@@ -59,7 +62,7 @@ class Participant:
             self._greeter,
             self.membership,
             self.intakes.announcements,
-            directory_namespace(run_id),
+            DirectoryGroups(run_id, plan),
             learned,
             random=chance,
         )

@@ -18,8 +18,9 @@ from neuroshard.network import Network, PeerRefusedError
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.seed import DEFAULT_PORT, seed_settings
-from neuroshard.swarm.announcement import Announcement, directory_namespace
+from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.claim_kinds import signed_announcement
+from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.types import LayerRange, RunId
 from neuroshard.wire import Frame
 

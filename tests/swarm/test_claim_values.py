@@ -15,7 +15,6 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.announcement import (
     MAX_ADDRESSES,
     Announcement,
-    directory_namespace,
     node_of_address,
     report_topic,
 )
@@ -141,8 +140,7 @@ def test_more_addresses_than_fit_are_left_out() -> None:
     assert Announcement.from_json(announcement.to_json(), ALICE.node_id).addresses == many[:MAX_ADDRESSES]
 
 
-def test_places_of_a_run_are_named_after_it() -> None:
-    assert directory_namespace(RUN) == f"{RUN}/0"
+def test_the_topic_of_a_run_is_named_after_it() -> None:
     assert report_topic(RUN) == f"reports/{RUN}/0"
     assert report_topic(RUN) != report_topic(OTHER_RUN)
     assert node_of_address(f"/ip4/1.2.3.4/tcp/5/p2p/{ALICE.node_id}") == ALICE.node_id

@@ -9,8 +9,10 @@ import anyio
 from claim_samples import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock, identity_of, run_virtually
 
 from neuroshard.identity import SignedClaim, sign_claim
+from neuroshard.model.stage_plan import StagePlan
 from neuroshard.network import InMemoryNetwork, Link, PeerUnreachableError
-from neuroshard.swarm.announcement import Announcement, directory_namespace
+from neuroshard.swarm.announcement import Announcement
+from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.swarm.meeting import GREETINGS_AT_ONCE, WANTED_ACQUAINTANCES, Acquaintances
 from neuroshard.swarm.participant import OwnWords, Participant
 from neuroshard.swarm.training_report import TrainingReport
@@ -35,7 +37,14 @@ class Node:
         self.node_id = self.identity.node_id
         words = OwnWords(self._report, self._announcement)
         self.participant = Participant(
-            self.identity, self.run, TOTAL_SHARDS, words, self._learn, now=self.now, random=Random(self.number)
+            self.identity,
+            self.run,
+            TOTAL_SHARDS,
+            words,
+            self._learn,
+            plan=StagePlan.even(12, 1),
+            now=self.now,
+            random=Random(self.number),
         )
 
     def _report(self) -> TrainingReport:

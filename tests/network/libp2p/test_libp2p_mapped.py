@@ -19,8 +19,9 @@ from neuroshard.network.nat_pmp_router import NatPmpRouter
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.port_mapping import PortMapping
 from neuroshard.status.snapshot import ConnectionKind
-from neuroshard.swarm.announcement import Announcement, directory_namespace
+from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.claim_kinds import signed_announcement
+from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.types import LayerRange, RunId
 from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 
