@@ -14,6 +14,7 @@ from neuroshard.errors import UsageError
 from neuroshard.network.in_memory_directory import InMemoryDirectory, RecordTable
 from neuroshard.network.in_memory_gossip import GossipHub, GossipTraffic, InMemoryGossip
 from neuroshard.network.in_memory_links import PERFECT_LINK, Link, Links
+from neuroshard.network.records import RecordCheck, any_record
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer, accepted, refusal
 from neuroshard.network.transport import (
@@ -43,11 +44,12 @@ class InMemoryNetwork:
         default_link: Link = PERFECT_LINK,
         now: Callable[[], float] = time.time,
         gossip_queue_length: int = 1024,
+        accepts_record: RecordCheck = any_record,
     ) -> None:
         self._gossip_queue_length = gossip_queue_length
         chance = random or Random(0)  # noqa: S311 - losses, not secrets
         self.links = Links(chance, default_link)
-        self.records = RecordTable(self.links, chance, now)
+        self.records = RecordTable(self.links, chance, now, accepts=accepts_record)
         self._hub = GossipHub(self.links, chance)
         self._nodes: dict[NodeId, _Node] = {}
 

@@ -11,7 +11,7 @@ import anyio
 from neuroshard.errors import DataError
 from neuroshard.identity import SignedClaim
 from neuroshard.network.in_memory_links import Links
-from neuroshard.network.records import MAX_RECORD_BYTES, RECORD_SECONDS, checked_record
+from neuroshard.network.records import MAX_RECORD_BYTES, RECORD_SECONDS, RecordCheck, any_record, checked_record
 from neuroshard.network.transport import MessageTooLargeError, TransportClosedError
 from neuroshard.types import NodeId
 
@@ -29,11 +29,20 @@ class _Record:
 class RecordTable:
     """The records of all nodes. A record under another's name never gets in, an older one replaces no newer one."""
 
-    def __init__(self, links: Links, random: Random, now: Callable[[], float], max_records: int = MAX_RECORDS) -> None:
+    def __init__(
+        self,
+        links: Links,
+        random: Random,
+        now: Callable[[], float],
+        max_records: int = MAX_RECORDS,
+        *,
+        accepts: RecordCheck = any_record,
+    ) -> None:
         self._links = links
         self._random = random
         self._now = now
         self._max_records = max_records
+        self._accepts = accepts
         self._records: dict[str, dict[NodeId, _Record]] = {}
         self._refused = 0
 
@@ -45,7 +54,7 @@ class RecordTable:
     def store(self, namespace: str, owner: NodeId, data: bytes, stored_by: NodeId) -> bool:
         """Keep a record under (namespace, owner); False when it is refused, which is counted."""
         try:
-            claim = checked_record(owner, data, self._now())
+            claim = checked_record(owner, data, self._now(), self._accepts)
         except DataError:
             self._refused += 1
             return False

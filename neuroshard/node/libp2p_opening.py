@@ -12,6 +12,7 @@ from neuroshard.network.budget import frame_budget
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.node.networking import NetworkOpener
+from neuroshard.swarm.claim_kinds import is_announcement
 
 PEERS_FILE = "network/peers.json"
 BITS_PER_BYTE = 8
@@ -42,7 +43,12 @@ def libp2p_opener(
     memory_bytes = available_mb(probe_memory(), settings.memory) * MEGABYTE
 
     def opened() -> AbstractAsyncContextManager[Network]:
-        parts = NetworkParts(reputation=reputation, budget=frame_budget(memory_bytes), outside=outside)
+        parts = NetworkParts(
+            reputation=reputation,
+            budget=frame_budget(memory_bytes),
+            outside=outside,
+            accepts_record=is_announcement,
+        )
         return libp2p_network(identity, options, parts=parts)
 
     return opened

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from neuroshard.identity import NodeIdentity, SignedClaim, sign_claim
+from neuroshard.errors import DataError
+from neuroshard.identity import NodeIdentity, SignedClaim, VerifiedClaim, sign_claim
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from neuroshard.network.records import MAX_RECORD_BYTES, RECORD_DOMAIN, RECORD_SECONDS
 from neuroshard.swarm.announcement import Announcement
@@ -31,6 +32,15 @@ ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
     max_bytes=MAX_RECORD_BYTES,
     max_age_seconds=RECORD_SECONDS,
 )
+
+
+def is_announcement(claim: VerifiedClaim) -> bool:
+    """Whether a record says what an announcement must: whoever keeps the directory's records asks, too."""
+    try:
+        Announcement.from_json(claim.payload, claim.node_id)
+    except (DataError, ValueError):
+        return False
+    return True
 
 
 def signed_report(identity: NodeIdentity, report: TrainingReport, now: float) -> bytes:

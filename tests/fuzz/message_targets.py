@@ -25,7 +25,7 @@ from neuroshard.network.libp2p.relay_messages import MAX_MESSAGE_BYTES, RelayErr
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.records import checked_record
 from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_kinds import signed_announcement, signed_report
+from neuroshard.swarm.claim_kinds import is_announcement, signed_announcement, signed_report
 from neuroshard.swarm.hello import HELLO, MAX_HELLO_BYTES, Hello, HelloRefusedError
 from neuroshard.swarm.packing import MAX_PACKED_BYTES, MAX_REPORT_BYTES, packed, unpacked
 from neuroshard.swarm.training_report import TrainingReport
@@ -284,6 +284,7 @@ async def _converse(frame: Frame) -> None:
         random=Random(1),
         report=lambda *_: None,
         host_of=lambda _: "192.0.2.1",
+        accepts=is_announcement,
     )
     directory.meet(PEER.node_id)
     for kind in (STORE_KIND, FIND_KIND):
@@ -291,7 +292,7 @@ async def _converse(frame: Frame) -> None:
             answer = await peer.handlers[kind](PEER.node_id, frame)
             assert written(answer, FrameLimits()) is not None
     for record in await directory.find(_NAMESPACE):
-        checked_record(None, record, EPOCH)
+        checked_record(None, record, EPOCH, is_announcement)
     assert len(contacts) <= 17
     for address in contacts.of(PEER.node_id):
         assert parse_address(address.text) == address

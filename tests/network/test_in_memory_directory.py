@@ -114,6 +114,19 @@ def test_lies_never_get_in_and_are_counted() -> None:
     run(scenario)
 
 
+def test_what_says_no_such_thing_as_a_record_is_refused_and_counted() -> None:
+    async def scenario(world: World) -> None:
+        a, b = (world.join(number) for number in (1, 2))
+        table = RecordTable(world.network.links, Random(0), world.now, accepts=lambda claim: claim.payload == "well")
+        for node, words in ((a, "well"), (b, "ill")):
+            record = sign_claim(node, "announcement", words, world.now()).encode()
+            assert table.store(SPACE, node.node_id, record, node.node_id) == (node is a)
+        assert table.refused == 1
+        assert len(table.find(SPACE, 64, b.node_id)) == 1
+
+    run(scenario)
+
+
 def test_a_partition_hides_what_the_other_side_stored() -> None:
     async def scenario(world: World) -> None:
         a, b, neutral = (world.join(number) for number in (1, 2, 3))

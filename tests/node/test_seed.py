@@ -13,9 +13,10 @@ import trio
 from seed_process import running_seed
 
 from neuroshard.config.multiaddr import checked_multiaddr
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.network import Network, PeerRefusedError
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet, sign_claim
+from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.network.records import RECORD_DOMAIN
 from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.seed import DEFAULT_PORT, seed_settings
 from neuroshard.swarm.announcement import Announcement
@@ -75,6 +76,20 @@ def test_nodes_find_each_other_through_two_seeds_and_through_either_of_them(tmp_
         trio.run(main)
 
 
+@pytest.mark.process
+def test_a_seed_keeps_no_record_that_is_no_announcement(tmp_path: Path) -> None:
+    with running_seed(tmp_path) as seed:
+
+        async def main() -> None:
+            with anyio.fail_after(MEETING_SECONDS):
+                async with node(1) as talker:
+                    await talker.transport.connect(seed.address)
+                    with pytest.raises(PeerUnreachableError, match="No other node keeps"):
+                        await talker.directory.announce(PLACE, no_announcement_of(1))
+
+        trio.run(main)
+
+
 def node(number: int) -> AbstractAsyncContextManager[Network]:
     return libp2p_network(identity(number), NetworkOptions(host="127.0.0.1"))
 
@@ -89,6 +104,11 @@ def record_of(number: int, network: Network) -> bytes:
     addresses = network.transport.addresses()
     announcement = Announcement(RUN, 1, LayerRange(0, 2), addresses, None, 0.0, 500, is_relay=False, version="1")
     return signed_announcement(identity(number), announcement, time.time())
+
+
+def no_announcement_of(number: int) -> bytes:
+    """A record that is signed well and says nothing."""
+    return sign_claim(identity(number), RECORD_DOMAIN, {"words": "here I am"}, time.time()).encode()
 
 
 async def found(network: Network, number: int) -> None:

@@ -10,7 +10,7 @@ from claim_samples import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identi
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.identity import canonical_json
+from neuroshard.identity import VerifiedClaim, canonical_json
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.announcement import (
     MAX_ADDRESSES,
@@ -18,6 +18,7 @@ from neuroshard.swarm.announcement import (
     node_of_address,
     report_topic,
 )
+from neuroshard.swarm.claim_kinds import is_announcement
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
 
@@ -132,6 +133,15 @@ def test_every_field_of_an_announcement_is_checked() -> None:
         for value in values:
             with pytest.raises(ValueError, match=name):
                 Announcement.from_json({**fields, name: value}, ALICE.node_id)
+
+
+def test_whoever_keeps_a_record_can_tell_whether_it_is_an_announcement() -> None:
+    good = announcement_of(ALICE).to_json()
+    claim = VerifiedClaim(ALICE.node_id, ALICE.wallet_id, good, EPOCH)
+    assert is_announcement(claim)
+    assert not is_announcement(replace(claim, node_id=BOB.node_id))  # the addresses lead to somebody else
+    for payload in (None, [], "text", {}, {**good, "more": 1}, {**good, "layers": [3, 2]}):
+        assert not is_announcement(replace(claim, payload=payload))
 
 
 def test_more_addresses_than_fit_are_left_out() -> None:

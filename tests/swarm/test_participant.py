@@ -12,6 +12,7 @@ from neuroshard.identity import SignedClaim, sign_claim
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.network import InMemoryNetwork, Link, PeerUnreachableError
 from neuroshard.swarm.announcement import Announcement
+from neuroshard.swarm.claim_kinds import is_announcement
 from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.swarm.meeting import GREETINGS_AT_ONCE, WANTED_ACQUAINTANCES, Acquaintances
 from neuroshard.swarm.participant import OwnWords, Participant
@@ -85,7 +86,7 @@ class World:
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    with InMemoryNetwork(Random(3), default_link=Link(0.03), now=clock) as net:
+    with InMemoryNetwork(Random(3), default_link=Link(0.03), now=clock, accepts_record=is_announcement) as net:
         async with anyio.create_task_group() as tasks:
             yield World(net, tasks)
             tasks.cancel_scope.cancel()

@@ -24,7 +24,7 @@ from neuroshard.network.libp2p.record_store import (
     origin_of,
     reason_of,
 )
-from neuroshard.network.records import MAX_RECORD_BYTES
+from neuroshard.network.records import MAX_RECORD_BYTES, RecordCheck, any_record
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.transport import (
     MessageTooLargeError,
@@ -60,6 +60,7 @@ class KademliaDirectory:
         random: Random,
         report: Callable[[NodeId, ScoreReason], None],
         host_of: Callable[[NodeId], str | None],
+        accepts: RecordCheck = any_record,
     ) -> None:
         """`host_of`: the IP address at which a peer is connected, None through a relay."""
         self._transport = transport
@@ -68,6 +69,7 @@ class KademliaDirectory:
         self._random = random
         self._report = report
         self._host_of = host_of
+        self._accepts = accepts
         self._table = RoutingTable(transport.local_id)
         self._store = RecordStore()
         self._first_peer = anyio.Event()
@@ -85,7 +87,7 @@ class KademliaDirectory:
         _check_namespace(namespace)
         if len(record) > MAX_RECORD_BYTES:
             raise MessageTooLargeError(f"A record of {len(record)} bytes is above the limit of {MAX_RECORD_BYTES}.")
-        self._store.put(namespace, Record.checked(record, self._now(), self._transport.local_id))
+        self._store.put(namespace, Record.checked(record, self._now(), self._transport.local_id, self._accepts))
         keepers = await self._search(key_of(namespace), None, [])
         stored = await self._stored_at(keepers, Frame(STORE_KIND, {"namespace": namespace, "record": record}))
         self._check_open()
@@ -204,7 +206,7 @@ class KademliaDirectory:
     def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> Record | None:
         """A record that holds; one that does not is counted, and whoever gave it loses reputation."""
         try:
-            record = Record.checked(data, self._now(), owner)
+            record = Record.checked(data, self._now(), owner, self._accepts)
         except DataError as error:
             reason = reason_of(error)
             self.refused[reason] += 1

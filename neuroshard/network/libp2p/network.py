@@ -135,6 +135,7 @@ class _Node:
             random=SystemRandom(),
             report=self.report,
             host_of=self.connections.direct_ip,
+            accepts=parts.accepts_record,
         )
         self._relay_client = self._joined_relays(contacts)
         self._relay_server = self._serving_relay(now)

@@ -9,6 +9,7 @@ from neuroshard.network.libp2p.addresses import is_loopback_host
 from neuroshard.network.libp2p.admission import ConnectionLimits
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.records import RecordCheck, any_record
 from neuroshard.network.reputation import Reputation
 
 
@@ -40,3 +41,4 @@ class NetworkParts:
     budget: ByteBudget | None = None
     pacer: UploadPacer | None = None
     outside: OutsidePorts | None = None  # where the network says what a router may pass on, and reads what it does
+    accepts_record: RecordCheck = any_record  # of the directory, whoever stores or finds it

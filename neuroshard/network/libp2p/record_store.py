@@ -21,7 +21,7 @@ from neuroshard.identity import (
     MalformedClaimError,
     SignatureError,
 )
-from neuroshard.network.records import RECORD_SECONDS, checked_record
+from neuroshard.network.records import RECORD_SECONDS, RecordCheck, any_record, checked_record
 from neuroshard.network.scores import ScoreReason
 from neuroshard.types import JsonValue, NodeId
 
@@ -57,9 +57,9 @@ class Record:
     addresses: tuple[str, ...] = ()  # at which the node says that it can be reached
 
     @classmethod
-    def checked(cls, data: bytes, now: float, owner: NodeId | None = None) -> Record:
-        """Verify signature, delegation and age, and that `owner` made it when one is given. Raises DataError."""
-        claim = checked_record(owner, data, now)
+    def checked(cls, data: bytes, now: float, owner: NodeId | None = None, accepts: RecordCheck = any_record) -> Record:
+        """See `checked_record`: it holds, `owner` (if given) made it, and `accepts` takes it. Raises DataError."""
+        claim = checked_record(owner, data, now, accepts)
         return cls(claim.node_id, claim.issued_at, data, _addresses_in(claim.payload))
 
     def is_expired(self, now: float) -> bool:

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import anyio
 import pytest
 from libp2p_nodes import LOOPBACK, address_of, identity, nodes, run, until
 
 from neuroshard.errors import DataError
-from neuroshard.identity import sign_claim
+from neuroshard.identity import MalformedClaimError, VerifiedClaim, sign_claim
 from neuroshard.network import (
     MessageTooLargeError,
     Network,
@@ -113,6 +113,31 @@ def test_lies_that_peers_store_are_refused_counted_and_cost_reputation() -> None
             assert await a.directory.find(SPACE) == ()
 
     run(scenario)
+
+
+def test_records_that_say_what_no_record_says_are_refused_by_whoever_keeps_them() -> None:
+    async def scenario() -> None:
+        opinion = Reputation()
+        checks = [NetworkParts(reputation=opinion, accepts_record=is_a_text), NetworkParts()]
+        async with nodes(2, parts=lambda i: checks[i]) as (a, b):
+            await b.transport.connect(address_of(a))
+            odd = sign_claim(identity(2), "announcement", ["no", "text"], time.time()).encode()
+            with pytest.raises(PeerUnreachableError, match="No other node keeps"):  # b itself would keep anything
+                await b.directory.announce(SPACE, odd)
+            assert a.directory.refused == {ScoreReason.MALFORMED_CLAIM: 1}
+            assert opinion.score(b.transport.local_id) < -20
+            with pytest.raises(MalformedClaimError):
+                await a.directory.announce(SPACE, sign_claim(identity(1), "announcement", [], time.time()).encode())
+            assert await a.directory.find(SPACE) == ()  # b gives it, and loses more by that
+            assert a.directory.refused == {ScoreReason.MALFORMED_CLAIM: 2}
+            await b.directory.announce(SPACE, record(2, "well"))
+            assert texts(await a.directory.find(SPACE)) == ["well"]
+
+    run(scenario)
+
+
+def is_a_text(claim: VerifiedClaim) -> bool:
+    return isinstance(claim.payload, Mapping) and isinstance(claim.payload.get("text"), str)
 
 
 def test_a_directory_full_of_lies_shows_the_truth() -> None:
