@@ -10,11 +10,12 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from neuroshard.model.family import parameter_count
+from neuroshard.model.memory_limit import MEGABYTE
+from neuroshard.model.network_memory import planned_bytes
 from neuroshard.model.row_chunks import chunk_bytes_on, chunk_rows
 from neuroshard.types import Architecture, LayerRange
 
-MEGABYTE = 1_000_000
-PROCESS_BYTES = 470 * MEGABYTE  # measured 351 MB after all imports and first operations, plus server, log, data, slack
+PROCESS_BYTES = 430 * MEGABYTE  # measured 351 MB after all imports and first operations, plus server, log, data, slack
 ACCELERATOR_BYTES = 700 * MEGABYTE  # context and library workspaces of a CUDA device
 FRAGMENTATION = 1.05  # what the allocators keep beyond what is asked of them
 CACHED_TEXTS = 4  # that are continued with a stage at the same time
@@ -66,7 +67,7 @@ class HostNeed:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Peak memory of training one stage. `host_bytes` is the whole process on a CPU node."""
+    """Peak memory of training one stage. `host_bytes` has all of it on a CPU node."""
 
     kind: DeviceKind
     device: DeviceNeed
@@ -79,14 +80,14 @@ class MemoryNeed:
 
     @property
     def host_bytes(self) -> int:
-        """Peak resident memory of the process."""
+        """Peak resident memory of the process, without what the network holds of others' messages."""
         vectors = self.host.total - self.host.process
         return self.host.process + _padded(vectors + (self.device.total if self.kind == "cpu" else 0))
 
     def fits(self, host_mb: int, device_mb: int | None = None) -> bool:
-        """Whether the limits (1 MB = 10^6 bytes) hold it; device_mb None means that there is no accelerator limit."""
+        """Whether the limits (1 MB = 10^6 bytes) hold it and the network; device_mb None: no accelerator limit."""
         device_fits = device_mb is None or self.device_bytes <= device_mb * MEGABYTE
-        return device_fits and self.host_bytes <= host_mb * MEGABYTE
+        return device_fits and planned_bytes(self.host_bytes, host_mb) <= host_mb * MEGABYTE
 
 
 @dataclass(frozen=True)

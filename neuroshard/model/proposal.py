@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.model.family import LARGEST_DEPTH, SMALLEST_DEPTH, architecture_for, flops_per_token
+from neuroshard.model.memory_limit import TIER_MB
 from neuroshard.model.memory_need import MEGABYTE, DeviceKind, memory_need
+from neuroshard.model.network_memory import least_limit_mb
 from neuroshard.types import Architecture, LayerRange
 
 LARGEST_BATCH = 8
@@ -72,10 +74,10 @@ def _too_little(
     device_tier_mb: int | None,
 ) -> TooLittleMemoryError:
     need = memory_need(architecture, layers, 1, device)
-    where, wanted, given = "memory", need.host_bytes, tier_mb
+    where, wanted_mb, given = "memory", least_limit_mb(need.host_bytes), tier_mb
     if device_tier_mb is not None and need.device_bytes > device_tier_mb * MEGABYTE:
-        where, wanted, given = "memory on the device", need.device_bytes, device_tier_mb
-    wanted_tier = -(-wanted // (500 * MEGABYTE)) * 500
+        where, wanted_mb, given = "memory on the device", -(-need.device_bytes // MEGABYTE), device_tier_mb
+    wanted_tier = -(-wanted_mb // TIER_MB) * TIER_MB
     return TooLittleMemoryError(
         f"Training this model needs {wanted_tier} MB of {where}; {given} MB may be used, counted in steps of 500 MB.",
         f"Raise --memory or the container's limit to {wanted_tier} MB, or use a computer that has them.",

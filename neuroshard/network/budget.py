@@ -11,10 +11,8 @@ import anyio
 from neuroshard.network.transport import MessageTooLargeError
 from neuroshard.types import NodeId
 
-MOST_BYTES = 1024 * 1024 * 1024
-LEAST_BYTES = 16 * 1024 * 1024
-MEMORY_SHARE = 8  # of a node's memory, one part in so many
-PEER_SHARE = 4  # of all that, one part in so many for one peer
+DEFAULT_BYTES = 1024 * 1024 * 1024
+PEER_SHARE = 4  # of all, one part in so many for one peer
 CONTESTED_RATE = 64 * 1024  # bytes a second of whoever holds memory that others wait for
 CONTESTED_GRACE_SECONDS = 10.0
 LONGEST_CONTESTED_SECONDS = 45.0  # so that whoever waits a minute at most gets it
@@ -43,9 +41,8 @@ class _Waiter:
     reservation: Reservation | None = None
 
 
-def frame_budget(memory_bytes: int) -> ByteBudget:
-    """The budget of a node that may use so much memory in all."""
-    total = max(LEAST_BYTES, min(MOST_BYTES, memory_bytes // MEMORY_SHARE))
+def frame_budget(total: int = DEFAULT_BYTES) -> ByteBudget:
+    """The budget of a node whose messages may take so many bytes."""
     return ByteBudget(total, total // PEER_SHARE)
 
 

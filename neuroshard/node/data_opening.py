@@ -21,6 +21,7 @@ from neuroshard.data.source import FolderSource, open_source
 from neuroshard.data.tokenizer import TokenizerTable
 from neuroshard.errors import DataError, DataUnavailableError
 from neuroshard.model.memory_need import MEGABYTE, PROCESS_BYTES
+from neuroshard.model.network_memory import planned_bytes
 from neuroshard.node.own_run import OwnRun, OwnRuns
 from neuroshard.node.tasks import accompanied
 
@@ -44,7 +45,7 @@ class OpenedData:
 
 def largest_tokenizer_bytes(tier_mb: int) -> int:
     """The largest tokenizer.json to accept: parsing one takes about 30 times its size in memory, measured."""
-    spare = tier_mb * MEGABYTE - PROCESS_BYTES
+    spare = tier_mb * MEGABYTE - planned_bytes(PROCESS_BYTES, tier_mb)
     return max(2 * MEGABYTE, spare // 40)
 
 

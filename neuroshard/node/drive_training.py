@@ -14,6 +14,7 @@ from neuroshard.errors import TooLittleMemoryError
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.family import parameter_count
 from neuroshard.model.memory_need import MEGABYTE, driving_bytes
+from neuroshard.model.network_memory import least_limit_mb, planned_bytes
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.record_keeper import RecordKeeper
 from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
@@ -44,7 +45,8 @@ def begin_driving(
     """The parts of a trainer. Raises StorageError, TooLittleMemoryError."""
     parameters, architecture = ground.run.parameters, ground.run.parameters.architecture
     in_flight = microbatches_in_flight(parameters, ground.memory.limit_mb)
-    need = -(-driving_bytes(architecture, parameters.batch_size, parameters.stage_count, in_flight) // MEGABYTE)
+    work = driving_bytes(architecture, parameters.batch_size, parameters.stage_count, in_flight)
+    need = -(-planned_bytes(work, ground.memory.limit_mb) // MEGABYTE)
     memory = replace(ground.memory, need_mb=need, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
     model = ModelStatus(architecture, parameter_count(architecture), None, (Role.DRIVER,))
     publisher.change(memory=memory, model=model)
@@ -82,15 +84,16 @@ def microbatches_in_flight(parameters: RunParameters, limit_mb: int) -> int:
     Raises TooLittleMemoryError with numbers when there is no room for one.
     """
     most = max(1, min(MOST_IN_FLIGHT, parameters.sequences_per_step // parameters.batch_size))
-    for count in range(most, 0, -1):
-        need = driving_bytes(parameters.architecture, parameters.batch_size, parameters.stage_count, count)
-        if need <= limit_mb * MEGABYTE:
-            return count
-    need = driving_bytes(parameters.architecture, parameters.batch_size, parameters.stage_count, 1)
-    raise TooLittleMemoryError(
-        f"Driving this run needs {-(-need // MEGABYTE):,} MB of memory here, but only {limit_mb:,} MB may be used.",
-        f"Allow {-(-need // MEGABYTE):,} MB with --memory.",
-    )
+    needs = [
+        least_limit_mb(driving_bytes(parameters.architecture, parameters.batch_size, parameters.stage_count, count))
+        for count in range(1, most + 1)
+    ]
+    if limit_mb < needs[0]:
+        raise TooLittleMemoryError(
+            f"Driving this run needs {needs[0]:,} MB of memory here, but only {limit_mb:,} MB may be used.",
+            f"Allow {needs[0]:,} MB with --memory.",
+        )
+    return sum(need <= limit_mb for need in needs)
 
 
 def _feed(

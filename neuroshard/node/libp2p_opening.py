@@ -6,10 +6,12 @@ from contextlib import AbstractAsyncContextManager
 
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
-from neuroshard.model.memory_limit import MEGABYTE, available_mb, probe_memory
+from neuroshard.model.memory_limit import available_mb, probe_memory
+from neuroshard.model.network_memory import network_memory
 from neuroshard.network import Network, Reputation
 from neuroshard.network.budget import frame_budget
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.network.libp2p.receive_memory import ReceiveLimits
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.node.networking import NetworkOpener
 from neuroshard.swarm.claim_kinds import is_announcement
@@ -40,15 +42,21 @@ def libp2p_opener(
         upload_bytes_per_second=upload_limit(settings),
     )
     reputation = Reputation()  # what peers did is not forgiven by a restart of the network
-    memory_bytes = available_mb(probe_memory(), settings.memory) * MEGABYTE
+    limit_mb = available_mb(probe_memory(), settings.memory)
 
     def opened() -> AbstractAsyncContextManager[Network]:
-        parts = NetworkParts(
-            reputation=reputation,
-            budget=frame_budget(memory_bytes),
-            outside=outside,
-            accepts_record=is_announcement,
-        )
-        return libp2p_network(identity, options, parts=parts)
+        return libp2p_network(identity, options, parts=network_parts(limit_mb, reputation, outside))
 
     return opened
+
+
+def network_parts(limit_mb: int, reputation: Reputation, outside: OutsidePorts | None = None) -> NetworkParts:
+    """What one network gets from the rest of the node, which may use so much memory in all."""
+    memory = network_memory(limit_mb)
+    return NetworkParts(
+        reputation=reputation,
+        budget=frame_budget(memory.frames),
+        receive=ReceiveLimits.within(memory.unread),
+        outside=outside,
+        accepts_record=is_announcement,
+    )

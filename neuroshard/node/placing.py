@@ -9,6 +9,8 @@ import anyio
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.errors import TooLittleMemoryError
+from neuroshard.model.memory_limit import MEGABYTE, TIER_MB
+from neuroshard.model.network_memory import least_limit_mb, planned_bytes
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.node.networking import Networking
 from neuroshard.node.proposal import Room
@@ -19,8 +21,6 @@ from neuroshard.swarm.stage_coverage import StageRange
 
 log = logging.getLogger(__name__)
 
-MEGABYTE = 1_000_000
-TIER_MB = 500
 LOOK_SECONDS = 0.1
 QUIET_SECONDS = 1.5  # without news the swarm counts as known
 PATIENCE_SECONDS = 5.0  # for the first word of anybody
@@ -88,14 +88,15 @@ def windows_of(parameters: RunParameters, room: Room, most: int | None) -> tuple
 
 
 def megabytes_for(parameters: RunParameters, stages: StageRange, room: Room) -> int:
-    """MB that training these stages takes in this process, with as much in work as memory allows."""
+    """MB that this process takes when it trains these stages with as much in work as memory allows."""
     need = need_of(parameters, stages, room, best_load(parameters, stages, room))
-    return -(-need.host_bytes // MEGABYTE)
+    return -(-planned_bytes(need.host_bytes, room.tier_mb) // MEGABYTE)
 
 
 def _too_little(parameters: RunParameters, plan: StagePlan, room: Room) -> TooLittleMemoryError:
-    needs = [megabytes_for(parameters, StageRange(stage, stage + 1), room) for stage in range(len(plan))]
-    least = min(needs)
+    stages = [StageRange(stage, stage + 1) for stage in range(len(plan))]
+    needs = [need_of(parameters, stage, room, least_load(parameters, stage)).host_bytes for stage in stages]
+    least = least_limit_mb(min(needs))
     allow = f"Allow {-(-least // TIER_MB) * TIER_MB} MB with --memory, "
     help_on = "help without holding layers with `neuroshard trainer`, " if len(plan) > 1 else ""
     what = "This run needs" if len(plan) == 1 else f"The smallest of the {len(plan)} stages of this run needs"

@@ -14,6 +14,7 @@ from neuroshard.model.memory_need import (
     member_bytes,
     memory_need,
 )
+from neuroshard.model.network_memory import planned_bytes
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.node.proposal import Room
 from neuroshard.swarm.stage_coverage import StageRange
@@ -66,7 +67,8 @@ def best_load(parameters: RunParameters, stages: StageRange, room: Room) -> Pipe
 
 def round_members(parameters: RunParameters, stages: StageRange, room: Room, load: PipelineLoad | None) -> int:
     """How many may meet in a round of these stages: what the others send lies in memory until it is averaged."""
-    spare = room.tier_mb * MEGABYTE - need_of(parameters, stages, room, load).host_bytes
+    need = need_of(parameters, stages, room, load).host_bytes
+    spare = room.tier_mb * MEGABYTE - planned_bytes(need, room.tier_mb)
     further = max(0, spare) // member_bytes(parameters.architecture, stages.layers(plan_of(parameters)))
     return min(LEAST_MEMBERS + further, MAX_MEMBERS)
 

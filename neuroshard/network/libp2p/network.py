@@ -15,7 +15,7 @@ from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.network.budget import MOST_BYTES, PEER_SHARE, ByteBudget
+from neuroshard.network.budget import frame_budget
 from neuroshard.network.libp2p.admission import ConnectionAdmission, StreamAdmission
 from neuroshard.network.libp2p.bulk import ENDPOINT_KIND, BulkRoute
 from neuroshard.network.libp2p.connections import Connections
@@ -31,6 +31,7 @@ from neuroshard.network.libp2p.muxer import MuxerOptions
 from neuroshard.network.libp2p.observed_addresses import ObservedAddresses
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
 from neuroshard.network.libp2p.punching import PUNCH_PROTOCOL, Puncher
+from neuroshard.network.libp2p.receive_memory import ReceiveMemory
 from neuroshard.network.libp2p.relay_client import RelayClient
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.relay_server import RelayServer
@@ -110,6 +111,7 @@ class _Node:
             self._pacer.spend,
             now,
             lambda peer, why: self.report(NodeId(str(peer)), why),
+            ReceiveMemory(parts.receive),
         )
         keys = key_pair_of(identity.key)
         self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
@@ -119,7 +121,7 @@ class _Node:
         source = (options.host, listening.port) if options.relay and not options.is_local else None
         self.connections = Connections(self.swarm, identity.node_id, admission, contacts, source)
         self._server = RequestServer()
-        self._budget = parts.budget or ByteBudget(MOST_BYTES, MOST_BYTES // PEER_SHARE)
+        self._budget = parts.budget or frame_budget()
         self.transport = Libp2pTransport(
             self.connections,
             self._server,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from neuroshard.network.budget import ByteBudget
 from neuroshard.network.libp2p.addresses import is_loopback_host
 from neuroshard.network.libp2p.admission import ConnectionLimits
+from neuroshard.network.libp2p.receive_memory import ReceiveLimits
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.network.records import RecordCheck, any_record
@@ -39,6 +40,7 @@ class NetworkParts:
 
     reputation: Reputation | None = None
     budget: ByteBudget | None = None
+    receive: ReceiveLimits | None = None
     pacer: UploadPacer | None = None
     outside: OutsidePorts | None = None  # where the network says what a router may pass on, and reads what it does
     accepts_record: RecordCheck = any_record  # of the directory, whoever stores or finds it

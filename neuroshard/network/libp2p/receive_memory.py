@@ -25,6 +25,11 @@ class ReceiveLimits:
     growth: int = 64 * MIB  # of windows, above those with which streams begin
     growth_of_peer: int = 8 * MIB
 
+    @classmethod
+    def within(cls, unread: int) -> ReceiveLimits:
+        """Those of a node whose streams may hold so many bytes."""
+        return cls(unread, growth=unread // 2, growth_of_peer=min(unread // 8, cls.growth_of_peer))
+
 
 @dataclass
 class _Held:

@@ -1,0 +1,26 @@
+"""What the owner of a node allows its network."""
+
+from __future__ import annotations
+
+import pytest
+
+from neuroshard.model.memory_limit import MEGABYTE
+from neuroshard.model.network_memory import network_memory
+from neuroshard.network import MessageTooLargeError, Reputation
+from neuroshard.node.libp2p_opening import network_parts
+from neuroshard.types import NodeId
+
+
+@pytest.mark.parametrize("limit_mb", [100, 500, 6_500, 500_000])
+def test_a_network_holds_no_more_than_the_plan_gives_it(limit_mb: int) -> None:
+    parts, memory = network_parts(limit_mb, Reputation()), network_memory(limit_mb)
+    assert parts.budget is not None
+    assert parts.receive is not None
+    most = memory.frames // 4
+    with pytest.raises(MessageTooLargeError):
+        parts.budget.check(most + 1)
+    held = [parts.budget.try_reserve(NodeId(str(peer)), most) for peer in range(5)]
+    assert [reservation is not None for reservation in held] == [True] * 4 + [False]
+    assert parts.receive.unread == memory.unread
+    assert parts.receive.growth_of_peer < parts.receive.growth < parts.receive.unread
+    assert limit_mb > 500 or parts.budget.used + parts.receive.unread < 40 * MEGABYTE
