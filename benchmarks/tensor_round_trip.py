@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-from contextlib import suppress
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.bulk_processes import BulkPair, bulk_pair
+from benchmarks.hivemind_process import hivemind_facts
 from benchmarks.record import Report, Row
 
 ROUNDS = 5
 TRIPS = 10
-HIVEMIND_SECONDS = 120
 # What the same measurement gave elsewhere; used where hivemind cannot run, and said so.
 PUBLISHED_HIVEMIND_CPU_SECONDS = 0.281
 
@@ -37,7 +28,7 @@ def measure() -> Report:
                 cpu[way].append(cpu_seconds)
                 wall[way].append(seconds)
             if not notes:
-                facts = _hivemind()
+                facts = hivemind_facts("benchmarks.hivemind_round_trip", TRIPS)
                 if isinstance(facts, str):
                     notes.append(facts)
                 else:
@@ -73,26 +64,3 @@ def _hivemind_row(facts: list[dict[str, Any]]) -> Row:
     cpu, wall = (median(fact[name] for fact in facts) for name in ("cpu", "seconds"))
     figure = f"{cpu:.3f} CPU-s, {wall * 1e3:.0f} ms, {facts[0]['processes']} processes"
     return Row(f"hivemind {facts[0]['version']}, remote expert that gives its input back", figure, "report", None)
-
-
-def _hivemind() -> dict[str, Any] | str:
-    """What it took, or why it did not run. Its processes are ended in any case, also those it leaves behind."""
-    python = os.environ.get("BENCHMARK_HIVEMIND_PYTHON")
-    if not python or not Path(python).exists():
-        return "hivemind was not run: BENCHMARK_HIVEMIND_PYTHON names no Python that has it."
-    command = [python, "-m", "benchmarks.hivemind_round_trip", str(TRIPS)]
-    if sys.platform == "linux" and os.geteuid() == 0 and shutil.which("unshare"):
-        command = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command]
-    with tempfile.TemporaryFile("w+") as output:  # no pipe: processes that it leaves behind would keep one open
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
-        try:
-            process.wait(HIVEMIND_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"hivemind did not finish within {HIVEMIND_SECONDS} s."
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        lines = [line for line in output if line.startswith("{")]
-    return dict(json.loads(lines[-1])) if lines else f"hivemind ended with exit code {process.returncode}."
