@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -15,6 +16,12 @@ from neuroshard.types import JsonValue
 
 SECRET = "a-secret-of-the-tests-that-is-long-enough"
 PORT = 8000
+BODIES: dict[tuple[str, str], object] = {
+    ("post", "/api/session"): {"secret": SECRET},
+    ("post", "/v1/completions"): {"prompt": "once upon a time", "max_tokens": 4},
+    ("patch", "/api/config"): {"memory": 900},
+    ("post", "/api/training/pause"): {"duration_seconds": 5},
+}
 
 
 @dataclass
@@ -68,7 +75,14 @@ def config_view() -> JsonValue:
     return {"settings": {"port": PORT, "broken": float("nan")}, "sources": {"port": "default"}}
 
 
-def make_api(node: FakeNode, *, host: str = "127.0.0.1", port: int = PORT, limits: ApiLimits | None = None) -> Api:
+def make_api(
+    node: FakeNode,
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    limits: ApiLimits | None = None,
+    clock: Callable[[], float] = lambda: 1_061.0,
+) -> Api:
     """An application for a node."""
     context = ApiContext(
         board=node.board,
@@ -79,6 +93,6 @@ def make_api(node: FakeNode, *, host: str = "127.0.0.1", port: int = PORT, limit
         host=host,
         port=port,
         limits=limits if limits is not None else ApiLimits(),
-        clock=lambda: 1_061.0,
+        clock=clock,
     )
     return Api(node, context, create_app(context))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from api_under_test import SECRET, Api
+from api_under_test import BODIES, SECRET, Api, make_api
+from fake_node import FakeNode
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,13 @@ from neuroshard.status.commands import Resume
 
 HERE = "http://127.0.0.1:8000"
 RESUME = "/api/training/resume"
+FOREIGN = ["http://evil.example", "null", "https://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.1:3000"]
+CHANGING = sorted(
+    (method.upper(), path)
+    for path, methods in make_api(FakeNode()).app.openapi()["paths"].items()
+    for method in methods
+    if method != "get"
+)
 
 
 def session(api: Api, base: str = HERE) -> dict[str, str]:
@@ -77,14 +85,31 @@ def test_without_or_with_a_wrong_secret_it_is_401(api: Api) -> None:
     assert api.node.taken == []
 
 
-@pytest.mark.parametrize(
-    "origin",
-    ["http://evil.example", "null", "https://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.1:3000"],
-)
+@pytest.mark.parametrize("origin", FOREIGN)
 def test_a_foreign_origin_is_refused_even_with_the_secret(api: Api, origin: str) -> None:
     assert resume(api, {"Authorization": f"Bearer {SECRET}", "Origin": origin}) == 403
     assert resume(api, {**session(api), "Origin": origin}) == 403
     assert api.get("/api/status", {"Origin": origin}).status_code == 403
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGING)
+def test_nothing_that_changes_the_node_obeys_a_foreign_page(api: Api, method: str, path: str) -> None:
+    body, before = BODIES.get((method.lower(), path)), api.node.board.versioned()
+    for origin in FOREIGN:
+        foreign = {"Origin": origin}
+        for headers in (foreign, api.secret | foreign, session(api) | foreign):
+            response = api.call(method, path, headers=headers, json=body)
+            assert response.status_code == 403
+            assert "set-cookie" not in response.headers
+    assert api.call(method, path, headers=api.secret | {"Host": "evil.example:8000"}, json=body).status_code == 403
+    assert api.node.taken == []
+    assert api.node.board.versioned() == before
+    assert api.call(method, path, headers=session(api), json=body).status_code in (200, 202)  # the own page
+
+
+def test_the_routes_that_change_something_are_known() -> None:
+    commands = {"/api/training/pause", RESUME, "/api/checkpoints", "/api/shutdown", "/api/config", "/v1/completions"}
+    assert {path for _, path in CHANGING} >= commands
 
 
 def test_the_own_page_may_command(api: Api) -> None:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from api_under_test import Api, make_api
+from api_under_test import BODIES, Api, make_api
 from fake_node import FakeNode, training_status
 
 from neuroshard.errors import (
@@ -21,12 +21,6 @@ from neuroshard.errors import (
 from neuroshard.status.snapshot import NodeState, NodeStatus, PeerStatus
 from neuroshard.types import LayerRange, NodeId, Role, WalletId
 
-BODIES: dict[tuple[str, str], object] = {
-    ("post", "/api/session"): {"secret": "a-secret-of-the-tests-that-is-long-enough"},
-    ("post", "/v1/completions"): {"prompt": "once upon a time", "max_tokens": 4},
-    ("patch", "/api/config"): {"memory": 900},
-    ("post", "/api/training/pause"): {"duration_seconds": 5},
-}
 CONTRACT = {
     ("get", "/api/training/verify"),
     ("get", "/api/training/global"),
@@ -157,7 +151,7 @@ def test_logs_give_the_newest_lines_after_a_number(api: Api) -> None:
 
 def test_health_notices_a_node_that_hangs(api: Api) -> None:
     assert api.get("/health").json()["status"] == "ok"
-    api.node.board.publish(replace(training_status(), time=1_000.0))
+    api.node.board.publish(replace(training_status(), uptime_seconds=api.node.board.uptime() - 31))
     assert api.get("/health").json()["status"] == "stale"
 
 
