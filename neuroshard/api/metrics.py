@@ -20,10 +20,10 @@ from neuroshard.telemetry.counters import CounterValue
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 
-def metrics_text(status: NodeStatus, counters: Sequence[CounterValue], now: float) -> bytes:
-    """Everything a scrape sees at the time `now`, seconds since the epoch."""
+def metrics_text(status: NodeStatus, counters: Sequence[CounterValue], age_seconds: float) -> bytes:
+    """Everything a scrape sees when the newest snapshot is so old."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Values([*snapshot_metrics(status, now), *_counted(counters)]))
+    registry.register(_Values([*snapshot_metrics(status, age_seconds), *_counted(counters)]))
     return generate_latest(registry)
 
 
@@ -42,25 +42,25 @@ class _Values(Collector):
         return self._metrics
 
 
-def snapshot_metrics(status: NodeStatus, now: float) -> Iterator[Metric]:
+def snapshot_metrics(status: NodeStatus, age_seconds: float) -> Iterator[Metric]:
     """Gauges and counters of one snapshot; what is not known is left out."""
     yield InfoMetricFamily(PREFIX + "node", "This node", {"version": status.version, "node_id": status.node_id or ""})
     states = GaugeMetricFamily(PREFIX + "state", "1 for the state the node is in", labels=["state"])
     for state in NodeState:
         states.add_metric([state.value], 1.0 if status.state is state else 0.0)
     yield states
-    yield from _gauges(status, now)
+    yield from _gauges(status, age_seconds)
     yield from _totals(status)
     yield from _network(status)
     yield from _swarm(status)
     yield from pipeline_metrics(status)
 
 
-def _gauges(status: NodeStatus, now: float) -> Iterator[Metric]:
+def _gauges(status: NodeStatus, age_seconds: float) -> Iterator[Metric]:
     training, held_out, memory = status.training, status.training.held_out, status.memory
     values: list[tuple[str, str, float | None]] = [
-        ("uptime_seconds", "Seconds since the start", now - status.started_at),
-        ("snapshot_age_seconds", "Age of the newest snapshot", now - status.time),
+        ("uptime_seconds", "Seconds since the start", status.uptime_seconds + age_seconds),
+        ("snapshot_age_seconds", "Age of the newest snapshot", age_seconds),
         (
             "training_verified",
             "1 when held-out data shows that the model learns",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,12 +19,14 @@ log = logging.getLogger(__name__)
 class Publisher:
     """Owned by the thread that runs the node's tasks; nobody else publishes."""
 
-    def __init__(self, board: StatusBoard) -> None:
+    def __init__(self, board: StatusBoard, wall_clock: Callable[[], float] = time.time) -> None:
         self._board = board
+        self._wall_clock = wall_clock
 
     def change(self, **parts: Any) -> None:
         """Publish the current snapshot with these fields of NodeStatus replaced."""
-        self._board.publish(replace(self._board.current(), time=time.time(), **parts))
+        now = {"time": self._wall_clock(), "uptime_seconds": self._board.uptime()}
+        self._board.publish(replace(self._board.current(), **now, **parts))
 
     def state(self, state: NodeState, reason: str) -> None:
         """Publish what the node does now and why, in one sentence."""

@@ -388,3 +388,4 @@ class NodeStatus:
     network: NetworkStatus = field(default_factory=NetworkStatus)
     swarm: SwarmStatus | None = None  # None before the first look at the network
     history: tuple[LossPoint, ...] = ()  # at most 1,000 points, oldest first
+    uptime_seconds: float = 0.0  # at this snapshot, by a clock that does not jump

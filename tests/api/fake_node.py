@@ -57,6 +57,7 @@ def training_status(steps: int = 20) -> NodeStatus:
         version="0.0.1",
         started_at=STARTED,
         time=STARTED + 60,
+        uptime_seconds=60,
         state=NodeState.TRAINING,
         state_reason="Training.",
         node_id=NodeId("12D3KooWtest"),

@@ -149,6 +149,7 @@ STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     version=st.just("1"),
     started_at=NUMBERS,
     time=NUMBERS,
+    uptime_seconds=NUMBERS,
     state=st.sampled_from(NodeState),
     state_reason=TEXTS,
     startup=st.lists(st.builds(StartupStage, name=TEXTS, detail=TEXTS, fraction=NUMBERS), max_size=2).map(tuple),

@@ -73,7 +73,7 @@ class PretendNode:
 
     def publish(self, change: Callable[[NodeStatus], NodeStatus]) -> None:
         """Publish a changed snapshot."""
-        self.board.publish(replace(change(self.board.current()), time=time.time()))
+        self.board.publish(replace(change(self.board.current()), time=time.time(), uptime_seconds=self.board.uptime()))
 
     def take_step(self, loss: float) -> None:
         """Publish one more training step."""

@@ -69,6 +69,7 @@ def training() -> NodeStatus:
         state_reason="Training alone on its own run.",
         startup=(StartupStage("Opening the data folder", StageState.DONE),),
         started_at=now - 800,
+        uptime_seconds=800,
         node_id=NodeId("12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc"),
         model=ModelStatus(
             Architecture(256, 6, 8, 4, 704, 4096, 256), 5_412_352, LayerRange(0, 6), (Role.DRIVER, Role.VALIDATOR)

@@ -6,7 +6,7 @@ import { Banners } from "./components/Banners";
 import { Controls } from "./components/Controls";
 import { ThemeToggle } from "./components/ThemeToggle";
 import { Unlock } from "./components/Unlock";
-import { duration, shortId } from "./format";
+import { runningFor, shortId } from "./format";
 import type { NodeStatus } from "./state/node";
 import type { Dashboard, Store } from "./state/store";
 import { useDashboard, useNow } from "./state/store";
@@ -135,7 +135,7 @@ function Footer({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
   return (
     <footer class="foot small muted">
       <span>NeuroShard {status.version}</span>
-      <span>running for {duration(nodeNow - status.started_at)}</span>
+      <span>running for {runningFor(status, nodeNow)}</span>
       <span>
         wallet <span class="mono">{shortId(status.wallet_id)}</span>
       </span>

@@ -72,6 +72,11 @@ export function ago(time: number | null | undefined, now: number): string {
   return time == null ? "never" : `${duration(now - time)} ago`;
 }
 
+/** How long the node has run: its date may have jumped meanwhile, so only what passed since the snapshot is added. */
+export function runningFor(status: { time: number; uptime_seconds: number }, nodeNow: number): string {
+  return duration(status.uptime_seconds + Math.max(0, nodeNow - status.time));
+}
+
 /** Times of the node are seconds since the epoch. */
 export function clock(time: number): string {
   return new Date(time * 1000).toLocaleTimeString([], { hour12: false });

@@ -103,13 +103,13 @@ def live_routes(context: ApiContext) -> APIRouter:
     @router.get("/health", response_model=HealthBody)
     async def health() -> Response:
         """The process answers; `status` tells whether the node still publishes."""
-        body = health_view(context.board.current(), context.clock())
+        body = health_view(context.board.current(), context.board.age())
         return Response(body.model_dump_json(), media_type=JSON)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """Prometheus text format."""
-        text = metrics_text(context.board.current(), context.counters.snapshot(), context.clock())
+        text = metrics_text(context.board.current(), context.counters.snapshot(), context.board.age())
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     return router

@@ -34,7 +34,7 @@ def status_view(status: NodeStatus) -> StatusBody:
         version=status.version,
         started_at=status.started_at,
         time=status.time,
-        uptime_seconds=max(0.0, status.time - status.started_at),
+        uptime_seconds=status.uptime_seconds,
         state=status.state,
         state_reason=status.state_reason,
         startup=[StartupStageBody.model_validate(stage) for stage in status.startup],
@@ -74,12 +74,11 @@ def checkpoints_view(status: NodeStatus) -> CheckpointsBody:
     return CheckpointsBody.model_validate(status.checkpoints)
 
 
-def health_view(status: NodeStatus, now: float) -> HealthBody:
-    """GET /health at the time `now`, seconds since the epoch."""
-    age = max(0.0, now - status.time)
+def health_view(status: NodeStatus, age_seconds: float) -> HealthBody:
+    """GET /health when the newest snapshot is so old."""
     return HealthBody(
-        status="ok" if age <= STALE_SECONDS else "stale",
+        status="ok" if age_seconds <= STALE_SECONDS else "stale",
         state=status.state,
         version=status.version,
-        snapshot_age_seconds=age,
+        snapshot_age_seconds=age_seconds,
     )

@@ -1,7 +1,7 @@
 // One node of the run in the list: who, doing what, how fast, how reached, since when. On a phone each row is a card.
 
 import type { ComponentChildren } from "preact";
-import { ago, bigCount, bytes, count, duration, loss, shortId } from "../format";
+import { ago, bigCount, bytes, count, duration, loss, runningFor, shortId } from "../format";
 import type { PeerStatus } from "../state/network";
 import type { NodeStatus } from "../state/node";
 import { layerWords, shortRoleWords } from "../words/part";
@@ -35,7 +35,7 @@ export function OwnRow({ status, nodeNow }: { status: NodeStatus; nodeNow: numbe
       </Cell>
       <Cell label="Connection">–</Cell>
       <Traffic sent={network.bytes_sent} received={network.bytes_received} />
-      <Cell label="Since">{duration(nodeNow - status.started_at)}</Cell>
+      <Cell label="Since">{runningFor(status, nodeNow)}</Cell>
       <Cell label="Standing">–</Cell>
     </tr>
   );

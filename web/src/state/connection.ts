@@ -197,8 +197,12 @@ function finite(points: readonly LossPoint[]): LossPoint[] {
   return points.filter((point) => typeof point.loss === "number");
 }
 
+/** No snapshot is under way for so long: rather has the date of one of the computers been set back. */
+const MOST_DELAY_SECONDS = 60;
+
 /** Node clock minus browser clock; the freshest snapshot of those seen is the least delayed. */
 function clockOffset(before: NodeStatus | null, known: number, status: NodeStatus, now: number): number {
   const seen = status.time - now;
-  return before === null || before.started_at !== status.started_at ? seen : Math.max(known, seen);
+  const isAnother = before === null || before.started_at !== status.started_at;
+  return isAnother || known - seen > MOST_DELAY_SECONDS ? seen : Math.max(known, seen);
 }

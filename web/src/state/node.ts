@@ -180,6 +180,7 @@ export interface NodeStatus {
   version: string;
   started_at: number;
   time: number;
+  uptime_seconds: number;
   state: NodeState;
   state_reason: string;
   startup: StartupStage[];

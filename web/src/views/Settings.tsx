@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { Card, Facts } from "../components/parts";
-import { dateAndTime, duration } from "../format";
+import { dateAndTime, runningFor } from "../format";
 import type { NodeStatus } from "../state/node";
 import type { Setting, SettingRow } from "./setting-rows";
 import { settingRows, typedValue } from "./setting-rows";
@@ -24,7 +24,7 @@ export function Settings({ status, nodeNow, reachable, actions, onMessage }: Pro
         <Facts
           rows={[
             ["Version", status.version],
-            ["Started", `${dateAndTime(status.started_at)} (${duration(nodeNow - status.started_at)} ago)`],
+            ["Started", `${dateAndTime(status.started_at)} (${runningFor(status, nodeNow)} ago)`],
             ["Node", <span class="mono">{status.node_id ?? "–"}</span>],
             ["Wallet", <span class="mono">{status.wallet_id ?? "–"}</span>],
             ["Data folder", <span class="mono">{status.data_dir || "–"}</span>],
