@@ -92,7 +92,9 @@ def table(rows: Sequence[dict[str, object]] | Sequence[Row]) -> str:
 
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % confidence interval by Student's t; needs at least two values."""
+    """Mean and half width of its 95 % confidence interval by Student's t; one value alone may be anything."""
+    if len(values) < 2:
+        return statistics.fmean(values), math.inf
     quantile = STUDENT_T[min(len(values) - 1, len(STUDENT_T)) - 1]
     return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 

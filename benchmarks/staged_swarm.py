@@ -84,13 +84,14 @@ class StagedSwarm:
         self._addresses: dict[int, str] = {}
         self._stack = ExitStack()
 
-    def start(self, number: int, *, threads: int = 1) -> Member:
+    def start(self, number: int, *, threads: int = 1, memory_mb: int | None = None) -> Member:
         """Start a member, or start it again in its folder; it knows all others' addresses."""
         data_dir = self._folder / f"member-{number}"
         JoinedRuns(data_dir).keep(self._offer)
         peers = [part for other, address in self._addresses.items() if other != number for part in ("--peer", address)]
         arguments = ["--run", self._offer.run_id, "--genesis", str(self._genesis), "--max-stages", "1"]
         arguments += ["--cpu-threads", str(threads), *peers]
+        arguments += [] if memory_mb is None else ["--memory", str(memory_mb)]
         token = {"NEUROSHARD_TOKEN": f"{number + 1:02x}" * 32}
         node = self._stack.enter_context(running_node(data_dir, arguments, variables=token))
         status = node.wait_for("address", lambda status: bool(status["network"]["addresses"]), START_SECONDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from benchmarks.record import mean_with_interval
@@ -12,6 +14,7 @@ from benchmarks.record import mean_with_interval
     [
         ([1.0, 3.0], 12.706),  # 12.706 * sqrt(2) / sqrt(2)
         ([1.0, 2.0, 3.0], 4.303 / 3**0.5),
+        ([5.0], inf),
         ([0.0, 1.0] * 16, 2.042 * (8 / 31) ** 0.5 / 32**0.5),
     ],
 )
