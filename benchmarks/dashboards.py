@@ -7,6 +7,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,11 +16,15 @@ from typing import cast
 
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.record import Report, Row, mean_with_interval
+from neuroshard.api.server import THREAD_NAME
+from neuroshard.telemetry.thread_shares import UNNAMED
 
 PAIRS = 12
 SEGMENT_SECONDS = 8.0
 STREAMS = 20
 REQUESTS_A_SECOND = 20
+COMPUTE_THREAD = "neuroshard-compute"
+SHARE_SECONDS = 20.0
 PATHS = ("/api/status", "/api/training/history", "/api/training/global", "/api/training/verify")
 
 
@@ -30,10 +35,12 @@ def measure() -> Report:
         quiet: list[float] = []
         crowded: list[float] = []
         latencies: list[float] = []
+        with Crowd(node):
+            serving, training = serving_and_training_cores(node, SHARE_SECONDS)
         for pair in range(PAIRS):
             for with_crowd in (False, True) if pair % 2 == 0 else (True, False):
                 if with_crowd:
-                    with _Crowd(node) as crowd:
+                    with Crowd(node) as crowd:
                         crowded.append(_rate(node))
                     latencies += crowd.latencies
                 else:
@@ -49,6 +56,12 @@ def measure() -> Report:
                 f"{ratio:.3f} ± {half:.3f} (95 %)",
                 "> 0.95",
                 ratio > 0.95,
+            ),
+            Row(
+                "CPU time of serving them / of training",
+                f"{serving / training:.3f}",
+                "< 0.05",
+                serving < 0.05 * training,
             ),
             Row("tokens/s with, without", f"{fmean(crowded):,.0f}, {fmean(quiet):,.0f}", "report", None),
             Row(
@@ -70,7 +83,24 @@ def _rate(node: NodeProcess) -> float:
     return float(points[-1]["tokens"] - points[0]["tokens"]) / float(points[-1]["time"] - points[0]["time"])
 
 
-class _Crowd:
+def serving_and_training_cores(node: NodeProcess, seconds: float) -> tuple[float, float]:
+    """CPU use of the thread that serves and of those that compute, by what the node itself measures."""
+    used, samples = defaultdict[str, float](float), 0
+    seen = node.get("/api/status")["resources"]["threads"]
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline or samples < 2:
+        time.sleep(0.1)
+        threads = node.get("/api/status")["resources"]["threads"]
+        if threads != seen:
+            samples += 1
+            if samples > 1:  # the first one began before this call
+                for thread in threads:
+                    used[thread["name"]] += float(thread["cores"])
+            seen = threads
+    return used[THREAD_NAME] / (samples - 1), (used[COMPUTE_THREAD] + used[UNNAMED]) / (samples - 1)
+
+
+class Crowd:
     """Streams that read what comes, and one client that asks at a fixed pace; plain sockets, which cost little."""
 
     def __init__(self, node: NodeProcess) -> None:
@@ -79,7 +109,7 @@ class _Crowd:
         self._threads = [threading.Thread(target=self._listen), threading.Thread(target=self._ask)]
         self.latencies: list[float] = []
 
-    def __enter__(self) -> _Crowd:
+    def __enter__(self) -> Crowd:
         for thread in self._threads:
             thread.start()
         return self

@@ -9,7 +9,7 @@ from neuroshard.api.bodies.network import PeerBody
 from neuroshard.api.bodies.node import CheckpointGenerationBody, HeldOutBody, LogRecordBody
 from neuroshard.api.bodies.training import HistoryPoint
 from neuroshard.api.views.network import peer_body
-from neuroshard.api.views.training import diloco_progress
+from neuroshard.api.views.training import diloco_progress, history_point
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.telemetry.ring import LogLine
 
@@ -45,7 +45,7 @@ def events_between(before: NodeStatus, now: NodeStatus) -> Iterator[bytes]:
         yield RESET
         return
     last_point = before.history[-1].step if before.history else -1
-    points = [HistoryPoint.model_validate(point) for point in now.history if point.step > last_point]
+    points = [history_point(point) for point in now.history if point.step > last_point]
     if points:
         yield _event("loss", LossEvent(points=points))
     evaluated = len(before.training.held_out)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks.dashboards import Crowd, serving_and_training_cores
 from benchmarks.node_process import TOKEN, NodeProcess, free_port, running_node
 
 pytestmark = pytest.mark.process
+ALLOWED_CORES = 1  # of a quick node
 
 
 def test_flags_win_over_variables_and_those_over_the_file(tmp_path: Path, small_genesis: Path) -> None:
@@ -75,6 +79,33 @@ def test_pause_and_resume_over_the_api(node: NodeProcess) -> None:
     assert (status["state"], status["training"]["steps"]) == ("paused", paused["training"]["steps"])
     assert node.post("/api/training/resume")["state"] == "training"
     node.wait_for("end of the pause", lambda status: status["paused_until"] is None)
+
+
+def test_silent_connections_and_a_huge_body_stop_neither_training_nor_the_api(node: NodeProcess) -> None:
+    assert node.post("/api/training/resume")["state"] == "training"
+    secret = (node.data_dir / "api-secret").read_text(encoding="ascii").strip()
+    head = f"POST /api/shutdown HTTP/1.1\r\nHost: localhost:{node.port}\r\nAuthorization: Bearer {secret}\r\n"
+    with ExitStack() as stack:
+        for number in range(500):
+            link = stack.enter_context(socket.create_connection(("127.0.0.1", node.port), timeout=20))
+            if number % 3 == 0:
+                link.sendall(b"GET /health HT")  # and never the rest
+        huge = stack.enter_context(socket.create_connection(("127.0.0.1", node.port), timeout=20))
+        huge.sendall(head.encode() + b"Content-Type: application/json\r\nContent-Length: 104857600\r\n\r\n{")
+        assert huge.recv(65_536).startswith(b"HTTP/1.1 413")
+        before = node.get("/api/status")["training"]["steps"]
+        node.wait_for_steps(before + 20, seconds=30)
+        health = node.get("/health")
+        assert (health["status"], health["state"]) == ("ok", "training")
+
+
+def test_twenty_dashboards_and_twenty_requests_a_second_cost_little_beside_training(node: NodeProcess) -> None:
+    """Less than 5 % of the CPU time that training takes, or would take on a machine that is less busy than this."""
+    assert node.post("/api/training/resume")["state"] == "training"
+    with Crowd(node) as crowd:
+        serving, training = serving_and_training_cores(node, 4.0)
+    assert len(crowd.latencies) > 10
+    assert 0 < serving < 0.05 * max(training, ALLOWED_CORES)
 
 
 def test_changed_settings_hold_now_or_after_a_restart(node: NodeProcess, quick: list[str]) -> None:
