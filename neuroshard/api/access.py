@@ -102,9 +102,7 @@ class AccessPolicy:
         """The origin of pages under the request's Host. Raises AccessDeniedError for a name that is not ours."""
         host = request.one("host")
         if host is None or not self.hosts.allows(host):
-            raise AccessDeniedError(
-                "The Host header does not name this node.", f"Use http://localhost:{self.hosts.port}/."
-            )
+            raise AccessDeniedError("The Host header does not name this node.", f"Use {self.hosts.url}/.")
         return origin_of(host)
 
     def _refuse_foreign_page(self, request: RequestFacts, origin: str) -> None:

@@ -1,4 +1,4 @@
-"""Which Host and Origin headers belong to this node: the defence against DNS rebinding and foreign pages."""
+"""Where this node answers, and which Host headers mean it: the defence against DNS rebinding and foreign pages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::
 
 @dataclass(frozen=True)
 class HostPolicy:
-    """The names under which this node answers, and its port."""
+    """The names under which this node answers, its port, and the address that its owner opens."""
 
     names: frozenset[str]  # lower case, IPv6 in brackets
     port: int
     any_address: bool  # bound to every address of this computer: then any literal address names it
+    url: str
 
     @classmethod
     def for_host(cls, host: str, port: int) -> HostPolicy:
@@ -28,8 +29,8 @@ class HostPolicy:
             own = socket.gethostname().lower()
             names |= {own, f"{own}.local"}
         else:
-            names.add(f"[{host.lower()}]" if ":" in host else host.lower())
-        return cls(frozenset(names), port, host in WILDCARDS)
+            names |= {f"[{host.lower()}]" if ":" in host else host.lower(), local_name(host)}
+        return cls(frozenset(names), port, host in WILDCARDS, dashboard_url(host, port))
 
     def allows(self, host_header: str) -> bool:
         """Whether a request with this Host header means this node."""
@@ -40,6 +41,28 @@ class HostPolicy:
             return False
         # A literal address cannot be rebound: a page that names it was served by it.
         return match["name"] in self.names or (self.any_address and is_address(match["name"]))
+
+
+def local_name(host: str) -> str:
+    """The host in a URL under which programs on this computer reach a server bound to `host`."""
+    if host.lower() == "localhost":
+        return "127.0.0.1"  # what is bound then, where a computer has both
+    if not is_address(host):
+        return host.lower()
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        return "[::1]" if address.version == 6 else "127.0.0.1"
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def local_url(host: str, port: int) -> str:
+    """Where programs on this computer reach a server bound to `host` and `port`."""
+    return f"http://{local_name(host)}:{port}"
+
+
+def dashboard_url(host: str, port: int) -> str:
+    """The same for people, who know this computer by its name."""
+    return local_url(host, port).replace("//127.0.0.1:", "//localhost:")
 
 
 def is_address(name: str) -> bool:

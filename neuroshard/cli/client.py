@@ -41,9 +41,10 @@ class NodeClient:
     def answers(self) -> bool:
         """Whether the node is up."""
         try:
-            return httpx.get(f"{self.base_url}/health", timeout=2, trust_env=False).status_code == 200
+            answer = httpx.get(f"{self.base_url}/health", headers=self.headers(), timeout=2, trust_env=False)
         except httpx.TransportError:
             return False
+        return answer.status_code == 200
 
     def holds_folder(self) -> bool:
         """Whether a live process holds its data folder."""
@@ -101,11 +102,13 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
 
     Raises NetworkRefusedError when none is running there, UsageError when its secret cannot be read.
     """
-    from neuroshard.training.checkpoint.lock import read_lock_owner
+    from neuroshard.api.hosts import local_url
+    from neuroshard.training.checkpoint.lock import LockOwner, read_lock_owner
 
     folder = node_folder(data_dir, demo=demo)
-    owner = read_lock_owner(folder)
-    if owner is None and port is None:
+    owner = read_lock_owner(folder) or LockOwner(None, None)
+    chosen = port if port is not None else owner.port
+    if chosen is None:
         hint = "" if demo else "for a running demo add --demo; or "
         raise NetworkRefusedError(
             f"No node is running with the data folder {folder}.",
@@ -116,5 +119,4 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
         secret = secret_file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"Cannot read {secret_file}: {error}.", "Name the node's folder with --data-dir.") from error
-    chosen = port if port is not None else (owner.port if owner is not None else None)
-    return NodeClient(f"http://127.0.0.1:{chosen}", secret, folder)
+    return NodeClient(local_url(owner.host, chosen), secret, folder)

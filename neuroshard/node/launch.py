@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from neuroshard import __version__
 from neuroshard.api.app import create_app
 from neuroshard.api.context import ApiContext
+from neuroshard.api.hosts import dashboard_url
 from neuroshard.api.secret import load_or_create_secret
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.data_dir import prepare_data_dir
@@ -36,7 +37,7 @@ from neuroshard.telemetry.counters import Counters
 from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, configure_logging
 from neuroshard.telemetry.redaction import Redactor
 from neuroshard.telemetry.ring import LogRing
-from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
+from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock, LockOwner
 
 if TYPE_CHECKING:
     from neuroshard.node.application import ExitReport
@@ -64,7 +65,7 @@ def run_node(
     try:
         lock = InstanceLock.acquire(settings.data_dir)
     except AlreadyRunningError as running:
-        return _show_first_instance(running, open_browser=settings.browser)
+        return _show_first_instance(running.owner, open_browser=settings.browser)
     with ExitStack() as stack:
         stack.callback(lock.release)
         ring, commands, counters = LogRing(), CommandChannel(), Counters()
@@ -74,14 +75,14 @@ def run_node(
         redactor.add(secret)
         listener = stack.enter_context(bind(settings.host, settings.port))
         port = int(listener.getsockname()[1])
-        lock.announce_port(port)
+        lock.announce(settings.host, port)
         board = StatusBoard(_first_status(loaded, started_at, warnings, is_demo=demo is not None))
         configuration = Configuration(loaded)
         context = ApiContext(board, commands, ring, secret, configuration.view, settings.host, port, counters)
         server = ApiServer(create_app(context), listener)
         server.start()
         stack.callback(server.stop)
-        log.info("NeuroShard %s. Dashboard: %s", __version__, url := _dashboard_url(settings.host, port))
+        log.info("NeuroShard %s. Dashboard: %s", __version__, url := dashboard_url(settings.host, port))
         if settings.browser:
             _open_browser(url)
         stop = StopRequest()
@@ -128,9 +129,9 @@ def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...],
     )
 
 
-def _show_first_instance(running: AlreadyRunningError, *, open_browser: bool) -> int:
+def _show_first_instance(running: LockOwner, *, open_browser: bool) -> int:
     """A second start on the same data folder shows the first one's dashboard and ends well."""
-    url = f"http://localhost:{running.port}" if running.port else "its dashboard"
+    url = dashboard_url(running.host, running.port) if running.port else "its dashboard"
     sys.stdout.write(f"A node already runs on this data folder (process {running.pid}): {url}\n")
     if open_browser and running.port:
         _open_browser(url)
@@ -142,10 +143,6 @@ def _open_browser(url: str) -> None:
     has_desktop = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if has_desktop:
         webbrowser.open(url)
-
-
-def _dashboard_url(host: str, port: int) -> str:
-    return f"http://localhost:{port}" if host in ("127.0.0.1", "localhost", "::1") else f"http://{host}:{port}"
 
 
 def _prepare_native_threads() -> None:

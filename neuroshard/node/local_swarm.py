@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
+from neuroshard.api.hosts import dashboard_url
 from neuroshard.node.demo import WALLET_FILE, demo_token
 from neuroshard.training.checkpoint.lock import read_lock_owner
 from neuroshard.types import RunId
@@ -107,7 +108,7 @@ async def _watch(number: int, folder: Path, process: Process) -> None:
     while process.returncode is None:
         owner = read_lock_owner(folder)
         if owner is not None and owner.port is not None:
-            log.info("Node %d: http://localhost:%d", number, owner.port)
+            log.info("Node %d: %s", number, dashboard_url(owner.host, owner.port))
             break
         await anyio.sleep(LOOK_SECONDS)
     code = await process.wait()

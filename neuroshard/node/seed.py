@@ -146,5 +146,5 @@ def _lock(folder: Path) -> InstanceLock:
         return InstanceLock.acquire(folder)
     except AlreadyRunningError as running:
         raise NetworkRefusedError(
-            f"A seed already runs on {folder} (process {running.pid}).", "Stop it, or name another --data-dir."
+            f"A seed already runs on {folder} (process {running.owner.pid}).", "Stop it, or name another --data-dir."
         ) from None

@@ -22,22 +22,22 @@ HOLDER = """
 import sys, pathlib
 from neuroshard.training.checkpoint.lock import InstanceLock
 lock = InstanceLock.acquire(pathlib.Path(sys.argv[1]))
-lock.announce_port(4321)
+lock.announce("127.0.0.1", 4321)
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-def test_the_second_start_learns_pid_and_port(tmp_path: Path) -> None:
+def test_the_second_start_learns_where_the_first_answers(tmp_path: Path) -> None:
     lock = InstanceLock.acquire(tmp_path / "data")
     with pytest.raises(AlreadyRunningError) as before:
         InstanceLock.acquire(tmp_path / "data")
-    assert (before.value.pid, before.value.port) == (os.getpid(), None)
-    lock.announce_port(8123)
+    assert before.value.owner == LockOwner(os.getpid(), None)
+    lock.announce("192.0.2.7", 8123)
     with pytest.raises(AlreadyRunningError) as after:
         InstanceLock.acquire(tmp_path / "data")
-    assert (after.value.pid, after.value.port) == (os.getpid(), 8123)
-    assert read_lock_owner(tmp_path / "data") == LockOwner(os.getpid(), 8123)
+    assert after.value.owner == LockOwner(os.getpid(), 8123, "192.0.2.7")
+    assert read_lock_owner(tmp_path / "data") == after.value.owner
     lock.release()
     lock.release()
     assert read_lock_owner(tmp_path / "data") is None
@@ -75,6 +75,13 @@ def test_a_damaged_note_names_nobody(tmp_path: Path, note: bytes) -> None:
     lock = InstanceLock.acquire(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(note)
     assert read_lock_owner(tmp_path) == LockOwner(None, None)
+    lock.release()
+
+
+def test_a_note_of_an_older_version_means_loopback(tmp_path: Path) -> None:
+    lock = InstanceLock.acquire(tmp_path)
+    (tmp_path / FILE_NAME).write_bytes(b'{"pid": 7, "port": 8123}')
+    assert read_lock_owner(tmp_path) == LockOwner(7, 8123, "127.0.0.1")
     lock.release()
 
 

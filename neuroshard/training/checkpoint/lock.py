@@ -1,4 +1,4 @@
-"""One node per data folder: a lock that the operating system drops with its process, and a note of the node's port."""
+"""One node per data folder: a lock that the operating system drops with its process, and a note of where it answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from neuroshard.errors import NeuroShardError, StorageError
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_NAME = "instance.lock"
+LOOPBACK = "127.0.0.1"  # meant by notes of versions that named no host
 _MAX_NOTE_BYTES = 4096
 
 if sys.platform == "win32":
@@ -42,10 +43,11 @@ else:
 
 @dataclass(frozen=True)
 class LockOwner:
-    """The node that holds a data folder; the port is None until it has bound one."""
+    """The node that holds a data folder; the port is None until it has bound one, at that host."""
 
     pid: int | None
     port: int | None
+    host: str = LOOPBACK
 
 
 class AlreadyRunningError(NeuroShardError):
@@ -53,8 +55,7 @@ class AlreadyRunningError(NeuroShardError):
 
     def __init__(self, folder: Path, owner: LockOwner) -> None:
         super().__init__(f"A node already runs on {folder} (process {owner.pid}, port {owner.port}).")
-        self.pid = owner.pid
-        self.port = owner.port
+        self.owner = owner
 
 
 class InstanceLock:
@@ -65,7 +66,7 @@ class InstanceLock:
 
     @classmethod
     def acquire(cls, data_dir: Path) -> InstanceLock:
-        """Lock the folder, creating it when missing. Raises AlreadyRunningError with pid and port, StorageError."""
+        """Lock the folder, creating it when missing. Raises AlreadyRunningError with its owner, StorageError."""
         path = data_dir / FILE_NAME
         try:
             data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,9 +91,9 @@ class InstanceLock:
             ) from error
         raise AlreadyRunningError(data_dir, owner)
 
-    def announce_port(self, port: int) -> None:
-        """Tell later starts where this node answers. Raises OSError."""
-        self._write_note(LockOwner(os.getpid(), port))
+    def announce(self, host: str, port: int) -> None:
+        """Tell later starts and commands where this node answers. Raises OSError."""
+        self._write_note(LockOwner(os.getpid(), port, host))
 
     def release(self) -> None:
         """Give the folder free; a second call does nothing."""
@@ -105,7 +106,7 @@ class InstanceLock:
     def _write_note(self, owner: LockOwner) -> None:
         if self._descriptor is None:
             raise ValueError("the lock was released")
-        note = json.dumps({"pid": owner.pid, "port": owner.port}).encode()
+        note = json.dumps(asdict(owner)).encode()
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         os.write(self._descriptor, note)
         os.ftruncate(self._descriptor, len(note))
@@ -151,7 +152,11 @@ def _read_note(path: Path) -> LockOwner:
         raw = file.read(_MAX_NOTE_BYTES)
     try:
         note = json.loads(raw)
-        pid, port = note["pid"], note["port"]
+        pid, port, host = note["pid"], note["port"], note.get("host")
     except (ValueError, KeyError, TypeError, RecursionError):
         return LockOwner(None, None)
-    return LockOwner(pid if type(pid) is int else None, port if type(port) is int and 0 < port < 65536 else None)
+    return LockOwner(
+        pid if type(pid) is int else None,
+        port if type(port) is int and 0 < port < 65536 else None,
+        host if isinstance(host, str) else LOOPBACK,
+    )
