@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from source_files import ROOT, name_of, python_files, syntax_tree, text_files, web_files
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from neuroshard.cli.main import app
 
 EMPTY_NAMES = re.compile(r"(^|[_\-/])(utils?|helpers?|managers?)([_\-./]|$)|(Utils?|Helpers?|Manager)\b")
 UNSAFE_READERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
@@ -21,6 +26,7 @@ MAY_CATCH_EVERYTHING = {
     "neuroshard/network/libp2p/guard.py": "inbound-message handler, for bytes that libp2p reads",
     "neuroshard/node/supervisor.py": "task supervisor",
 }
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 # Spelled in pieces, so that this file may be read too.
 FORBIDDEN_WORDS = ("/" + "work/", "/" + "root/", "/tmp/" + "w/", "pypi-" + "more")
 
@@ -79,12 +85,30 @@ def test_the_lock_file_names_only_the_public_registry() -> None:
     assert hosts == {"registry.npmjs.org"}
 
 
-def test_commands_in_the_documents_exist() -> None:
+def test_make_targets_in_the_documents_exist() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    commands = {target for path in documents for target in make_targets(path)}
+    commands = {target for path in DOCUMENTS for target in make_targets(path)}
     assert {"demo", "test"} <= commands
     assert commands <= targets
+
+
+def test_commands_in_the_documents_exist() -> None:
+    """Every `neuroshard ...` of the documents, by the command line that really parses it."""
+    lines = [line for path in DOCUMENTS for line in command_lines(path.read_text(encoding="utf-8"))]
+    assert len(lines) > 20
+    assert [f"{line}: {fault}" for line in lines if (fault := fault_of(line))] == []
+
+
+def test_a_command_that_is_not_there_is_seen() -> None:
+    text = "`neuroshard pause --fro 6`\n```sh\n.venv/bin/neuroshard demo --nodes=2  # --no\nneuroshard run maek\n```"
+    assert [fault_of(line) for line in command_lines(text)] == ["no option --fro", "", "no command maek"]
+
+
+def test_commands_for_a_demo_take_the_option_that_says_so() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Day to day")[1].split("add `--demo`")[0]
+    lines = [line for line in command_lines(table) if line not in {"neuroshard demo", "neuroshard doctor"}]
+    assert len(lines) > 7
+    assert [line for line in lines if fault_of(f"{line} --demo")] == []
 
 
 def test_dashboard_sources_name_no_other_host() -> None:
@@ -121,6 +145,28 @@ def raises_again(handler: ast.ExceptHandler) -> bool:
     """Whether the handler's last statement is a bare `raise`."""
     last = handler.body[-1]
     return isinstance(last, ast.Raise) and last.exc is None
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """What the code blocks and the code between the words of a document tell to type, from `neuroshard` on."""
+    block = re.compile(r"```.*?\n(.*?)```", re.DOTALL)
+    codes = [line for lines in block.findall(text) for line in lines.splitlines()]
+    for code in (*re.findall(r"`([^`]+)`", block.sub("", text)), *codes):
+        if match := re.match(r"(?:\S*[/\\])?(neuroshard\s.*)", code.replace("\n", " ")):
+            yield match[1].strip()
+
+
+def fault_of(line: str) -> str:
+    """The command or option of a command line that does not exist; empty when all do."""
+    command, words = get_command(app), shlex.split(line, comments=True)[1:]
+    while words and not words[0].startswith("-") and isinstance(command, TyperGroup):
+        word = words.pop(0)
+        if word not in command.commands:
+            return f"no command {word}"
+        command = command.commands[word]
+    known = {name for item in command.params for name in (*item.opts, *item.secondary_opts)} | {"--help", "-h"}
+    unknown = [word for word in words if word.startswith("-") and word.partition("=")[0] not in known]
+    return f"no option {unknown[0]}" if unknown else ""
 
 
 def make_targets(path: Path) -> Iterator[str]:
