@@ -6,9 +6,9 @@ import os
 import secrets
 from pathlib import Path
 
+from neuroshard.config.data_dir import NodePaths
 from neuroshard.errors import StorageError
 
-FILE_NAME = "api-secret"
 SECRET_BYTES = 32
 SHORTEST_CHARACTERS = 32
 LONGEST_CHARACTERS = 200
@@ -19,7 +19,7 @@ def load_or_create_secret(data_dir: Path) -> str:
 
     Raises StorageError when the file cannot be read or written, or does not hold a secret.
     """
-    path = data_dir / FILE_NAME
+    path = NodePaths.below(data_dir).api_secret
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -31,7 +31,7 @@ def load_or_create_secret(data_dir: Path) -> str:
 
 def _create(path: Path, secret: str) -> None:
     """Write the file whole or not at all; when two processes start at once, the first one's secret stays."""
-    temporary = path.with_name(f"{FILE_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -103,6 +103,7 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
     Raises NetworkRefusedError when none is running there, UsageError when its secret cannot be read.
     """
     from neuroshard.api.hosts import local_url
+    from neuroshard.config.data_dir import NodePaths
     from neuroshard.training.checkpoint.lock import LockOwner, read_lock_owner
 
     folder = node_folder(data_dir, demo=demo)
@@ -114,7 +115,7 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
             f"No node is running with the data folder {folder}.",
             f"Start one with `neuroshard{' demo' if demo else ''}`; {hint}name its --data-dir or --port.",
         )
-    secret_file = folder / "api-secret"
+    secret_file = NodePaths.below(folder).api_secret
     try:
         secret = secret_file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -15,6 +15,13 @@ from neuroshard.cli.options import AsJson, DataDir, Port
 STOP_SECONDS = 60.0
 FOLLOW_SECONDS = 1.0
 PEERS_SHOWN = 10
+PATH_NAMES = {
+    "data_dir": "data folder",
+    "config_file": "config.toml",
+    "data_cache": "data cache",
+    "node_key": "node key",
+    "api_secret": "API secret",
+}
 
 DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neuroshard demo`.")]
 
@@ -44,6 +51,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     loss = training.get("loss_ema")
     data: Mapping[str, Any] = answer.get("data") or {}
     checkpoints: Mapping[str, Any] = answer["checkpoints"]
+    paths: Mapping[str, str] = answer["paths"]
     rows: list[tuple[str, Any]] = [
         ("state", f"{answer['state']}: {answer['state_reason']}"),
         ("learning", answer["verification"]["reason"]),
@@ -55,8 +63,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
         ("loss", f"{loss:.3f}" if loss is not None else "none yet"),
         ("data", data.get("explanation", "not open yet")),
         ("a kill now", f"could lose {checkpoints['could_lose']}"),
-        ("data folder", answer["data_dir"]),
-        ("checkpoints", checkpoints["folder"] or "not known yet"),
+        *((PATH_NAMES.get(name, name), path) for name, path in paths.items()),
     ]
     rows += [("warning", text) for text in answer["warnings"]]
     if checkpoints.get("alarm"):

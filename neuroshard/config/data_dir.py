@@ -1,15 +1,42 @@
-"""The node's own folder on this computer: where it is by default, and making it usable."""
+"""The node's own folder on this computer: where it is by default, what lies where in it, and making it usable."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from neuroshard.errors import StorageError
+
+
+@dataclass(frozen=True)
+class NodePaths:
+    """Where a node keeps what."""
+
+    data_dir: Path
+    config_file: Path
+    data_cache: Path
+    checkpoints: Path
+    logs: Path
+    node_key: Path
+    api_secret: Path
+
+    @classmethod
+    def below(cls, data_dir: Path) -> NodePaths:
+        """The paths of a node with this data folder."""
+        return cls(
+            data_dir=data_dir,
+            config_file=data_dir / "config.toml",
+            data_cache=data_dir / "data_cache",
+            checkpoints=data_dir / "checkpoints",
+            logs=data_dir / "logs",
+            node_key=data_dir / "keys" / "node-key",
+            api_secret=data_dir / "api-secret",
+        )
 
 
 def default_data_dir(home: Path | None = None) -> Path:

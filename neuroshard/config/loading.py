@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pydantic import SecretStr, ValidationError
 
-from neuroshard.config.data_dir import default_data_dir
+from neuroshard.config.data_dir import NodePaths, default_data_dir
 from neuroshard.config.settings import ALIASES, OPPOSITES, SECRET_KEYS, Applies, Settings, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
@@ -42,7 +42,7 @@ class LoadedSettings:
     @property
     def config_file(self) -> Path:
         """Where stored settings lie, whether or not the file exists."""
-        return self.settings.data_dir / "config.toml"
+        return self.settings.paths.config_file
 
     def describe(self) -> dict[str, JsonValue]:
         """Every setting for people and for JSON: value, source, what is allowed, when a change holds. No secrets."""
@@ -70,7 +70,7 @@ def load_settings(
     given = _collect({key: value for key, value in flags.items() if value is not None}, "flag")
     variables = _from_environment(os.environ if environment is None else environment)
     folder = _chosen_folder(given, variables, data_dir)
-    stored = read_config(folder / "config.toml")
+    stored = read_config(NodePaths.below(folder).config_file)
     merged: dict[str, object] = {}
     sources: dict[str, Source] = dict.fromkeys(Settings.model_fields, "default")
     layers: tuple[tuple[Source, Mapping[str, object]], ...] = (

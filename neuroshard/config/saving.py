@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.data_dir import NodePaths
 from neuroshard.config.loading import check_settings, read_config, shown_value
 from neuroshard.config.settings import ALIASES, SECRET_KEYS, Applies, Settings, note_of
 from neuroshard.errors import StorageError, UsageError
@@ -40,7 +41,7 @@ def save_settings(
     `sources` (of the running settings) tells which changes stay without effect. Raises UsageError and changes
     nothing when a key is unknown, a secret or wrong; StorageError when the file cannot be written.
     """
-    path = data_dir / "config.toml"
+    path = NodePaths.below(data_dir).config_file
     named = {_storable(key): value for key, value in changes.items()}
     stored = {key: value for key, value in (read_config(path) | named).items() if value is not None}
     origin: dict[str, Source] = dict.fromkeys(stored, "config.toml")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
+from neuroshard.config.data_dir import NodePaths
 from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
 
 DEFAULT_GENESIS = "https://dwquwt9gkkeil.cloudfront.net"
@@ -143,6 +144,11 @@ class Settings(BaseModel):
     browser: Annotated[bool, Note(_YES_NO)] = True
     log_json: Annotated[bool, Note(_YES_NO)] = False
     verbose: Annotated[bool, Note(_YES_NO)] = False
+
+    @property
+    def paths(self) -> NodePaths:
+        """Where the node keeps what."""
+        return NodePaths.below(self.data_dir)
 
 
 ALIASES = {"diloco_steps": "inner_steps"}

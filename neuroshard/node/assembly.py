@@ -182,7 +182,7 @@ class Assembly:
         self, fetcher: Fetcher, runs: OwnRuns, room: Room, named: FoundRun | None
     ) -> tuple[OpenedData, FoundRun | NoRun]:
         """Open the data set of a run to join, or of a run of one's own; what is waited for stands in the status."""
-        store = self._settings.data_dir / "data_cache" / "descriptions"
+        store = self._settings.paths.data_cache / "descriptions"
         limit = largest_tokenizer_bytes(room.tier_mb)
 
         async def opened() -> tuple[OpenedData, FoundRun | NoRun]:

@@ -101,7 +101,7 @@ def _feed(
 ) -> tuple[DataFeed, ShardCache]:
     architecture = ground.run.parameters.architecture
     cache = ShardCache(
-        settings.data_dir / "data_cache",
+        settings.paths.data_cache,
         limit_bytes=settings.max_storage * 1_000_000,
         vocabulary_size=architecture.vocabulary_size,
     )

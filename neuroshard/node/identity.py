@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from neuroshard.config.data_dir import NodePaths
 from neuroshard.config.loading import LoadedSettings, read_token
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 
 DELEGATION_SECONDS = 365 * 24 * 3600.0
-NODE_KEY_FILE = "node-key"
 
 
 def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
@@ -24,6 +24,6 @@ def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
 
 def node_identity(wallet: Wallet, data_dir: Path) -> NodeIdentity:
     """Identity of this node: its own key, made on first start, delegated by the wallet."""
-    key = NodeKey.load_or_create(data_dir / "keys" / NODE_KEY_FILE)
+    key = NodeKey.load_or_create(NodePaths.below(data_dir).node_key)
     delegation = Delegation.issue(wallet, key.public_key, expires_at=time.time() + DELEGATION_SECONDS)
     return NodeIdentity(wallet_id=wallet.wallet_id, node_id=key.node_id, key=key, delegation=delegation)

@@ -11,6 +11,7 @@ import webbrowser
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from neuroshard.node.stopping import StopRequest
 from neuroshard.node.summary import summary
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
+from neuroshard.status.paths import PathsStatus
 from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, configure_logging
@@ -109,20 +111,21 @@ def run_node(
 
 
 def _logging(settings: Settings, ring: LogRing, redactor: Redactor) -> ConfiguredLogging:
-    folder = settings.data_dir / "logs"
     return configure_logging(
-        verbose=settings.verbose, as_json=settings.log_json, ring=ring, folder=folder, redactor=redactor
+        verbose=settings.verbose, as_json=settings.log_json, ring=ring, folder=settings.paths.logs, redactor=redactor
     )
 
 
 def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], *, is_demo: bool) -> NodeStatus:
     """What the dashboard shows before anything is known."""
+    paths = {name: str(path) for name, path in asdict(loaded.settings.paths).items()}
     return NodeStatus(
         version=__version__,
         started_at=now,
         time=now,
         state_reason="Loading PyTorch; this takes a few seconds.",
         data_dir=str(loaded.settings.data_dir),
+        paths=PathsStatus(**paths),
         is_demo=is_demo,
         warnings=warnings,
         network=NetworkStatus(NetworkState.STARTING, "Connecting.") if loaded.settings.network else NetworkStatus(),

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from neuroshard.config.atomic_write import write_atomically
-from neuroshard.config.data_dir import prepare_data_dir
+from neuroshard.config.data_dir import NodePaths, prepare_data_dir
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import SignedRunParameters, Wallet, genesis_pins_from_json
@@ -51,7 +51,7 @@ def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = 
     async def opened() -> GenesisPins:
         return await pins_of_source(
             location,
-            owner.data_dir / "data_cache" / "descriptions",
+            NodePaths.below(owner.data_dir).data_cache / "descriptions",
             wanted=wanted,
             max_tokenizer_bytes=largest_tokenizer_bytes(tier_mb(available_mb(probe_memory(), None))),
             seconds=seconds,

@@ -67,8 +67,9 @@ def run_seed(loaded: LoadedSettings) -> int:
     prepare_data_dir(settings.data_dir)
     with ExitStack() as stack:
         stack.callback(_lock(settings.data_dir).release)
-        logs = settings.data_dir / "logs"
-        stack.enter_context(configure_logging(verbose=settings.verbose, as_json=settings.log_json, folder=logs))
+        stack.enter_context(
+            configure_logging(verbose=settings.verbose, as_json=settings.log_json, folder=settings.paths.logs)
+        )
         trio.run(_main, loaded)  # pyright: ignore[reportUnknownMemberType]
     return 0
 

@@ -236,7 +236,7 @@ class StageTraining:
         self, data: OpenedData, run: OwnRun, start: tuple[DataPosition | None, NodeId | None]
     ) -> tuple[DataFeed, ShardCache]:
         cache = ShardCache(
-            self._settings.data_dir / "data_cache",
+            self._settings.paths.data_cache,
             limit_bytes=self._settings.max_storage * 1_000_000,
             vocabulary_size=run.parameters.architecture.vocabulary_size,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
 
@@ -370,6 +371,7 @@ class NodeStatus:
     node_id: NodeId | None = None
     wallet_id: WalletId | None = None
     data_dir: str = ""
+    paths: PathsStatus = field(default_factory=PathsStatus)
     is_demo: bool = False
     paused_until: float | None = None
     warnings: tuple[str, ...] = ()

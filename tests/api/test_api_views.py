@@ -21,6 +21,7 @@ from neuroshard.api.views.node import checkpoints_view, data_view, health_view, 
 from neuroshard.api.views.pipeline import pipeline_view
 from neuroshard.api.views.training import global_view, history_view, thin_out, verify_view
 from neuroshard.status.board import StatusBoard
+from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import Bottleneck, HopTimes, Passage, PipelineFlow, PipelineStatus, StageLoad
 from neuroshard.status.snapshot import (
     CheckpointStatus,
@@ -155,6 +156,7 @@ STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     startup=st.lists(st.builds(StartupStage, name=TEXTS, detail=TEXTS, fraction=NUMBERS), max_size=2).map(tuple),
     node_id=st.none() | st.just("node"),
     data_dir=TEXTS,
+    paths=st.builds(PathsStatus, logs=TEXTS),
     paused_until=NUMBERS,
     warnings=st.lists(TEXTS, max_size=2).map(tuple),
     model=st.sampled_from([None, training_status().model]),

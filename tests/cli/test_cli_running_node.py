@@ -71,6 +71,9 @@ def test_status_tells_people_and_programs_the_same(neuroshard: Command, node: No
     facts = neuroshard("status", "--json").json()
     for line in (f"wallet       {facts['wallet_id']}", f"node         {facts['node_id']}", str(node.data_dir)):
         assert line in shown.out
+    files = {name for name, path in facts["paths"].items() if Path(path).is_file()}
+    folders = {name for name, path in facts["paths"].items() if Path(path).is_dir()}
+    assert (files, folders) == ({"node_key", "api_secret"}, {"data_dir", "data_cache", "checkpoints", "logs"})
     assert facts["wallet_id"] == Wallet.from_secret(parse_token(SECRET_TOKEN)).wallet_id
     assert "state        paused: Paused by the user." in shown.out
     assert "could lose at most" in shown.out

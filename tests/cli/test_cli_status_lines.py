@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 from neuroshard.api.views.node import status_view
 from neuroshard.cli.remote import status_lines
+from neuroshard.config.data_dir import NodePaths
+from neuroshard.status.paths import PathsStatus
 from neuroshard.status.snapshot import (
     ConnectionKind,
     DilocoStatus,
@@ -75,6 +78,16 @@ def test_a_thousand_peers_do_not_fill_the_terminal() -> None:
     lines = lines_of(among(1_000))
     assert len(lines) < 40
     assert "             and 990 more: the dashboard's Swarm view shows all" in lines
+
+
+def test_every_path_is_printed(tmp_path: Path) -> None:
+    paths = NodePaths.below(tmp_path)
+    names = {name: str(path) for name, path in asdict(paths).items()}
+    lines = lines_of(replace(among(0), paths=PathsStatus(**names)))
+    assert f"data folder  {tmp_path}" in lines
+    assert f"config.toml  {tmp_path / 'config.toml'}" in lines
+    assert f"node key     {tmp_path / 'keys' / 'node-key'}" in lines
+    assert [path for path in names.values() if not any(line.endswith(f" {path}") for line in lines)] == []
 
 
 def test_without_a_network_it_says_so() -> None:

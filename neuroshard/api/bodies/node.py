@@ -205,6 +205,18 @@ class ResourcesBody(Answer):
     threads: list[ThreadBody]
 
 
+class PathsBody(Answer):
+    """Where the node keeps what on its computer; the configuration file exists only when something was stored."""
+
+    data_dir: Text
+    config_file: Text
+    data_cache: Text
+    checkpoints: Text
+    logs: Text
+    node_key: Text
+    api_secret: Text
+
+
 class StatusBody(Answer):
     """GET /api/status: the whole snapshot but for the training curve."""
 
@@ -218,6 +230,7 @@ class StatusBody(Answer):
     node_id: str | None
     wallet_id: str | None
     data_dir: Text
+    paths: PathsBody
     is_demo: bool
     paused_until: Number
     warnings: list[Text]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX, is_disk_full, sync_folder, write_atomically
+from neuroshard.config.data_dir import NodePaths
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.training.checkpoint.limits import StorageLimits, room_for
@@ -80,7 +81,7 @@ class Restoration:
 def stage_folder(data_dir: Path, wallet_id: WalletId, run_id: RunId, layers: LayerRange, suffix: str = "") -> Path:
     """checkpoints/<wallet_id>/<run_id>/<stage>/ ; a second node of the wallet on this machine has its own suffix."""
     stage = f"layers-{layers.start}-{layers.stop}{f'-{suffix}' if suffix else ''}"
-    return data_dir / "checkpoints" / wallet_id / run_id / stage
+    return NodePaths.below(data_dir).checkpoints / wallet_id / run_id / stage
 
 
 def find_stage_folders(data_dir: Path) -> tuple[Path, ...]:
