@@ -43,17 +43,25 @@ def show(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the wallet and the node identity that a token leads to on this computer."""
+    """Show the wallet of a token, and the node identity that this computer has in the data folder."""
     from neuroshard.config.loading import load_settings
+    from neuroshard.identity import NodeKey
     from neuroshard.node.identity import wallet_of
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     wallet, kind, warnings = wallet_of(loaded)
-    facts = {"wallet_id": wallet.wallet_id, "public_key": wallet.public_key.hex(), "token_kind": kind}
+    key = loaded.settings.paths.node_key
+    facts = {
+        "wallet_id": wallet.wallet_id,
+        "public_key": wallet.public_key.hex(),
+        "token_kind": kind,
+        "node_id": NodeKey.load_or_create(key).node_id if key.exists() else None,  # showing makes no key
+        "node_key": str(key),
+    }
     if as_json:
         typer.echo(json.dumps(facts))
     else:
         for name, value in facts.items():
-            typer.echo(f"{name:12} {value}")
+            typer.echo(f"{name:12} {value or 'none yet: the first start makes it'}")
     for warning in warnings:
         typer.echo(f"Warning: {warning}", err=True)

@@ -16,7 +16,8 @@ import torch
 from command_run import Command
 
 from benchmarks.node_process import TOKEN
-from neuroshard.identity import Wallet, parse_token
+from neuroshard.config.data_dir import NodePaths
+from neuroshard.identity import NodeKey, Wallet, parse_token
 from neuroshard.training.checkpoint.metadata import Manifest, decode_manifest, encode_manifest
 from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders
 
@@ -45,6 +46,17 @@ def test_a_token_file_is_read(neuroshard: Command, tmp_path: Path) -> None:
     assert shown.code == 0
     assert Wallet.from_secret(parse_token(TOKEN)).wallet_id in shown.out
     assert TOKEN not in shown.out
+
+
+def test_the_node_identity_is_shown_once_there_is_one(neuroshard: Command, tmp_path: Path) -> None:
+    owner = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)
+    place = NodePaths.below(tmp_path / "node").node_key
+    before = owner("wallet", "show", "--data-dir", tmp_path / "node")
+    assert f"node_id      none yet: the first start makes it\nnode_key     {place}\n" in before.out
+    assert not place.exists()
+    key = NodeKey.load_or_create(place)
+    shown = owner("wallet", "show", "--data-dir", tmp_path / "node", "--json").json()
+    assert (shown["node_id"], shown["node_key"]) == (key.node_id, str(place))
 
 
 def test_a_genesis_folder_is_built_and_verified(neuroshard: Command, small_text: Path, tmp_path: Path) -> None:
