@@ -87,12 +87,15 @@ def _torch(loaded: LoadedSettings) -> Finding:
 
 
 def _memory(loaded: LoadedSettings) -> Finding:
-    from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
+    from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
     from neuroshard.model.proposal import propose_architecture
+    from neuroshard.node.configuration import limit_source
 
-    limit = available_mb(probe_memory(), loaded.settings.memory)
-    architecture = propose_architecture(tier_mb(limit), 32_000)
-    detail = f"{limit:,} MB may be used, tier {tier_mb(limit):,}: up to {architecture.layer_count} layers on the CPU"
+    bound = memory_bound(probe_memory(), loaded.settings.memory)
+    tier = tier_mb(bound.mb)
+    layers = propose_architecture(tier, 32_000).layer_count
+    source = limit_source(bound.by, loaded.sources["memory"])
+    detail = f"{bound.mb:,} MB may be used ({source}), tier {tier:,}: up to {layers} layers on the CPU"
     return Finding("memory", is_well=True, detail=detail)
 
 

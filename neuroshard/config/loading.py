@@ -138,7 +138,7 @@ def read_token(loaded: LoadedSettings) -> SecretStr:
     text = token.get_secret_value().strip()
     if not text:
         raise TokenError(
-            f"The wallet token (from {_source_name(source, 'token')}) is empty.", "Give your wallet's token."
+            f"The wallet token (from {source_name(source, 'token')}) is empty.", "Give your wallet's token."
         )
     return SecretStr(text)
 
@@ -226,10 +226,11 @@ def _complaint(detail: ErrorDetails, values: Mapping[str, object], sources: Mapp
     # our own checks know more than "wrong", such as which address of a list it is
     reason = detail.get("ctx", {}).get("error") if detail["type"] == "value_error" and key not in SECRET_KEYS else None
     because = f" ({str(reason)[:200]})" if reason else ""
-    return f"{key} (from {_source_name(source, key)}) cannot be {given}{because}: allowed is {note_of(key).allowed}."
+    return f"{key} (from {source_name(source, key)}) cannot be {given}{because}: allowed is {note_of(key).allowed}."
 
 
-def _source_name(source: Source, key: str) -> str:
+def source_name(source: Source, key: str) -> str:
+    """How people know where the value of a setting came from."""
     match source:
         case "flag":
             return f"--{key.replace('_', '-')}"

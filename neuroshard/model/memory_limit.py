@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -20,20 +21,41 @@ class MemoryProbe:
     cgroup_limit_bytes: int | None  # the tightest of the groups around this process
 
 
+class Bounds(StrEnum):
+    """What a limit comes from."""
+
+    OWNER = "owner"  # the setting `memory`
+    CGROUP = "cgroup"
+    COMPUTER = "computer"
+
+
+@dataclass(frozen=True)
+class MemoryBound:
+    """The limit that holds, in MB of 10^6 bytes, and what set it."""
+
+    mb: int
+    by: Bounds
+
+
 def reserve_mb(total_mb: int) -> int:
     """Memory left to the owner: an eighth, at least 1 GB, but never more than a quarter of a small computer."""
     return min(total_mb // 4, max(1_000, total_mb // 8))
 
 
-def available_mb(probe: MemoryProbe, limit_mb: int | None) -> int:
-    """min(--memory, cgroup limit, total - reserve) in MB of 10^6 bytes; limit_mb None when the user gave none."""
+def memory_bound(probe: MemoryProbe, limit_mb: int | None) -> MemoryBound:
+    """The least of --memory, the cgroup limit and total - reserve; limit_mb None when the user gave none."""
     total = probe.total_bytes // MEGABYTE
-    bounds = [total - reserve_mb(total)]
+    bounds = [MemoryBound(total - reserve_mb(total), Bounds.COMPUTER)]
     if probe.cgroup_limit_bytes is not None:
-        bounds.append(probe.cgroup_limit_bytes // MEGABYTE)
+        bounds.append(MemoryBound(probe.cgroup_limit_bytes // MEGABYTE, Bounds.CGROUP))
     if limit_mb is not None:
-        bounds.append(limit_mb)
-    return min(bounds)
+        bounds.append(MemoryBound(limit_mb, Bounds.OWNER))
+    return min(bounds, key=lambda bound: bound.mb)
+
+
+def available_mb(probe: MemoryProbe, limit_mb: int | None) -> int:
+    """How much may be used, in MB of 10^6 bytes, whatever bounds it."""
+    return memory_bound(probe, limit_mb).mb
 
 
 def tier_mb(available: float) -> int:

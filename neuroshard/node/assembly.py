@@ -10,6 +10,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
+from neuroshard.config.loading import Source
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
@@ -17,8 +18,8 @@ from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import NodeIdentity, Wallet
 from neuroshard.model.family import parameter_count
-from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
-from neuroshard.node.configuration import Configuration
+from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
+from neuroshard.node.configuration import Configuration, limit_source
 from neuroshard.node.cores import default_threads
 from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
 from neuroshard.node.demo import DemoData, DemoOptions
@@ -63,6 +64,7 @@ class Assembly:
     ) -> None:
         """`enter` is called once the run is known: it makes this node a part of the run's swarm."""
         self._settings = configuration.settings
+        self._memory_source: Source = configuration.source_of("memory")
         self._wallet = wallet
         self._identity = identity
         self._publisher = publisher
@@ -125,14 +127,12 @@ class Assembly:
         return compute
 
     def _measure(self, device: Device, flops_per_second: float) -> tuple[Room, MemoryStatus]:
-        probe = probe_memory()
-        limit = available_mb(probe, self._settings.memory)
+        bound = memory_bound(probe_memory(), self._settings.memory)
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
-        source = "--memory" if limit == self._settings.memory else "this computer's memory, less a reserve"
         memory = MemoryStatus(
-            tier_mb=tier_mb(limit),
-            limit_mb=limit,
-            limit_source=source,
+            tier_mb=tier_mb(bound.mb),
+            limit_mb=bound.mb,
+            limit_source=limit_source(bound.by, self._memory_source),
             need_mb=0,
             resident_mb=resident_megabytes(),
             peak_mb=peak_megabytes(),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from threading import Lock
 
-from neuroshard.config.loading import LoadedSettings
+from neuroshard.config.loading import LoadedSettings, Source, source_name
 from neuroshard.config.saving import save_settings
 from neuroshard.config.settings import Settings
+from neuroshard.model.memory_limit import Bounds
 from neuroshard.status.commands import CommandResult
 from neuroshard.types import JsonValue
 
@@ -24,6 +25,11 @@ class Configuration:
         """The settings that hold now."""
         with self._lock:
             return self._loaded.settings
+
+    def source_of(self, key: str) -> Source:
+        """Where the value of a setting comes from."""
+        with self._lock:
+            return self._loaded.sources[key]
 
     def view(self) -> JsonValue:
         """Every setting with value, source, what is allowed and when a change holds; no secrets."""
@@ -52,6 +58,17 @@ class Configuration:
                 "overridden": dict(saved.overridden),
             },
         )
+
+
+def limit_source(by: Bounds, source: Source) -> str:
+    """What set the memory limit, for people; `source` is that of the setting `memory`."""
+    match by:
+        case Bounds.COMPUTER:
+            return "this computer's memory, less a reserve"
+        case Bounds.CGROUP:
+            return "the limit of this process's control group (container or service)"
+        case Bounds.OWNER:
+            return source_name(source, "memory")
 
 
 def _sentence(at_once: tuple[str, ...], after_restart: tuple[str, ...], overridden: Mapping[str, str]) -> str:

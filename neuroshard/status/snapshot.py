@@ -48,7 +48,7 @@ class MemoryStatus:
 
     tier_mb: int
     limit_mb: int
-    limit_source: str  # "--memory", "cgroup limit", "total minus reserve"
+    limit_source: str  # what set the limit, in words
     need_mb: int  # what the formula says this model and batch need
     resident_mb: int
     peak_mb: int

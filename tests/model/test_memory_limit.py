@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.model.family import architecture_for, parameter_count
 from neuroshard.model.memory_limit import (
+    Bounds,
+    MemoryBound,
     MemoryProbe,
     available_mb,
+    memory_bound,
     probe_memory,
     read_cgroup_limit,
     reserve_mb,
@@ -43,9 +46,10 @@ def test_tiers_at_the_edges() -> None:
 
 def test_available_memory_is_the_tightest_bound() -> None:
     probe = MemoryProbe(total_bytes=32 * GB, cgroup_limit_bytes=None)
-    assert available_mb(probe, None) == 28_000
-    assert available_mb(probe, 6_622) == 6_622
-    assert available_mb(probe, 64_000) == 28_000
+    assert memory_bound(probe, None) == MemoryBound(28_000, Bounds.COMPUTER)
+    assert memory_bound(probe, 6_622) == MemoryBound(6_622, Bounds.OWNER)
+    assert memory_bound(probe, 64_000) == MemoryBound(28_000, Bounds.COMPUTER)
+    assert memory_bound(MemoryProbe(32 * GB, 4 * GB), 6_622) == MemoryBound(4_000, Bounds.CGROUP)
     assert available_mb(MemoryProbe(32 * GB, 4 * GB), 6_622) == 4_000
 
 

@@ -41,7 +41,7 @@ def test_memory_stays_below_the_limit(tmp_path: Path, small_genesis: Path, least
         status = node.wait_for("steps", lambda status: status["training"]["steps"] >= steps)
         peak = peak_bytes(node)
         assert peak <= limit_mb * 1_000_000
-        assert status["memory"]["limit_mb"] == limit_mb
+        assert (status["memory"]["limit_mb"], status["memory"]["limit_source"]) == (limit_mb, "--memory")
         assert status["memory"]["peak_mb"] <= peak / 1_000_000 <= status["memory"]["limit_mb"]
 
 
