@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,13 +15,19 @@ from neuroshard.cli.options import (
     DeviceOption,
     Headless,
     Host,
+    InnerSteps,
     LogJson,
+    MaxStorage,
     MemoryLimit,
+    NoTraining,
     Port,
     Threads,
     Verbose,
     given,
 )
+
+if TYPE_CHECKING:
+    from neuroshard.config.loading import LoadedSettings
 
 MOST_NODES = 16
 DEMO_LAYERS = 4
@@ -46,12 +54,15 @@ def demo(
     device: DeviceOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
+    max_storage: MaxStorage = None,
+    inner_steps: InnerSteps = None,
+    no_training: NoTraining = False,
     headless: Headless = False,
     log_json: LogJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Train a small model on text found in every Python installation and watch it learn in the dashboard."""
-    from neuroshard.config.loading import load_settings, resolve_data_dir
+    from neuroshard.config.loading import resolve_data_dir
     from neuroshard.node.demo import DemoOptions, demo_folder, demo_token
     from neuroshard.node.launch import run_node
 
@@ -68,6 +79,9 @@ def demo(
         device=device,
         memory=memory,
         cpu_threads=cpu_threads,
+        max_storage=max_storage,
+        inner_steps=inner_steps,
+        training=False if no_training else None,
         p2p_host=LOOPBACK,
         network=nodes > 1,
         max_stages=options.stages_a_node,
@@ -75,4 +89,21 @@ def demo(
         log_json=log_json or None,
         verbose=verbose or None,
     )
-    raise typer.Exit(run_node(load_settings({**flags, "token": demo_token(folder)}, os.environ), demo=options))
+    raise typer.Exit(run_node(demo_settings({**flags, "token": demo_token(folder)}, os.environ), demo=options))
+
+
+def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -> LoadedSettings:
+    """Settings of a demo, which makes a run of its own: `run` and `peer` do not hold, and a warning says so."""
+    from neuroshard.config.loading import load_settings, source_name
+
+    loaded = load_settings(flags, environment)
+    keys = [key for key in ("run", "peer") if loaded.sources[key] != "default"]
+    if not keys:
+        return loaded
+    named = " and ".join(dict.fromkeys(source_name(loaded.sources[key], key) for key in keys))
+    return replace(
+        loaded,
+        settings=loaded.settings.model_copy(update={"run": None, "peer": ()}),
+        sources={**loaded.sources, **dict.fromkeys(keys, "default")},
+        warnings=(*loaded.warnings, f"A demo trains a run of its own: what {named} says of a run to join is ignored."),
+    )

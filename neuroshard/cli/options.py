@@ -100,6 +100,15 @@ TokenFile = Annotated[Path | None, typer.Option(help="File that holds the token.
 MaxStorage = Annotated[
     int | None, typer.Option("--max-storage", metavar="MB", help="Space for cached shards. (default: 2000)")
 ]
+InnerSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--inner-steps",
+        "--diloco-steps",
+        metavar="N",
+        help="Local steps between two outer steps, for a run of your own. (default: 500)",
+    ),
+]
 NoTraining = Annotated[bool, typer.Option("--no-training", help="Start without training.")]
 Headless = Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]

@@ -157,12 +157,15 @@ class Application:
         """The other nodes of `demo --nodes N`, which join the first one's run."""
         if self._demo is None or self._demo.nodes < 2:
             return
+        settings = self._configuration.settings
         network = await society.networking.up()
         invitation = Invitation(
             run_id=ground.run.run_id,
             peer=network.transport.addresses()[0],
             genesis=ground.fetcher.source.description,
             max_stages=self._demo.stages_a_node,
+            max_storage=settings.max_storage,
+            is_training=settings.training,
         )
-        swarm = LocalSwarm(self._configuration.settings.data_dir, self._demo.nodes, ground.threads)
+        swarm = LocalSwarm(settings.data_dir, self._demo.nodes, ground.threads)
         await swarm.run(invitation)

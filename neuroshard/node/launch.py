@@ -84,9 +84,7 @@ def run_node(
         server = ApiServer(create_app(context), listener)
         server.start()
         stack.callback(server.stop)
-        log.info("NeuroShard %s. Dashboard: %s", __version__, url := dashboard_url(settings.host, port))
-        if settings.browser:
-            _open_browser(url)
+        _show_dashboard(dashboard_url(settings.host, port), warnings, open_browser=settings.browser)
         stop = StopRequest()
         with _outside_requests(stop, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
@@ -139,6 +137,14 @@ def _show_first_instance(running: LockOwner, *, open_browser: bool) -> int:
     if open_browser and running.port:
         _open_browser(url)
     return 0
+
+
+def _show_dashboard(url: str, warnings: tuple[str, ...], *, open_browser: bool) -> None:
+    log.info("NeuroShard %s. Dashboard: %s", __version__, url)
+    for warning in warnings:
+        log.warning("%s", warning)
+    if open_browser:
+        _open_browser(url)
 
 
 def _open_browser(url: str) -> None:

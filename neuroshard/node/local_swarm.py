@@ -34,6 +34,8 @@ class Invitation:
     peer: str  # multiaddr of the first node
     genesis: str  # address of its data server
     max_stages: int | None = None  # that a node holds
+    max_storage: int | None = None  # megabytes of cached shards of each
+    is_training: bool = True  # from the start
 
 
 class LocalSwarm:
@@ -67,10 +69,11 @@ def node_command(folder: Path, invitation: Invitation, threads: int) -> list[str
         "--port": "0",
         "--cpu-threads": str(threads),
     }
-    if invitation.max_stages is not None:
-        options = {**options, "--max-stages": str(invitation.max_stages)}
+    limits = {"--max-stages": invitation.max_stages, "--max-storage": invitation.max_storage}
+    options = {**options, **{name: str(limit) for name, limit in limits.items() if limit is not None}}
     flat = [part for option in options.items() for part in option]
-    return [sys.executable, "-m", "neuroshard", *flat, "--headless", "--end-with-stdin"]
+    switches = ["--headless", "--end-with-stdin", *([] if invitation.is_training else ["--no-training"])]
+    return [sys.executable, "-m", "neuroshard", *flat, *switches]
 
 
 async def started(command: list[str], output: Path) -> _Leashed:

@@ -14,9 +14,12 @@ from benchmarks.node_process import NodeProcess, free_port
 from neuroshard.cli.options import node_folder
 from neuroshard.errors import UsageError
 from neuroshard.node.demo import DemoOptions, demo_folder, demo_token
+from neuroshard.node.local_swarm import Invitation, node_command
 from neuroshard.training.checkpoint.lock import FILE_NAME, InstanceLock
+from neuroshard.types import RunId
 
 pytestmark = pytest.mark.process
+PEER = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 
 
 @pytest.fixture
@@ -24,9 +27,11 @@ def demo_of_text(neuroshard: Command, small_text: Path) -> Iterator[NodeProcess]
     """A running `demo --text FOLDER` of this user."""
     neuroshard.home.mkdir()
     port = free_port()
-    command = neuroshard.arguments("demo", "--text", small_text, "--headless", "--port", port, "--cpu-threads", 1)
+    meant_for_a_node = neuroshard.having(NEUROSHARD_RUN="ab" * 32, NEUROSHARD_PEER=PEER)
+    limits = ("--cpu-threads", 1, "--inner-steps", 7, "--max-storage", 50, "--no-training")
+    command = neuroshard.arguments("demo", "--text", small_text, "--headless", "--port", port, *limits)
     with subprocess.Popen(
-        command, env=neuroshard.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, env=meant_for_a_node.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
             yield NodeProcess(process, port, neuroshard.home, 0.0)
@@ -35,16 +40,32 @@ def demo_of_text(neuroshard: Command, small_text: Path) -> Iterator[NodeProcess]
 
 
 def test_a_demo_of_own_text_is_found_asked_and_stopped(neuroshard: Command, demo_of_text: NodeProcess) -> None:
+    demo_of_text.wait_for("rest", lambda status: status["state"] == "paused")
+    assert neuroshard("resume", "--demo").code == 0
     demo_of_text.wait_for_steps(1)
     shown = neuroshard("status", "--demo", "--json")
     assert shown.code == 0, shown.err
     assert shown.json()["is_demo"]
+    assert shown.json()["diloco"]["inner_steps_total"] == 7
+    settings = demo_of_text.get("/api/config")
+    assert [settings[key]["value"] for key in ("max_storage", "run", "peer")] == [50, None, []]
+    logged = [line for line in neuroshard("logs", "--demo").out.splitlines() if "is ignored" in line]
+    assert len(logged) == 1
+    assert "WARNING A demo trains a run of its own: what NEUROSHARD_RUN and NEUROSHARD_PEER says" in logged[0]
     stopped = neuroshard("stop", "--demo")
     assert (stopped.code, stopped.out.splitlines()[-1]) == (0, "Stopped."), stopped.err
     assert demo_of_text.process.wait(20) == 0
     listed = neuroshard("checkpoint", "list", "--demo")  # of the demo that ran last
     assert "step" in listed.out
     assert neuroshard("status", "--demo").code == 4
+
+
+def test_the_other_nodes_of_a_demo_keep_to_its_limits(tmp_path: Path) -> None:
+    invitation = Invitation(RunId("ab" * 32), PEER, "http://127.0.0.1:1", max_storage=50, is_training=False)
+    command = node_command(tmp_path, invitation, threads=1)
+    assert "--no-training" in command
+    assert command[command.index("--max-storage") + 1] == "50"
+    assert "--max-stages" not in command
 
 
 @pytest.mark.parametrize("stages", [1, 2])

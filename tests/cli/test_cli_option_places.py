@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -55,6 +56,18 @@ def test_every_parameter_of_a_node_is_a_setting() -> None:
     assert names.keys() <= Settings.model_fields.keys()
     unreachable = {"max_checkpoint_storage", "checkpoint_min_seconds", "checkpoint_write_gb_per_day"}
     assert Settings.model_fields.keys() - names.keys() == unreachable
+
+
+def test_a_demo_takes_the_options_of_a_node_in_the_same_words() -> None:
+    node = get_command(app)
+    assert isinstance(node, TyperGroup)
+    words = [
+        {item.name: (item.opts, getattr(item, "help", None)) for item in command.params}
+        for command in (node, node.commands["demo"])
+    ]
+    both = words[0].keys() & words[1].keys()
+    assert {"inner_steps", "max_storage", "no_training", "memory", "port"} <= both
+    assert [name for name in both if words[0][name] != words[1][name]] == []
 
 
 def test_log_lines_tell_the_time_in_words() -> None:
