@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from neuroshard.cli.exit_codes import ExitCode
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, Host, Port, given
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def doctor(
             if isinstance(facts, dict):
                 typer.echo(f"    {key:28} {facts['value']!s:40} {facts['source']}")
     if not all(finding.is_well for finding in findings):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def _examined(name: str, look: Callable[[LoadedSettings], Finding], loaded: LoadedSettings) -> Finding:

@@ -12,7 +12,7 @@ import typer
 from neuroshard import __version__
 from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, seed, text, trainer, wallet
 from neuroshard.cli.command_line import hide_token
-from neuroshard.cli.exit_codes import exit_code, tell
+from neuroshard.cli.exit_codes import exit_code, exit_codes_line, tell
 from neuroshard.cli.options import (
     DataDir,
     DeviceOption,
@@ -47,7 +47,7 @@ from neuroshard.errors import NeuroShardError, UsageError
 app = typer.Typer(
     name="neuroshard",
     help="Train one language model together with other computers, at home.",
-    epilog="Try `neuroshard demo`: it needs no token, no network and no data.",
+    epilog=f"Try `neuroshard demo`: it needs no token, no network and no data. {exit_codes_line()}",
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from neuroshard.cli.client import RequestRefusedError
+from neuroshard.cli.exit_codes import ExitCode, exit_code
 from neuroshard.cli.main import app
 from neuroshard.cli.options import settings_given
 from neuroshard.cli.remote import log_line
 from neuroshard.cli.text import _text_of  # pyright: ignore[reportPrivateUsage]
 from neuroshard.config.settings import Settings
-from neuroshard.errors import UsageError
+from neuroshard.errors import CheckpointError, DataUnavailableError, NetworkRefusedError, TokenError, UsageError
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.mark.parametrize(
@@ -68,6 +74,18 @@ def test_a_demo_takes_the_options_of_a_node_in_the_same_words() -> None:
     both = words[0].keys() & words[1].keys()
     assert {"inner_steps", "max_storage", "no_training", "memory", "port"} <= both
     assert [name for name in both if words[0][name] != words[1][name]] == []
+
+
+def test_the_documented_exit_codes_are_those_that_there_are() -> None:
+    table = README.read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == list(ExitCode)
+    shown = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
+    assert "Exit codes: 0 clean, 1 refused, 2 usage, 3 token, 4 network, 5 storage, 6 data." in shown
+
+
+def test_every_kind_of_error_has_its_exit_code() -> None:
+    kinds = (RequestRefusedError, UsageError, TokenError, NetworkRefusedError, CheckpointError, DataUnavailableError)
+    assert [exit_code(kind("it")) for kind in kinds] == [1, 2, 3, 4, 5, 6]
 
 
 def test_log_lines_tell_the_time_in_words() -> None:
