@@ -56,20 +56,26 @@ def list_checkpoints(
 
 
 @app.command("verify")
-def verify(from_folders: From = None, data_dir: DataDir = None, demo: DemoNode = False) -> None:
+def verify(
+    from_folders: From = None, data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False
+) -> None:
     """Read every saved state completely and compare its digest. Exit code 5 when one is damaged."""
     from neuroshard.errors import CheckpointError
     from neuroshard.training.checkpoint.store import CheckpointStore
 
-    damaged = 0
+    checked = list[dict[str, object]]()
     for item in (stage.generation for stage in _saved(from_folders, data_dir, demo=demo)):
+        problem = ""
         try:
             CheckpointStore(Path(item.path).parent).verify(item)
         except CheckpointError as error:
-            damaged += 1
-            typer.echo(f"DAMAGED  {item.path}: {error}")
-        else:
-            typer.echo(f"ok       {item.path}")
+            problem = str(error)
+        checked.append({"path": item.path, "step": item.step, "sound": not problem, "problem": problem or None})
+        if not as_json:
+            typer.echo(f"DAMAGED  {item.path}: {problem}" if problem else f"ok       {item.path}")
+    if as_json:
+        typer.echo(json.dumps(checked))
+    damaged = sum(not item["sound"] for item in checked)
     if damaged:
         raise CheckpointError(
             f"{damaged} checkpoints are damaged.", "The next start falls back to the newest good one."
@@ -96,6 +102,7 @@ def export(
     ] = None,
     data_dir: DataDir = None,
     demo: DemoNode = False,
+    as_json: AsJson = False,
 ) -> None:
     """Assemble the saved stages of a run into one model for other programs."""
     from neuroshard.errors import UsageError
@@ -123,7 +130,11 @@ def export(
             break
     for warning in spread_warnings(stages):
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(f"{_steps(stages)} written to {out}.")
+    if as_json:
+        written = {"out": str(out.absolute()), "format": format_name, "stages": [_as_json(stage) for stage in stages]}
+        typer.echo(json.dumps(written))
+    else:
+        typer.echo(f"{_steps(stages)} written to {out}.")
 
 
 @app.command("restore")
@@ -131,6 +142,7 @@ def restore(
     at: Annotated[datetime, typer.Option("--at", help="Go back to the newest state at or before this local time.")],
     data_dir: DataDir = None,
     demo: DemoNode = False,
+    as_json: AsJson = False,
 ) -> None:
     """Go back in time: newer states are set aside (not deleted), and the next start goes on from the older one."""
     from neuroshard.errors import CheckpointError, UsageError
@@ -149,11 +161,14 @@ def restore(
     kept = [generation for generation, _ in moved if generation is not None]
     if not kept:
         raise CheckpointError("No checkpoint is that old; nothing was changed.", "See `neuroshard checkpoint list`.")
+    set_aside = [str(path) for _, aside in moved for path in aside]
+    if as_json:
+        typer.echo(json.dumps({"goes_on_from": [asdict(generation) for generation in kept], "set_aside": set_aside}))
+        return
     for generation in kept:
         typer.echo(f"The next start goes on from step {generation.step:,}: {generation.path}")
-    for _, aside in moved:
-        for path in aside:
-            typer.echo(f"set aside: {path}")
+    for path in set_aside:
+        typer.echo(f"set aside: {path}")
 
 
 def _stores(folder: Path) -> list[CheckpointStore]:

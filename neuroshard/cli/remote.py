@@ -109,28 +109,31 @@ def pause(
     port: Port = None,
     demo: DemoNode = False,
     seconds: Annotated[float | None, typer.Option("--for", metavar="SECONDS", help="Resume by itself.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Pause training; nothing is lost."""
     from neuroshard.cli.client import connect
 
     body = {} if seconds is None else {"duration_seconds": seconds}
-    typer.echo(connect(data_dir, port, demo=demo).post("/api/training/pause", body)["message"])
+    _tell(connect(data_dir, port, demo=demo).post("/api/training/pause", body), as_json=as_json)
 
 
-def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) -> None:
+def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
     """Go on training after a pause."""
     from neuroshard.cli.client import connect
 
-    typer.echo(connect(data_dir, port, demo=demo).post("/api/training/resume")["message"])
+    _tell(connect(data_dir, port, demo=demo).post("/api/training/resume"), as_json=as_json)
 
 
-def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) -> None:
+def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
     """Stop the node after a final checkpoint."""
     from neuroshard.cli.client import connect
     from neuroshard.errors import NetworkRefusedError
 
     client = connect(data_dir, port, demo=demo)
-    typer.echo(client.post("/api/shutdown")["message"])
+    told = client.post("/api/shutdown")["message"]
+    if not as_json:
+        typer.echo(told)
     deadline = time.monotonic() + STOP_SECONDS
     while client.answers():
         if time.monotonic() > deadline:
@@ -140,7 +143,12 @@ def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False) ->
         if time.monotonic() > deadline:
             raise NetworkRefusedError("The process has not ended yet.", "Look at its log.")
         time.sleep(0.1)
-    typer.echo("Stopped.")
+    _tell({"state": "stopped", "message": "Stopped."}, as_json=as_json)
+
+
+def _tell(answer: Mapping[str, Any], *, as_json: bool) -> None:
+    """What a command led to: the node's words, or its whole answer on a line."""
+    typer.echo(json.dumps(answer) if as_json else answer["message"])
 
 
 def logs(

@@ -52,8 +52,9 @@ def test_a_demo_of_own_text_is_found_asked_and_stopped(neuroshard: Command, demo
     logged = [line for line in neuroshard("logs", "--demo").out.splitlines() if "is ignored" in line]
     assert len(logged) == 1
     assert "WARNING A demo trains a run of its own: what NEUROSHARD_RUN and NEUROSHARD_PEER says" in logged[0]
-    stopped = neuroshard("stop", "--demo")
-    assert (stopped.code, stopped.out.splitlines()[-1]) == (0, "Stopped."), stopped.err
+    stopped = neuroshard("stop", "--demo", "--json")
+    assert stopped.code == 0, stopped.err
+    assert stopped.json() == {"state": "stopped", "message": "Stopped."}
     assert demo_of_text.process.wait(20) == 0
     listed = neuroshard("checkpoint", "list", "--demo")  # of the demo that ran last
     assert "step" in listed.out

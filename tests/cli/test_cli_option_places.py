@@ -76,6 +76,21 @@ def test_a_demo_takes_the_options_of_a_node_in_the_same_words() -> None:
     assert [name for name in both if words[0][name] != words[1][name]] == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["status"], ["pause"], ["resume"], ["stop"], ["logs"], ["generate"], ["doctor"], ["wallet", "show"]),
+        *(["checkpoint", name] for name in ("list", "verify", "export", "restore")),
+    ],
+)
+def test_what_a_command_tells_can_be_had_as_json(words: list[str]) -> None:
+    command = get_command(app)
+    for word in words:
+        assert isinstance(command, TyperGroup)
+        command = command.commands[word]
+    assert "--json" in {name for item in command.params for name in item.opts}
+
+
 def test_the_documented_exit_codes_are_those_that_there_are() -> None:
     table = README.read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == list(ExitCode)

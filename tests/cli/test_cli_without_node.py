@@ -114,13 +114,19 @@ def test_a_damaged_state_is_5_and_named(neuroshard: Command, stopped: Path) -> N
     assert outcome.code == 5
     assert f"DAMAGED  {newest}" in outcome.out
     assert "ok " in outcome.out
+    told = neuroshard("checkpoint", "verify", "--data-dir", stopped, "--json")
+    assert told.code == 5
+    assert [item["path"] for item in told.json() if not item["sound"]] == [str(newest)]
 
 
 def test_the_exported_file_has_the_classic_keys(neuroshard: Command, stopped: Path, tmp_path: Path) -> None:
     chosen = saved_states(stopped)[1]
     export = ("checkpoint", "export", "--data-dir", stopped, "--out")
-    outcome = neuroshard(*export, tmp_path / "model.pt", "--format", "torch", "--checkpoint", chosen)
+    outcome = neuroshard(*export, tmp_path / "model.pt", "--format", "torch", "--checkpoint", chosen, "--json")
     assert outcome.code == 0
+    written = outcome.json()
+    assert (written["out"], written["format"]) == (str(tmp_path / "model.pt"), "torch")
+    assert [stage["path"] for stage in written["stages"]] == [str(chosen)]
     classic = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {"layer_ids", "architecture", "layers", "optimizer", "diloco", "training_rounds"} <= classic.keys()
     assert classic["training_rounds"] == decode_manifest(chosen.read_bytes()).meta.step
@@ -153,6 +159,9 @@ def test_the_time_in_the_list_is_the_time_to_go_back_to(neuroshard: Command, sto
     assert saved_states(stopped) == states[1:]
     aside = [Path(told.removeprefix("set aside: ")) for told in outcome.out.splitlines() if "set aside" in told]
     assert [(path / states[0].name).is_file() for path in aside] == [True]
+    older = saved_states(stopped)[0]
+    again = elsewhere("checkpoint", "restore", "--data-dir", stopped, "--at", time, "--json").json()
+    assert ([item["path"] for item in again["goes_on_from"]], again["set_aside"]) == ([str(older)], [])
 
 
 def saved_states(data_dir: Path) -> list[Path]:
