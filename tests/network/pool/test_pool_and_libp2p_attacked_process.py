@@ -1,0 +1,230 @@
+"""A node that trains, in a process of its own, attacked over both its ports at once: it goes on, within its memory."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from struct import pack
+from typing import Any
+
+import pytest
+import trio
+from libp2p.exceptions import BaseLibp2pError
+from pool_nodes import digest_of, identity_of
+
+from benchmarks.node_process import NodeProcess, running_node
+from neuroshard.network import Network
+from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.network.libp2p.bulk import ENDPOINT_KIND
+from neuroshard.network.libp2p.muxer import BoundedMuxer
+from neuroshard.network.libp2p.negotiation import proposal
+from neuroshard.network.libp2p.requests import FRAME_PROTOCOL
+from neuroshard.network.pool import Endpoint, tcp
+from neuroshard.network.pool.certificate import dialler_context
+from neuroshard.network.pool.errors import ConnectionLostError
+from neuroshard.network.pool.greeting import Verdict, greet_as_dialler
+from neuroshard.network.pool.packets import PacketKind, packet
+from neuroshard.network.pool.secure_stream import SecureStream
+from neuroshard.network.scores import ScoreReason
+from neuroshard.swarm.announcement import report_topic
+from neuroshard.types import NodeId, RunId
+from neuroshard.wire import Frame
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]
+
+MEMORY_MB = 500  # of `quick`
+ATTACK_SECONDS = 10.0
+SILENT_SOCKETS = 100  # at each port
+LIARS = 3
+PLAINTEXT = b"\x13/multistream/1.0.0\n\x11/plaintext/2.0.0\n"
+OVERSIZED_HEADER = b"NSHF\1\0\4\0" + (2**30).to_bytes(4, "little") + bytes(8) + b"echo"
+LIES = (bytes(100), OVERSIZED_HEADER, Random(1).randbytes(5000))
+PACKETS = (
+    packet(PacketKind.OFFER, 1, bytes(100)),  # no frame
+    packet(PacketKind.OFFER, 1, OVERSIZED_HEADER),
+    pack("<BBHIQQ", PacketKind.OFFER, 0, 0, 2**30, 1, 0),  # a head of 1 GiB
+    b"\xff" * 24,
+)
+
+
+@dataclass(frozen=True)
+class Victim:
+    """Where the node is reached."""
+
+    node_id: NodeId
+    address: str
+    run_id: RunId
+    libp2p: Endpoint
+    pool: Endpoint
+
+    @property
+    def ports(self) -> tuple[Endpoint, Endpoint]:
+        return self.libp2p, self.pool
+
+
+def test_a_training_node_goes_on_while_both_its_ports_are_attacked(quick: list[str], tmp_path: Path) -> None:
+    with running_node(tmp_path, quick) as node:
+        before = node.wait_for(
+            "address and steps", lambda s: bool(s["network"]["addresses"] and s["training"]["steps"])
+        )
+        was_refused = refusals(before)
+        answered = trio.run(attack, node, before)
+        assert answered >= 10
+        assert node.get("/health")["status"] == "ok"
+        after = node.wait_for("new steps", lambda s: s["training"]["steps"] > before["training"]["steps"] + 50, 20)
+        assert after["state"] == "training"
+        told = refusals(after) - was_refused
+        assert told[ScoreReason.MALFORMED_CLAIM] >= 1
+        assert after["memory"]["peak_mb"] <= MEMORY_MB
+        assert peak_megabytes(node) <= MEMORY_MB
+        assert node.stop() == 0
+
+
+def refusals(status: dict[str, Any]) -> Counter[str]:
+    """How often each thing was refused, as the status tells it."""
+    return Counter(dict(status["network"]["refused"]))
+
+
+def peak_megabytes(node: NodeProcess) -> float:
+    """Most memory the process has held, as the kernel counts it; 0 where it does not."""
+    file = Path(f"/proc/{node.process.pid}/status")
+    lines = file.read_text("ascii").splitlines() if file.exists() else []
+    return sum(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
+
+
+async def attack(node: NodeProcess, status: dict[str, Any]) -> int:
+    """Everything at once for a while; how often the node answered its owner meanwhile."""
+    victim = await found(status)
+    answered = 0
+    sockets: list[socket.socket] = []
+    async with AsyncExitStack() as stack:
+        # first, because silent sockets take every place for handshakes from one address
+        liars = [await stack.enter_async_context(peer_of(victim, 20 + number)) for number in range(LIARS)]
+        gossiper, _ = await stack.enter_async_context(peer_of(victim, 60))
+        async with trio.open_nursery() as nursery:
+            for _, muxer in liars:
+                nursery.start_soon(lie_over_libp2p, muxer)
+            nursery.start_soon(spread_claims, gossiper, report_topic(victim.run_id))
+            for number in range(LIARS):
+                nursery.start_soon(lie_over_the_pool, victim, 40 + number)
+            await trio.sleep(2)
+            for port in victim.ports:
+                opened = silent_sockets(port)
+                sockets += opened
+                stack.callback(close_all, opened)
+                nursery.start_soon(send_garbage, port)
+                nursery.start_soon(drip, port)
+            ends = time.monotonic() + ATTACK_SECONDS
+            while time.monotonic() < ends:
+                assert (await trio.to_thread.run_sync(node.get, "/health"))["status"] == "ok"
+                answered += 1
+                await trio.sleep(0.3)
+            nursery.cancel_scope.cancel()
+    assert len(sockets) > SILENT_SOCKETS
+    async with peer_of(victim, 90) as (honest, _):  # who behaves is still served
+        await honest.transport.request(victim.node_id, Frame(ENDPOINT_KIND), timeout_seconds=10)
+    return answered
+
+
+async def found(status: dict[str, Any]) -> Victim:
+    """The node's two ports; any peer is told that of the pool."""
+    node_id, address = NodeId(status["node_id"]), status["network"]["addresses"][0]
+    port = int(address.split("/")[4])
+    asked = Victim(node_id, address, RunId(status["run"]["run_id"]), ("127.0.0.1", port), ("127.0.0.1", 0))
+    async with peer_of(asked, 10) as (network, _):
+        answer = await network.transport.request(node_id, Frame(ENDPOINT_KIND), timeout_seconds=10)
+    pool = answer.header["port"]
+    assert isinstance(pool, int)
+    return Victim(node_id, address, asked.run_id, asked.libp2p, ("127.0.0.1", pool))
+
+
+@asynccontextmanager
+async def peer_of(victim: Victim, number: int) -> AsyncIterator[tuple[Network, BoundedMuxer]]:
+    """A stranger with a good key, connected with the victim."""
+    async with libp2p_network(identity_of(number), NetworkOptions(host="127.0.0.1", pool_port=None)) as network:
+        await network.transport.connect(victim.address)
+        muxer = network.transport._connections.of(victim.node_id)
+        assert isinstance(muxer, BoundedMuxer)
+        yield network, muxer
+
+
+def silent_sockets(port: Endpoint) -> list[socket.socket]:
+    """Connections that never say anything."""
+    opened: list[socket.socket] = []
+    for _ in range(SILENT_SOCKETS):
+        with suppress(OSError):
+            opened.append(socket.create_connection(port, timeout=1))
+    return opened
+
+
+def close_all(sockets: Sequence[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
+async def send_garbage(port: Endpoint) -> None:
+    """Bytes that are no handshake, and a client without encryption."""
+    chance = Random(port[1])
+    while True:
+        for data in (chance.randbytes(4096), PLAINTEXT, b"GET / HTTP/1.1\r\n\r\n", bytes(70_000)):
+            with suppress(OSError, trio.BrokenResourceError):
+                async with await trio.open_tcp_stream(*port) as stream:
+                    await stream.send_all(data)
+                    with trio.move_on_after(0.2):
+                        assert b"/plaintext" not in bytes(await stream.receive_some(100))
+        await trio.sleep(0.05)
+
+
+async def drip(port: Endpoint) -> None:
+    """One byte of a handshake now and then."""
+    while True:
+        with suppress(OSError, trio.BrokenResourceError):
+            async with await trio.open_tcp_stream(*port) as stream:
+                for byte in PLAINTEXT:
+                    await stream.send_all(bytes((byte,)))
+                    await trio.sleep(0.4)
+
+
+async def lie_over_libp2p(muxer: BoundedMuxer) -> None:
+    """Streams with bytes that are no request, until the node has had enough."""
+    with suppress(BaseLibp2pError):  # banned
+        for turn in range(100):
+            stream = await muxer.open_stream()
+            await stream.write(proposal(FRAME_PROTOCOL) + LIES[turn % len(LIES)], is_last=True)
+            await stream.wait_ended()
+
+
+async def lie_over_the_pool(victim: Victim, number: int) -> None:
+    """Offers of nothing and packets that cannot be, over connections with a good key."""
+    while True:
+        for data in PACKETS:
+            with suppress(OSError, ConnectionLostError):
+                stream = SecureStream(
+                    dialler_context().wrap_socket(await tcp.dial(victim.pool, None), do_handshake_on_connect=False)
+                )
+                try:
+                    await stream.handshake()
+                    key = identity_of(number).key
+                    reception = await greet_as_dialler(stream, key, victim.node_id, digest_of(stream), 0)
+                    if reception.verdict is not Verdict.WELCOME:
+                        return
+                    await stream.send_all(data)
+                    with trio.move_on_after(1):
+                        await stream.receive_bytes(24)
+                finally:
+                    stream.close()
+        await trio.sleep(0.05)
+
+
+async def spread_claims(network: Network, topic: str) -> None:
+    """Reports that nobody signed."""
+    network.gossip.subscribe(topic, lambda _, __: True)
+    for turn in range(1000):
+        await network.gossip.publish(topic, b"no claim %d" % turn)
+        await trio.sleep(0.2)
