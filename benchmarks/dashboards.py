@@ -7,11 +7,10 @@ import socket
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import cast
 
 from benchmarks.node_process import NodeProcess, running_node
@@ -24,7 +23,7 @@ SEGMENT_SECONDS = 8.0
 STREAMS = 20
 REQUESTS_A_SECOND = 20
 COMPUTE_THREAD = "neuroshard-compute"
-SHARE_SECONDS = 20.0
+SHARE_SAMPLES = 9
 PATHS = ("/api/status", "/api/training/history", "/api/training/global", "/api/training/verify")
 
 
@@ -36,7 +35,7 @@ def measure() -> Report:
         crowded: list[float] = []
         latencies: list[float] = []
         with Crowd(node):
-            serving, training = serving_and_training_cores(node, SHARE_SECONDS)
+            serving, training = serving_and_training_cores(node, SHARE_SAMPLES)
         for pair in range(PAIRS):
             for with_crowd in (False, True) if pair % 2 == 0 else (True, False):
                 if with_crowd:
@@ -83,21 +82,22 @@ def _rate(node: NodeProcess) -> float:
     return float(points[-1]["tokens"] - points[0]["tokens"]) / float(points[-1]["time"] - points[0]["time"])
 
 
-def serving_and_training_cores(node: NodeProcess, seconds: float) -> tuple[float, float]:
-    """CPU use of the thread that serves and of those that compute, by what the node itself measures."""
-    used, samples = defaultdict[str, float](float), 0
+def serving_and_training_cores(node: NodeProcess, samples: int) -> tuple[float, float]:
+    """CPU use of the thread that serves and of those that compute: medians of what the node measures every two seconds.
+
+    The first two samples are left out: they saw the crowd come.
+    """
+    serving, training = list[float](), list[float]()
     seen = node.get("/api/status")["resources"]["threads"]
-    deadline = time.perf_counter() + seconds
-    while time.perf_counter() < deadline or samples < 2:
-        time.sleep(0.1)
+    while len(serving) < samples + 2:
+        time.sleep(0.5)
         threads = node.get("/api/status")["resources"]["threads"]
         if threads != seen:
-            samples += 1
-            if samples > 1:  # the first one began before this call
-                for thread in threads:
-                    used[thread["name"]] += float(thread["cores"])
+            cores = {thread["name"]: float(thread["cores"]) for thread in threads}
+            serving.append(cores.get(THREAD_NAME, 0.0))
+            training.append(cores.get(COMPUTE_THREAD, 0.0) + cores.get(UNNAMED, 0.0))
             seen = threads
-    return used[THREAD_NAME] / (samples - 1), (used[COMPUTE_THREAD] + used[UNNAMED]) / (samples - 1)
+    return median(serving[2:]), median(training[2:])
 
 
 class Crowd:
