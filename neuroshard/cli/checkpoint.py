@@ -16,10 +16,15 @@ from neuroshard.cli.remote import DemoNode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from neuroshard.status.snapshot import CheckpointGeneration
     from neuroshard.training.checkpoint.catalogue import SavedStage
     from neuroshard.training.checkpoint.store import CheckpointStore
     from neuroshard.types import LayerRange
 
+_SHARED = (
+    "Where other nodes train the same run, this one takes their newer state over: stop them all, go back at each of "
+    "them with the same --at, and only then start them."
+)
 _SHOWN_PRECISION = 0.999_999  # seconds: the list shows whole ones, and what it shows can be gone back to
 
 app = typer.Typer(help="List, check, export and restore checkpoints.", no_args_is_help=True)
@@ -147,7 +152,9 @@ def restore(
     """Go back in time: newer states are set aside (not deleted), and the next start goes on from the older one."""
     from neuroshard.errors import CheckpointError, UsageError
     from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
-    from neuroshard.training.checkpoint.set_aside import go_back
+    from neuroshard.training.checkpoint.set_aside import go_back, set_newer_aside
+    from neuroshard.training.checkpoint.store import CheckpointStore
+    from neuroshard.training.transfer.kept_copy import copy_folders
 
     folder = node_folder(data_dir, demo=demo)
     try:
@@ -155,20 +162,37 @@ def restore(
     except AlreadyRunningError as error:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.") from error
     try:
-        moved = [go_back(store, at.timestamp() + _SHOWN_PRECISION) for store in _stores(folder)]
+        moment = at.timestamp() + _SHOWN_PRECISION
+        moved = [go_back(store, moment) for store in _stores(folder)]
+        kept = [generation for generation, _ in moved if generation is not None]
+        # a copy of what another node trained would bring the newer state back, here or to that node
+        copies = [CheckpointStore(copy) for copy in copy_folders(folder)] if kept else []
+        moved += [(None, set_newer_aside(store, moment, "newer-than-asked-for")) for store in copies]
     finally:
         lock.release()
-    kept = [generation for generation, _ in moved if generation is not None]
     if not kept:
         raise CheckpointError("No checkpoint is that old; nothing was changed.", "See `neuroshard checkpoint list`.")
     set_aside = [str(path) for _, aside in moved for path in aside]
+    shared = [_SHARED] if _has_met_others(folder, kept) else []
     if as_json:
-        typer.echo(json.dumps({"goes_on_from": [asdict(generation) for generation in kept], "set_aside": set_aside}))
+        told = {"goes_on_from": [asdict(generation) for generation in kept], "set_aside": set_aside, "warnings": shared}
+        typer.echo(json.dumps(told))
         return
     for generation in kept:
         typer.echo(f"The next start goes on from step {generation.step:,}: {generation.path}")
     for path in set_aside:
         typer.echo(f"set aside: {path}")
+    for line in shared:
+        typer.echo(line)
+
+
+def _has_met_others(folder: Path, kept: Sequence[CheckpointGeneration]) -> bool:
+    """Whether others may train what lies in this data folder: it met some, or has a part of a model only."""
+    from neuroshard.node.libp2p_opening import PEERS_FILE
+    from neuroshard.training.checkpoint.catalogue import saved_stages
+
+    stages = saved_stages(sorted({Path(generation.path).parent for generation in kept}))
+    return (folder / PEERS_FILE).exists() or any(not stage.is_whole for stage in stages)
 
 
 def _stores(folder: Path) -> list[CheckpointStore]:

@@ -47,10 +47,11 @@ def go_back(store: CheckpointStore, at: float) -> tuple[CheckpointGeneration | N
 
     Returns the state it will go on from and where the newer ones went. When nothing is that old, nothing is moved.
     """
-    generations = store.generations()
-    older = next((item for item in generations if item.time <= at), None)
-    if older is None:
-        return None, ()
-    newer = [item for item in generations if item.time > at]
-    name = f"set-aside-newer-than-step-{older.step}"
-    return older, tuple(set_aside(store.folder, f"step-{item.step}", name) for item in newer)
+    older = next((item for item in store.generations() if item.time <= at), None)
+    return (None, ()) if older is None else (older, set_newer_aside(store, at, f"newer-than-step-{older.step}"))
+
+
+def set_newer_aside(store: CheckpointStore, at: float, why: str) -> tuple[Path, ...]:
+    """Set aside all that is newer than `at`; where it went."""
+    newer = [item for item in store.generations() if item.time > at]
+    return tuple(set_aside(store.folder, f"step-{item.step}", f"set-aside-{why}") for item in newer)

@@ -26,6 +26,11 @@ def copy_folder(data_dir: Path, run_id: RunId, layers: LayerRange) -> Path:
     return data_dir / FOLDER / run_id / f"layers-{layers.start}-{layers.stop}"
 
 
+def copy_folders(data_dir: Path) -> list[Path]:
+    """Where copies lie, of whatever runs and stages."""
+    return sorted((data_dir / FOLDER).glob("*/layers-*"))
+
+
 @dataclass
 class KeptCopy:
     """See Snapshots. Methods that touch the disk block: `load`, `keep`, `newest` and `forget`."""
