@@ -85,6 +85,7 @@ def demo(
         p2p_host=LOOPBACK,
         network=nodes > 1,
         max_stages=options.stages_a_node,
+        spare_stages=options.spare_stages_a_node,
         browser=False if headless else None,
         log_json=log_json or None,
         verbose=verbose or None,

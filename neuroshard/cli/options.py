@@ -66,6 +66,15 @@ MaxStages = Annotated[
         rich_help_panel=_MEETING,
     ),
 ]
+SpareStages = Annotated[
+    int | None,
+    typer.Option(
+        "--spare-stages",
+        metavar="N",
+        help="Hold up to N stages more than --max-stages while nobody else holds them. (default: 0)",
+        rich_help_panel=_MEETING,
+    ),
+]
 MaxUpload = Annotated[
     float | None,
     typer.Option(

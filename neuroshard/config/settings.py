@@ -123,6 +123,9 @@ class Settings(BaseModel):
     max_stages: Annotated[
         Whole | None, Field(ge=1, le=4096), Note("1 to 4096 stages of a run; unset: as many as fit the memory")
     ] = None
+    spare_stages: Annotated[
+        Whole, Field(ge=0, le=4096), Note("0 to 4096 stages beyond max_stages, held while nobody else does")
+    ] = 0
     run: Annotated[
         Annotated[str, AfterValidator(_run_id)] | None, Note("the 64 hex digits of a run's id; unset: the default run")
     ] = None

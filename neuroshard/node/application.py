@@ -164,6 +164,7 @@ class Application:
             peer=network.transport.addresses()[0],
             genesis=ground.fetcher.source.description,
             max_stages=self._demo.stages_a_node,
+            spare_stages=self._demo.spare_stages_a_node,
             max_storage=settings.max_storage,
             is_training=settings.training,
         )

@@ -92,12 +92,15 @@ class Assembly:
         fetcher, data, found = await self._find_run(location, runs, room)
         with self.startup.stage(MODEL):
             run = self._choose_run(data, room, runs, "demo" if self._demo else fetcher.source.description)
-            windows = windows_of(run.parameters, room, self._settings.max_stages)
+            most, spare = self._settings.max_stages, self._settings.spare_stages
+            first = windows_of(run.parameters, room, most)
+            windows = first if most is None else windows_of(run.parameters, room, most + spare)
             self._announce(run, found)
             placing = self._enter(run)
             if run.parameters.stage_count > 1:
+                placing.swarm.windows = windows
                 self.startup.tell(MODEL, "Asking the others which layers they hold.")
-            stages = await placing.choose(windows, kept_stages(self._settings.data_dir, self._identity, run))
+            stages = await placing.choose(first, kept_stages(self._settings.data_dir, self._identity, run))
         ground = Ground(run, data, fetcher, compute, device, threads, room, memory, placing.swarm, windows)
         return ground, stages
 

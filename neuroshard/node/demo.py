@@ -29,8 +29,16 @@ class DemoOptions:
 
     @property
     def stages_a_node(self) -> int | None:
-        """How many stages each node holds at most; None: a lone node holds all."""
-        return None if self.nodes == 1 else max(1, -(-self.stages // self.nodes))
+        """How many stages each node begins with at most; None: a lone node holds all."""
+        return None if self.nodes == 1 else -(-self.stages // self.nodes)
+
+    @property
+    def spare_stages_a_node(self) -> int:
+        """How many more each node may hold, so that the others can do the work of one that disappears."""
+        if self.nodes == 1:
+            return 0
+        usual, of_the_others = -(-self.stages // self.nodes), -(-self.stages // (self.nodes - 1))
+        return min(self.stages, max(usual + 1, of_the_others)) - usual
 
 
 def demo_folder(data_dir: Path, options: DemoOptions) -> Path:

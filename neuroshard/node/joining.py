@@ -57,6 +57,7 @@ class Joining:
     tell: Tell
     expects_others: bool = True  # a run that this node was invited to
     offload: Offload = anyio.to_thread.run_sync
+    tell_percent: Callable[[int], None] = lambda _: None  # of the state that is fetched
     _liars: set[NodeId] = field(default_factory=set[NodeId])
 
     def __post_init__(self) -> None:
@@ -143,7 +144,9 @@ class Joining:
 
     async def _keep_telling(self) -> None:
         while True:
-            self.tell(_told(self.identity.layers, self._receiver.progress))
+            progress = self._receiver.progress
+            self.tell(_told(self.identity.layers, progress))
+            self.tell_percent(100 * progress.bytes_done // max(1, progress.bytes_total))
             await anyio.sleep(TELL_SECONDS)
 
     def _own_standing(self) -> Standing | None:

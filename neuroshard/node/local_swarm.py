@@ -33,7 +33,8 @@ class Invitation:
     run_id: RunId
     peer: str  # multiaddr of the first node
     genesis: str  # address of its data server
-    max_stages: int | None = None  # that a node holds
+    max_stages: int | None = None  # that a node begins with
+    spare_stages: int = 0  # that it holds beyond those when nobody else does
     max_storage: int | None = None  # megabytes of cached shards of each
     is_training: bool = True  # from the start
 
@@ -69,7 +70,11 @@ def node_command(folder: Path, invitation: Invitation, threads: int) -> list[str
         "--port": "0",
         "--cpu-threads": str(threads),
     }
-    limits = {"--max-stages": invitation.max_stages, "--max-storage": invitation.max_storage}
+    limits = {
+        "--max-stages": invitation.max_stages,
+        "--spare-stages": invitation.spare_stages,
+        "--max-storage": invitation.max_storage,
+    }
     options = {**options, **{name: str(limit) for name, limit in limits.items() if limit is not None}}
     flat = [part for option in options.items() for part in option]
     switches = ["--headless", "--end-with-stdin", *([] if invitation.is_training else ["--no-training"])]

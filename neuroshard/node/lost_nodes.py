@@ -1,11 +1,15 @@
-"""Nodes that count as gone although their last report is young: they did not answer, and have not reported since."""
+"""Nodes that count as gone although they report: they do not answer, or do not hold the layers they report."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import anyio
+
 from neuroshard.swarm.membership import Membership
 from neuroshard.types import NodeId
+
+DISBELIEF_SECONDS = 600.0  # whatever such a node reports meanwhile
 
 
 class LostNodes:
@@ -14,7 +18,8 @@ class LostNodes:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._last_reports: dict[NodeId, int] = {}
-        self.added = 0  # so far: between two of them only reports change anything
+        self._disbelieved: dict[NodeId, float] = {}  # until when, by the event loop's clock
+        self.added = 0  # so far: between two of them only reports and time change anything
 
     def add(self, node_id: NodeId) -> None:
         """Count a node as gone until it reports again."""
@@ -25,10 +30,19 @@ class LostNodes:
 
     def now(self) -> frozenset[NodeId]:
         """All that are lost."""
-        return frozenset(node for node in tuple(self._last_reports) if node in self)
+        return frozenset(node for node in (*self._last_reports, *self._disbelieved) if node in self)
+
+    def disbelieve(self, node_id: NodeId) -> None:
+        """Count a node as gone for a time: what it reports is not true."""
+        now = anyio.current_time()
+        self._disbelieved = {node: until for node, until in self._disbelieved.items() if until > now}
+        self._disbelieved[node_id] = now + DISBELIEF_SECONDS
+        self.added += 1
 
     def __contains__(self, node: object) -> bool:
         node_id = cast("NodeId", node)
+        if node_id in self._disbelieved and anyio.current_time() < self._disbelieved[node_id]:
+            return True
         if node_id not in self._last_reports:
             return False
         member = self._membership.view.members.get(node_id)

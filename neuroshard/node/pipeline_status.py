@@ -72,6 +72,7 @@ def pipeline_status(
         Holding(member.node_id, stages, member.report.state)
         for member in swarm.membership.view.members.values()
         if member.node_id != swarm.node_id
+        and member.node_id not in swarm.lost
         and member.report.layers is not None
         and (stages := swarm.stages_of(member.report.layers)) is not None
     ]

@@ -16,7 +16,7 @@ from neuroshard.node.networking import Networking
 from neuroshard.node.proposal import Room
 from neuroshard.node.stage_memory import best_load, least_load, need_of, plan_of
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.swarm.placement import choose_stages, equal_windows, fitting_windows
+from neuroshard.swarm.placement import choose_stages, fitting_windows
 from neuroshard.swarm.stage_coverage import StageRange
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class Placing:
         around_kept = [window for window in windows if kept is not None and window.covers(kept)]
         if around_kept:
             return around_kept[0]
+        if kept is not None and any(window.covers(kept) for window in self.swarm.windows):
+            return kept  # it had taken more than nodes begin with
         if len(self.swarm.plan) > 1 and self.networking.is_wanted:
             await self._listen()
         coverage = self.swarm.coverage()
@@ -68,22 +70,21 @@ class Placing:
 
 
 def windows_of(parameters: RunParameters, room: Room, most: int | None) -> tuple[StageRange, ...]:
-    """The runs of stages that this computer holds, at most `most` at once. Raises TooLittleMemoryError with numbers."""
+    """The longest runs of stages that this computer holds, at most `most` at once.
+
+    Raises TooLittleMemoryError with numbers.
+    """
     plan = plan_of(parameters)
 
     def fits(stages: StageRange) -> bool:
+        if most is not None and len(stages) > most:
+            return False
         need = need_of(parameters, stages, room, least_load(parameters, stages))
         return need.fits(room.tier_mb, room.device_tier_mb)
 
     windows = fitting_windows(len(plan), fits)
     if not windows:
         raise _too_little(parameters, plan, room)
-    if most is not None:
-        windows = tuple(
-            window
-            for window in equal_windows(len(plan), min(most, max(map(len, windows))))
-            if any(larger.covers(window) for larger in windows)
-        )
     return windows
 
 

@@ -23,7 +23,7 @@ class Relocating:
     """One node's part in keeping all stages held."""
 
     swarm: StageSwarm
-    windows: tuple[StageRange, ...]  # that this computer holds
+    windows: tuple[StageRange, ...]  # the longest runs that this computer holds
     times: MoveTimes = field(default_factory=MoveTimes)
     has_state: Callable[[int], bool] = lambda _: False  # of a stage, on this disk
     may_go: Callable[[], bool] = lambda: True
@@ -36,10 +36,13 @@ class Relocating:
             coverage, now = self.swarm.coverage(), anyio.current_time()
             unrest = unrest.seen(coverage, now)
             move = should_move(self.swarm.node_id, unrest, now, self.times)
-            is_wanted = move is not None and move.stages in self.windows and self.may_go()
+            is_wanted = move is not None and self._fits(move.stages) and self.may_go()
             if move is not None and is_wanted and await self._can_begin(move) and self.may_go():
                 log.info("Going to stages %d to %d: %s.", move.stages.start + 1, move.stages.stop, move.reason.value)
                 return move.stages
+
+    def _fits(self, stages: StageRange) -> bool:
+        return any(window.covers(stages) for window in self.windows)
 
     async def _can_begin(self, move: Move) -> bool:
         """Whether the state of the stages can be had: what this node trains now is not left for nothing."""

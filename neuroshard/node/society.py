@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
 from neuroshard.config.settings import Settings
@@ -22,7 +22,7 @@ from neuroshard.node.stage_memory import plan_of
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.surroundings import use_surroundings
 from neuroshard.node.traffic import Traffic, TrafficMeter
-from neuroshard.status.snapshot import NetworkStatus, NodeStatus, PeerStatus, SwarmStatus
+from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
 from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.participant import OwnWords, Participant
 from neuroshard.swarm.run_offer import RunOffer
@@ -86,7 +86,9 @@ class Society:
         self.exchange.is_shared = is_shared
 
         def report() -> TrainingReport:
-            return own_report(status(), offer.run_id)
+            said = own_report(status(), offer.run_id)
+            ready_percent = swarm.ready_percent if said.state is NodeState.STARTING else 0
+            return replace(said, windows=swarm.windows, ready_percent=ready_percent)
 
         def announcement() -> Announcement:
             version = versions.offer.parameters.version

@@ -178,6 +178,6 @@ class StageCopies:
             await self.offload(duty.copy.forget)
 
     def _single_holder(self, stage: int) -> NodeId | None:
-        """The one node that has the stage; None when there are several, or none."""
-        holders = self.swarm.coverage().replicas_of(stage)
-        return holders[0] if len(holders) == 1 and holders[0] != self.swarm.node_id else None
+        """The one other node that has the stage; None when there are several, or none."""
+        holder = self.swarm.sole_holder(stage)
+        return None if holder == self.swarm.node_id else holder

@@ -41,9 +41,9 @@ class StageSafety:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._find_unobtainable, coverage.missing)
             for stage in range(coverage.stage_count):
-                holders = coverage.replicas_of(stage)
-                if len(holders) == 1 and holders[0] != self.swarm.node_id:
-                    tasks.start_soon(ask, stage, holders[0])
+                holder = self.swarm.sole_holder(stage)
+                if holder is not None and holder != self.swarm.node_id:
+                    tasks.start_soon(ask, stage, holder)
         self.swarm.told_copies = told
 
     async def _find_unobtainable(self, missing: Iterable[int]) -> None:

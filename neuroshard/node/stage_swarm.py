@@ -15,9 +15,11 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.identity import NodeIdentity, SignedClaim
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.network import Network, PeerUnreachableError, ScoreReason
+from neuroshard.node.confirmed_holders import VALID_SECONDS, ConfirmedHolders
 from neuroshard.node.lost_nodes import LostNodes
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
+from neuroshard.node.slow_starts import SlowStarts
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.global_view import GlobalView, Member
 from neuroshard.swarm.membership import Membership
@@ -104,9 +106,13 @@ class StageSwarm:
         self._endpoints = StageEndpoints(self._shapes)
         self._local: dict[int, LocalHop] = {}
         self.lost = LostNodes(membership)
+        self.confirmed = ConfirmedHolders()
+        self._slow_starts = SlowStarts()
         self._fold: _Fold | None = None
         self._told_holders: dict[NodeId, _ToldHolder] = {}  # as of the last fold: most members say nothing new
         self.unobtainable: frozenset[int] = frozenset()  # stages of which nobody who answers has the state
+        self.windows: tuple[StageRange, ...] = ()  # the longest runs of stages that this computer holds, for the others
+        self.ready_percent = 0  # of the states that this node fetches before it can work
         self.told_copies: Mapping[int, ToldCopy] = {}  # of stages that another node holds alone
         self.donor = Donor(is_of_run=membership.knows, report=self._report)  # of the state of stages that lies here
         self.rounds = RoundDoor()  # of replicas that are held here
@@ -191,6 +197,17 @@ class StageSwarm:
         """Who holds which stages, this node as its own last report has it."""
         return self._present().coverage
 
+    def sole_holder(self, stage: int) -> NodeId | None:
+        """The one node that can work on a stage; None when there are several, or none.
+
+        Of several only those count that have confirmed it: a false report must not keep a stage from being copied.
+        """
+        holders: Sequence[NodeId] = self.coverage().replicas_of(stage)
+        if len(holders) > 1:
+            own, confirmed = self.node_id, self.confirmed
+            holders = [node for node in holders if node == own or confirmed.told_within(VALID_SECONDS, node, stage)]
+        return holders[0] if len(holders) == 1 else None
+
     def _present(self) -> _Fold:
         view, fold = self.membership.view, self._fold
         if fold is None or fold.view is not view or fold.lost != self.lost.added:
@@ -198,14 +215,15 @@ class StageSwarm:
         return fold
 
     def _folded(self) -> StageCoverage:
-        lost, known, told = self.lost.now(), self._told_holders, dict[NodeId, _ToldHolder]()
-        for node_id, member in self.membership.view.members.items():
+        members, known, told = self.membership.view.members, self._told_holders, dict[NodeId, _ToldHolder]()
+        out = self.lost.now() | self._slow_starts.overdue(members.values())
+        for node_id, member in members.items():
             holds = known.get(node_id)
             if holds is None or holds[0] is not member.report:
                 holds = member.report, self._holder(member)
             told[node_id] = holds
         self._told_holders = told
-        holders = [holder for node_id, (_, holder) in told.items() if holder is not None and node_id not in lost]
+        holders = [holder for node_id, (_, holder) in told.items() if holder is not None and node_id not in out]
         return StageCoverage.of(self.run_id, len(self.plan), holders)
 
     def _holder(self, member: Member) -> StageHolder | None:
@@ -214,7 +232,8 @@ class StageSwarm:
         stages = None if report.layers is None else self.stages_of(report.layers)
         if stages is None or report.state in GONE:
             return None
-        return StageHolder(member.node_id, member.wallet_id, stages, is_ready=report.state in HOLDING)
+        is_ready = report.state in HOLDING
+        return StageHolder(member.node_id, member.wallet_id, stages, is_ready, report.windows)
 
     def workers(self, stage: int) -> Sequence[NodeId]:
         """Who can work on a stage now, in the order of their names.

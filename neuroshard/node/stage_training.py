@@ -65,7 +65,7 @@ class Ground:
     room: Room
     memory: MemoryStatus
     swarm: StageSwarm
-    windows: tuple[StageRange, ...]  # of stages that this computer holds
+    windows: tuple[StageRange, ...]  # the longest runs of stages that this computer holds
 
 
 @dataclass(frozen=True)
@@ -187,22 +187,32 @@ class StageTraining:
         lives = list[LiveStage]()
         load = best_load(ground.run.parameters, stages, ground.room)
         members = round_members(ground.run.parameters, stages, ground.room, load)
-        for index in stages:
+        for position, index in enumerate(stages):
+            tell_percent = partial(_tell_percent, ground.swarm, position, len(stages))
+            tell_percent(0)
             layers = ground.swarm.plan[index]
             home = StageHome.of(
                 self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
             )
             precision = lives[0].stage.executor.precision if lives else None
             work = stage_work(ground.run.parameters, layers, load, members)
-            lives.append(await self._bring_up(ground, index, home, work, precision))
+            lives.append(await self._bring_up(ground, index, home, work, precision, tell_percent=tell_percent))
         return lives
 
     async def _bring_up(
-        self, ground: Ground, index: int, home: StageHome, work: StageWork, precision: Precision | None
+        self,
+        ground: Ground,
+        index: int,
+        home: StageHome,
+        work: StageWork,
+        precision: Precision | None,
+        *,
+        tell_percent: Callable[[int], None],
     ) -> LiveStage:
         """A stage with the state it shall go on from. Waits while others have that and do not give it."""
         run, swarm = ground.run, ground.swarm
-        joining = Joining(swarm, home.identity, home.store, partial(self._startup.tell, CHECKPOINT), run.is_joined)
+        tell = partial(self._startup.tell, CHECKPOINT)
+        joining = Joining(swarm, home.identity, home.store, tell, run.is_joined, tell_percent=tell_percent)
         while True:
             must_restore = await joining.prepare()
             live = await bring_up_stage(
@@ -289,3 +299,8 @@ def _outer_step_of(outer: OuterSync) -> int:
 
 def _steps_of(trainer: Trainer, number: int) -> int:
     return trainer.records[number].progress.steps
+
+
+def _tell_percent(swarm: StageSwarm, done: int, stages: int, percent: int) -> None:
+    """How far this node is with `percent` of one of the stages, when so many of them are done."""
+    swarm.ready_percent = (100 * done + percent) // stages

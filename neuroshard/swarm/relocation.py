@@ -17,6 +17,7 @@ class MoveTimes:
     """When nodes act on what they see; settle and half a turn must be well above the time that news takes to spread."""
 
     settle_seconds: float = 5.0  # an empty stage stays empty for so long before anybody moves
+    more_seconds: float = 45.0  # the same before a node holds it beside its own: others may be starting
     calm_seconds: float = 60.0  # the same for moves that can wait
     turn_seconds: float = 20.0  # who has the turn begins within its first half; after it, it is the next ones' turn
 
@@ -50,12 +51,20 @@ def should_move(node_id: NodeId, unrest: Unrest, now: float, times: MoveTimes | 
     if unrest.coverage is None or not unrest.moves:
         return None
     reason = unrest.moves[0].reason
-    patience = times.settle_seconds if reason is MoveReason.EMPTY_STAGE else times.calm_seconds
+    patience = _patience(unrest.moves, times)
     turn, within = divmod(now - unrest.since - patience, times.turn_seconds)
     if turn < 0 or within > times.turn_seconds / 2:
         return None
     moves = _moves_of_turn(reason, unrest.coverage, int(turn)) if turn else unrest.moves
-    return next((move for move in moves if move.node_id == node_id), None)
+    move = next((move for move in moves if move.node_id == node_id), None)
+    is_early = move is not None and move.takes_on and now - unrest.since < times.more_seconds
+    return None if is_early else move
+
+
+def _patience(moves: Iterable[Move], times: MoveTimes) -> float:
+    if any(move.reason is not MoveReason.EMPTY_STAGE for move in moves):
+        return times.calm_seconds
+    return times.more_seconds if all(move.takes_on for move in moves) else times.settle_seconds
 
 
 def _moves_of_turn(reason: MoveReason, coverage: StageCoverage, turn: int) -> tuple[Move, ...]:

@@ -21,6 +21,11 @@ class MoveOption:
     window: StageRange
     waits: bool = False  # somebody it needs is on the way
 
+    @property
+    def takes_on(self) -> bool:
+        """Whether a node that holds less than it can will hold more than before."""
+        return self.holder.stages not in self.holder.windows and len(self.window) > len(self.holder.stages)
+
 
 class Places:
     """Counts over the holders of a coverage, of whom the barred ones do not move. A value: `after` gives a new one.
@@ -33,6 +38,7 @@ class Places:
         self._ready = list(coverage.ready_replicas)
         self._run_id = coverage.run_id
         self._draw = draw
+        self.may_take_on = True
         wallets = Counter(holder.wallet_id for holder in coverage.holders)
         self._large_wallets = frozenset(wallet for wallet, count in wallets.items() if count > 1)
         self._of_wallet = Counter(
@@ -61,6 +67,12 @@ class Places:
         places._count(holder, window, 1, is_ready=holder.is_ready and arrived)
         return places
 
+    def without_more(self) -> Places:
+        """When nobody takes more stages on than it holds."""
+        places = copy(self)
+        places.may_take_on = False
+        return places
+
     def _count(self, holder: StageHolder, stages: StageRange, change: int, *, is_ready: bool) -> None:
         for stage in stages:
             self.replicas[stage] += change
@@ -74,14 +86,30 @@ class Places:
         return (alike[0] for alike in self._alike.values() if alike)
 
     def windows(self, holder: StageHolder, target: StageRange) -> Iterator[StageRange]:
-        """Where else a holder may go to hold all of these stages."""
-        if holder.windows:
+        """Where else a holder may go to hold all of these stages.
+
+        Who holds as much as it can holds as much as it can there; who holds less, as many stages as now.
+        """
+        if holder.stages in holder.windows:
             found: Iterable[StageRange] = (window for window in holder.windows if window.covers(target))
         else:
-            length = len(holder.stages)
-            starts = range(max(0, target.stop - length), min(target.start, len(self.replicas) - length) + 1)
-            found = (StageRange(start, start + length) for start in starts)
-        return (window for window in found if window != holder.stages)
+            found = (
+                window
+                for room in holder.windows or (StageRange(0, len(self.replicas)),)
+                for window in _parts(room, len(holder.stages), target)
+            )
+        return (window for window in dict.fromkeys(found) if window != holder.stages)
+
+    def extensions(self, holder: StageHolder, target: StageRange) -> Iterator[StageRange]:
+        """How a holder that holds less than it can may hold these stages beside its own, or those it cannot leave."""
+        if holder.stages in holder.windows or not self.may_take_on:
+            return
+        held = [stage for stage in holder.stages if not self.can_leave(holder, stage)]
+        empty = [stage for stage, count in enumerate(self.replicas) if count == 0]
+        for kept in ([*holder.stages], held, [*holder.stages, *empty], [*held, *empty]):
+            both = StageRange(min([*kept, target.start]), max([*kept, target.stop - 1]) + 1)
+            if len(both) > len(holder.stages) and any(room.covers(both) for room in holder.windows):
+                yield both
 
     def all_windows(self, holder: StageHolder) -> set[StageRange]:
         """Where else a holder may go."""
@@ -114,18 +142,26 @@ class Places:
         """The one that is made: equally good ones draw lots."""
         return min(options, key=lambda option: (self._merit(option), self._lot(option.holder), option.window))
 
-    def _merit(self, option: MoveOption) -> tuple[int, int, bool, float]:
-        """The lowest goes: it fills most, meets fewest of its wallet, has least to lose, and leaves most behind.
+    def _merit(self, option: MoveOption) -> tuple[int, int, int, bool, float]:
+        """The lowest goes: fills most, meets fewest of its wallet, takes least on, loses least, leaves most behind.
 
         The last two are what nodes say of themselves; in further draws, when nobody has gone, they do not count.
         """
         holder, window = option.holder, option.window
         filled = sum(self.replicas[stage] == 0 for stage in window)
         overlap = self.overlap(holder, window)
+        more = len(window) - len(holder.stages) if option.takes_on else 0
         if self._draw:
-            return -filled, overlap, False, 0.0
+            return -filled, overlap, more, False, 0.0
         behind = min((self.replicas[stage] for stage in self.left(holder, window)), default=inf)
-        return -filled, overlap, holder.is_ready, -behind
+        return -filled, overlap, more, holder.is_ready, -behind
 
     def _lot(self, holder: StageHolder) -> bytes:
         return hash_parts("neuroshard/move", self._run_id, self._draw, holder.node_id)
+
+
+def _parts(room: StageRange, length: int, target: StageRange) -> Iterator[StageRange]:
+    """The parts of a room with so many stages, or all of a smaller one, that cover the target."""
+    length = min(length, len(room))
+    for start in range(max(room.start, target.stop - length), min(target.start, room.stop - length) + 1):
+        yield StageRange(start, start + length)

@@ -1,8 +1,9 @@
 """Which nodes should hold other stages than they do. Pure: all who know the same agree.
 
-While a stage is empty, nodes with nothing to lose or from stages with other replicas fill it; where none can go there
-directly, one makes room for another. Then nodes of one wallet part, then the most covered stages help the least covered
-ones. Each kind of move makes one of these strictly better and none before it worse, so moves come to an end.
+While a stage is empty, nodes with nothing to lose or from stages with other replicas fill it, or one that has room for
+more holds it beside its own; where none can do so directly, one makes room for another. Then nodes of one wallet part,
+then the most covered stages help the least covered ones. Each kind of move makes one of these strictly better and none
+before it worse, so moves come to an end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import TypeAlias
 
 from neuroshard.swarm.relocation_options import MoveOption, Places
@@ -38,6 +40,7 @@ class Move:
     stages: StageRange  # its new ones
     reason: MoveReason
     about: int | WalletId  # the stage that gains, or the wallet whose nodes part
+    takes_on: bool = False  # it holds more stages then
 
 
 def planned_moves(coverage: StageCoverage) -> tuple[Move, ...]:
@@ -50,7 +53,7 @@ def planned_moves(coverage: StageCoverage) -> tuple[Move, ...]:
     places = Places(coverage)
     if moves := _moves(MoveReason.EMPTY_STAGE, places):
         return moves
-    if _ways_to_empty_stages(places) is not None:
+    if _ways_to_empty_stages(places.without_more()) is not None:
         return ()
     return _moves(MoveReason.SAME_WALLET, places) or _moves(MoveReason.UNEVEN, places)
 
@@ -70,13 +73,24 @@ def further_moves(
 
 
 def _moves(reason: MoveReason, places: Places) -> tuple[Move, ...]:
-    """Moves that can be made at the same time and together leave no stage alone."""
+    """Moves that can be made at the same time and together leave no stage alone.
+
+    A node takes more stages on only where the model is then complete: else nothing is won, and somebody may be coming.
+    """
+    moves, after = _all_moves(reason, places)
+    if 0 in after.replicas and any(move.takes_on for move in moves):
+        moves, _ = _all_moves(reason, places.without_more())
+    return moves
+
+
+def _all_moves(reason: MoveReason, places: Places) -> tuple[tuple[Move, ...], Places]:
+    """With what is then."""
     moves: list[Move] = []
     while (advice := _advice(reason, places)) is not None:
         option, about = advice
-        moves.append(Move(option.holder.node_id, option.window, reason, about))
+        moves.append(Move(option.holder.node_id, option.window, reason, about, option.takes_on))
         places = places.after(option, arrived=False)
-    return tuple(moves)
+    return tuple(moves), places
 
 
 def _advice(reason: MoveReason, places: Places) -> Advice | None:
@@ -136,10 +150,12 @@ def _ways_to_empty_stages(places: Places) -> tuple[int, list[tuple[MoveOption, i
 
 def _ways_to(places: Places, target: StageRange) -> Iterator[tuple[MoveOption, StageRange | None]]:
     """Moves that cover the target, each with the stages that it would leave to nobody."""
+    is_empty = all(places.replicas[stage] == 0 for stage in target)
     for holder in places.movable:
         if holder.stages.covers(target):
             continue
-        for window in places.windows(holder, target):
+        more = places.extensions(holder, target) if is_empty else ()
+        for window in chain(places.windows(holder, target), more):
             held = [stage for stage in places.left(holder, window) if not places.can_leave(holder, stage)]
             alone = [stage for stage in held if places.replicas[stage] == 1]
             option = MoveOption(holder, window, waits=bool(held))

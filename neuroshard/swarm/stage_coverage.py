@@ -66,7 +66,7 @@ class StageHolder:
     wallet_id: WalletId
     stages: StageRange
     is_ready: bool = True  # it can work; until then it fetches weights, and nothing is lost when it goes elsewhere
-    windows: tuple[StageRange, ...] = ()  # what its memory holds, as far as known; (): any of the same length
+    windows: tuple[StageRange, ...] = ()  # the longest runs that it can hold, as far as known; (): any as long as now
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neuroshard.identity.fields import exact_object
+from neuroshard.identity.fields import object_fields
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.claim_fields import (
     flag_field,
     hash_field,
     layers_field,
     layers_to_json,
+    list_field,
     real_field,
     roles_field,
     run_field,
     whole_field,
 )
+from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.types import JsonValue, LayerRange, Role, RunId, ShardId
 
 MAX_STEPS = 10**12
@@ -26,6 +28,7 @@ MAX_TOKENS_PER_SECOND = 1e9
 MAX_SHARDS = 10**8
 MAX_SEQUENCE = 2**53  # every JSON reader knows such numbers exactly
 MAX_INTERVAL_SECONDS = 1000.0
+MAX_WINDOWS = 64  # that are told; whoever could hold more different ones tells none
 _LATEST = 1e11  # seconds since the epoch
 _STATES = tuple(NodeState)
 
@@ -54,10 +57,12 @@ class TrainingReport:
     leaving: bool = False  # the last report of this start
     inherited_steps: int = 0  # of `steps`, what others had made before this node took the first of its stages over
     inherited_tokens: int = 0
+    windows: tuple[StageRange, ...] = ()  # the longest runs of stages that it can hold; () when it does not tell
+    ready_percent: int = 0  # of what it fetches before it can work on its layers
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Every field by name; rounded where more digits would only cost bytes."""
-        return {
+        fields: dict[str, JsonValue] = {
             "run_id": self.run_id,
             "sequence": self.sequence,
             "steps": self.steps,
@@ -79,11 +84,16 @@ class TrainingReport:
             "inherited_steps": self.inherited_steps,
             "inherited_tokens": self.inherited_tokens,
         }
+        if 0 < len(self.windows) <= MAX_WINDOWS:
+            fields["windows"] = [[window.start, window.stop] for window in self.windows]
+        if self.ready_percent:
+            fields["ready_percent"] = self.ready_percent
+        return fields
 
     @classmethod
     def from_json(cls, value: JsonValue) -> TrainingReport:
         """Strict reading. Raises ValueError that names the field."""
-        fields = exact_object(value, _FIELDS, "report")
+        fields = object_fields(value, _FIELDS - _OPTIONAL, _OPTIONAL, "report")
         loss, shard, state_hash = fields["loss_ema"], fields["shard"], fields["state_hash"]
         return cls(
             run_id=run_field(fields["run_id"], "run_id"),
@@ -106,13 +116,23 @@ class TrainingReport:
             leaving=flag_field(fields["leaving"], "leaving"),
             inherited_steps=whole_field(fields["inherited_steps"], 0, MAX_STEPS, "inherited_steps"),
             inherited_tokens=whole_field(fields["inherited_tokens"], 0, MAX_TOKENS, "inherited_tokens"),
+            windows=_windows_field(fields.get("windows", ())),
+            ready_percent=whole_field(fields.get("ready_percent", 0), 0, 100, "ready_percent"),
         )
 
 
 _FIELDS = set(TrainingReport.__dataclass_fields__)
+_OPTIONAL = {"windows", "ready_percent"}  # older nodes do not tell them
 
 
 def _state_field(value: JsonValue) -> NodeState:
     if value not in _STATES:
         raise ValueError(f"state must be one of {', '.join(_STATES)}")
     return NodeState(value)
+
+
+def _windows_field(value: JsonValue) -> tuple[StageRange, ...]:
+    ranges = [layers_field(item, "windows") for item in list_field(value, MAX_WINDOWS, "windows")]
+    if None in ranges:
+        raise ValueError("windows must be ranges of stages")
+    return tuple(StageRange(window.start, window.stop) for window in ranges if window is not None)

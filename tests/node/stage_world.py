@@ -20,7 +20,7 @@ from trio.testing import MockClock
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
-from neuroshard.network import InMemoryNetwork, Network
+from neuroshard.network import InMemoryNetwork, Network, ScoreReason
 from neuroshard.node.holder_watch import HolderWatch
 from neuroshard.node.joining import Joining
 from neuroshard.node.networking import Networking
@@ -56,6 +56,7 @@ SHAPE = Architecture(64, 3, 2, 1, 128, 512, 8)
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 64)
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
 REPORT_SECONDS = 10.0
+SINGLE = tuple(StageRange(index, index + 1) for index in range(3))
 SAVE_STEPS = 10
 
 
@@ -161,12 +162,13 @@ class StageNode:
     number: int
     world: StageWorld
     data_dir: Path
-    stage: HeldStage | None = None
+    stages: tuple[HeldStage, ...] = ()
     state: NodeState = NodeState.STARTING
     told: list[str] = field(default_factory=list[str])
-    wanted: int | None = None  # the stage it gets ready for
+    wanted: StageRange | None = None  # the stages it gets ready for
     began_steps: list[int] = field(default_factory=list[int])  # of the stages that it took
     clock_is_ahead: float = 0.0  # seconds
+    windows: tuple[StageRange, ...] = SINGLE  # the longest runs that fit its memory
 
     def __post_init__(self) -> None:
         key = NodeKey.from_seed(bytes([self.number + 1]) * 32)
@@ -180,8 +182,9 @@ class StageNode:
         self.networking = Networking(self.name, self._open, peers_file=self.data_dir / "peers", loopback_only=True)
         self.swarm = StageSwarm(identity, RunVersions(self.world.offer), self.membership, self.networking)
         self.swarm.donor = Donor(now=self.now, offload=at_once, is_of_run=self.membership.knows)
-        self.swarm.asking = Asking(self.swarm, offload=at_once)
+        self.swarm.asking = Asking(self.swarm, lambda *event: self.blamed.append(event), offload=at_once)
         self.service = IdleService()
+        self.blamed: list[tuple[NodeId, ScoreReason]] = []
         self.settings = Settings(data_dir=self.data_dir)
         self.copies = StageCopies(self.swarm, lambda: self.settings, self.world.shape, now=self.now, offload=at_once)
         self.scope = anyio.CancelScope()
@@ -195,8 +198,18 @@ class StageNode:
             if self in self.world.alive():  # and not started again meanwhile
                 self.world.network.kill(self.name)
 
-    async def live(self, stage: int | None = None, *, moves: bool = True) -> None:
+    @property
+    def stage(self) -> HeldStage | None:
+        """The first that it holds."""
+        return next(iter(self.stages), None)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        return tuple(stage.index for stage in self.stages)
+
+    async def live(self, stage: int | StageRange | None = None, *, moves: bool = True) -> None:
         """From the start to the kill."""
+        self.swarm.windows = () if self.windows == SINGLE else self.windows
         with self.scope:
             self.networking.attach(self.swarm.live)
             async with anyio.create_task_group() as tasks:
@@ -226,13 +239,22 @@ class StageNode:
         self.world.network.kill(self.name)
         self.scope.cancel()
 
-    async def take(self, index: int) -> None:
-        """Get a stage's state and hold it."""
-        if self.stage is not None:
-            self.stage.save()
+    async def take(self, wanted: int | StageRange) -> None:
+        """Get the state of stages and hold them."""
+        for stage in self.stages:
+            stage.save()
         self.swarm.release()
-        self.stage, self.state, self.wanted = None, NodeState.STARTING, index
+        self.wanted = StageRange(wanted, wanted + 1) if isinstance(wanted, int) else wanted
+        self.stages, self.state = (), NodeState.STARTING
         self.speak()
+        self.stages = tuple([await self._brought_up(index) for index in self.wanted])
+        self.state = NodeState.TRAINING
+        for stage in self.stages:
+            self.swarm.hold(stage.index, cast("Any", self.service), lambda: "", lambda stage=stage: stage.outer_step)
+            self.swarm.donor.offer(self.swarm.name_of(stage.index), stage)
+        self.speak()
+
+    async def _brought_up(self, index: int) -> HeldStage:
         layers = self.swarm.plan[index]
         run_id, shape = self.swarm.run_id, self.world.shape
         identity = StageIdentity(self.identity.wallet_id, self.name, run_id, shape, layers, 1)
@@ -242,10 +264,7 @@ class StageNode:
         stage = HeldStage(index, identity, store, self.now, self.world.save_steps)
         stage.restore()
         self.began_steps.append(stage.steps)
-        self.stage, self.state = stage, NodeState.TRAINING
-        self.swarm.hold(index, cast("Any", self.service), lambda: "", lambda: stage.outer_step)
-        self.swarm.donor.offer(self.swarm.name_of(index), stage)
-        self.speak()
+        return stage
 
     def speak(self) -> None:
         """Report to everybody who can be reached."""
@@ -271,27 +290,25 @@ class StageNode:
             self.membership.forget_silent(now())
             await anyio.sleep(1)
 
-    async def _train(self, *, moves: bool) -> int:
-        """Train until another stage is to be held."""
+    async def _train(self, *, moves: bool) -> StageRange:
+        """Train until other stages are to be held."""
         elsewhere: list[StageRange] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.copies.run)
             if moves:
-                windows = tuple(StageRange(index, index + 1) for index in range(3))
-                elsewhere.append(await Relocating(self.swarm, windows, has_state=self._has_state).wanted())
+                elsewhere.append(await Relocating(self.swarm, self.windows, has_state=self._has_state).wanted())
             else:
                 tasks.start_soon(anyio.sleep_forever)
                 await anyio.sleep_forever()
             tasks.cancel_scope.cancel()
-        return elsewhere[0].start
+        return elsewhere[0]
 
     def _has_state(self, stage: int) -> bool:
         folder = stage_folder(self.data_dir, self.identity.wallet_id, self.swarm.run_id, self.swarm.plan[stage])
         return any(folder.glob("step-*.json"))
 
     def own_report(self) -> TrainingReport:
-        index = self.wanted if self.stage is None else self.stage.index
-        layers = None if index is None else self.swarm.plan[index]
+        layers = None if self.wanted is None else self.wanted.layers(self.swarm.plan)
         return TrainingReport(
             run_id=self.swarm.run_id,
             sequence=self.sequence,
@@ -310,6 +327,8 @@ class StageNode:
             state=self.state,
             started_at=EPOCH,
             interval_seconds=REPORT_SECONDS,
+            windows=self.swarm.windows,
+            ready_percent=self.swarm.ready_percent if self.state is NodeState.STARTING else 0,
         )
 
 
@@ -346,15 +365,15 @@ class StageWorld:
         return [node for node in newest.values() if self.network.transport_of(node.name) is not None]
 
     def holders(self, stage: int) -> list[StageNode]:
-        return [node for node in self.alive() if node.stage is not None and node.stage.index == stage]
+        return [node for node in self.alive() if stage in node.held]
 
     async def train(self) -> None:
         while True:
             await anyio.sleep(1)
             if all(self.holders(stage) for stage in range(3)):
                 for node in self.alive():
-                    if node.stage is not None:
-                        node.stage.step()
+                    for stage in node.stages:
+                        stage.step()
 
 
 def play(folder: Path, scenario: Callable[[StageWorld], Awaitable[None]], **changes: Any) -> None:

@@ -142,7 +142,7 @@ def test_everybody_tells_how_old_the_second_copy_of_each_stage_is(tmp_path: Path
             assert [[stage.copy for stage in stages] for stages in none_yet] == [[SecondCopy(None)] * 3] * 3
             for node in nodes:
                 node.copies.times = CopyTimes()
-            await anyio.sleep(60)
+            await anyio.sleep(70)  # a look after the renewal
             for node in nodes:
                 for stage, holder in zip(pipeline_status(node.swarm, node.state).stages, nodes, strict=True):
                     assert holder.stage is not None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from stage_world import SINGLE, StageWorld, play
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.model.family import architecture_for
+from neuroshard.node.demo import DemoOptions
 from neuroshard.node.drive_training import microbatches_in_flight
-from neuroshard.node.placing import windows_of
+from neuroshard.node.placing import Placing, windows_of
 from neuroshard.node.proposal import Room
 from neuroshard.swarm.stage_coverage import StageRange
 
@@ -52,3 +55,32 @@ def test_a_trainer_takes_fewer_microbatches_at_a_time_where_memory_is_small() ->
         microbatches_in_flight(large, 1_000)
     assert microbatches_in_flight(STAGED, 1_000) == 8
     assert microbatches_in_flight(replace(STAGED, sequences_per_step=4), 1_000) == 1
+
+
+def test_a_limit_of_stages_takes_none_away_that_fits_by_itself() -> None:
+    for tier in range(3_000, 9_000, 500):
+        fitting, limited = (windows_of(STAGED, room(tier), most) for most in (None, 2))
+        assert {stage for window in fitting for stage in window} == {stage for window in limited for stage in window}
+        assert max(map(len, limited)) <= 2
+
+
+@pytest.mark.parametrize("stages", range(1, 5))
+@pytest.mark.parametrize("nodes", range(2, 6))
+def test_the_other_nodes_of_a_demo_can_hold_what_one_of_them_held(nodes: int, stages: int) -> None:
+    options = DemoOptions(nodes=nodes, stages=stages)
+    first = options.stages_a_node
+    assert first is not None
+    assert nodes * first >= stages > nodes * (first - 1)
+    assert (nodes - 1) * (first + options.spare_stages_a_node) >= stages
+    assert first + options.spare_stages_a_node <= stages
+
+
+def test_a_node_that_had_taken_more_stages_than_it_begins_with_goes_on_with_them(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        node = world.add()
+        node.swarm.windows = StageRange(0, 2), StageRange(1, 3)
+        placing = Placing(node.swarm, node.networking)
+        assert await placing.choose(SINGLE, StageRange(0, 2)) == StageRange(0, 2)
+        assert await placing.choose(SINGLE, StageRange(2, 3)) == StageRange(2, 3)
+
+    play(tmp_path, scenario)

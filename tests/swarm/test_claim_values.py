@@ -19,7 +19,8 @@ from neuroshard.swarm.announcement import (
     report_topic,
 )
 from neuroshard.swarm.claim_kinds import is_announcement
-from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.swarm.stage_coverage import StageRange
+from neuroshard.swarm.training_report import MAX_WINDOWS, TrainingReport
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
 
 ALICE, BOB = identity_of(1), identity_of(2)
@@ -42,6 +43,8 @@ POSSIBLE = st.fixed_dictionaries(
         "state_hash": st.sampled_from(["", "ab" * 32]),
         "layers": st.sampled_from([None, LayerRange(0, 4), LayerRange(3, 4096)]),
         "leaving": st.booleans(),
+        "windows": st.sampled_from([(), (StageRange(0, 2), StageRange(2, 3))]),
+        "ready_percent": st.integers(0, 100),
     }
 )
 
@@ -73,15 +76,22 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ("leaving", [0, 1, None, "yes"]),
     ("inherited_steps", [-1, 10**12 + 1, None]),
     ("inherited_tokens", [-1, 10**16 + 1, 0.5]),
+    ("windows", [None, 5, "12", [None], [[0]], [[0, 0]], [[2, 1]], [[0, 4097]], [[-1, 1]], [[0, 1, 2]], [[0, 1]] * 65]),
+    ("ready_percent", [-1, 101, 0.5, None, True]),
 ]
 
 
 def test_every_field_of_a_report_is_checked() -> None:
-    assert {name for name, _ in BAD_REPORT_FIELDS} == set(REPORT.to_json())
+    assert {name for name, _ in BAD_REPORT_FIELDS} == set(TrainingReport.__dataclass_fields__)
     for name, values in BAD_REPORT_FIELDS:
         for value in values:
             with pytest.raises(ValueError, match=name):
                 TrainingReport.from_json({**REPORT.to_json(), name: value})
+
+
+def test_a_node_that_could_hold_very_many_runs_of_stages_tells_none() -> None:
+    many = tuple(StageRange(start, start + 2) for start in range(MAX_WINDOWS + 1))
+    assert TrainingReport.from_json(replace(REPORT, windows=many).to_json()).windows == ()
 
 
 def test_reports_with_missing_or_unknown_fields_are_refused() -> None:

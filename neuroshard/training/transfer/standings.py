@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import anyio
 
@@ -22,10 +23,11 @@ async def standings_of(asking: Asking, stage: StageName, peers: Sequence[NodeId]
     slots = anyio.CapacityLimiter(QUESTIONS_AT_ONCE)
 
     async def ask(peer: NodeId) -> None:
-        async with slots:
-            standing = await _standing_of(asking, stage, peer)
-        if standing is not None:
-            found[peer] = standing
+        with suppress(DonorError):  # it may be gone
+            async with slots:
+                standing = await standing_of(asking, stage, peer)
+            if standing is not None:
+                found[peer] = standing
 
     async with anyio.create_task_group() as tasks:
         for peer in peers:
@@ -33,11 +35,10 @@ async def standings_of(asking: Asking, stage: StageName, peers: Sequence[NodeId]
     return found
 
 
-async def _standing_of(asking: Asking, stage: StageName, peer: NodeId) -> Standing | None:
+async def standing_of(asking: Asking, stage: StageName, peer: NodeId) -> Standing | None:
+    """What one node says of its state of the stage; None: it has nothing of it. Raises DonorError."""
     try:
         return read_standing(await asking.ask(peer, standing_request(stage), LIMITS, STANDING_SECONDS))
     except LyingDonorError as error:
         asking.report(peer, error.reason)
-    except DonorError:
-        pass  # it may be gone
-    return None
+        raise

@@ -1,0 +1,110 @@
+"""Nodes that report layers which they do not hold, or get ready without end: neither stops a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+from stage_life import copies_of, living
+from stage_world import StageNode, StageWorld, play
+
+from neuroshard.network import ScoreReason
+from neuroshard.node.slow_starts import PATIENCE_SECONDS
+from neuroshard.status.snapshot import NodeState
+from neuroshard.swarm.stage_coverage import StageRange
+
+
+def report_only(node: StageNode, stage: int, state: NodeState) -> None:
+    """It has nothing of the stage."""
+    node.wanted, node.state = StageRange(stage, stage + 1), state
+    node.speak()
+
+
+async def pretender(world: StageWorld, stage: int, state: NodeState) -> StageNode:
+    node = world.add()
+    world.tasks.start_soon(lambda: node.live(None, moves=False))
+    await anyio.sleep(0.5)
+    report_only(node, stage, state)
+    return node
+
+
+def test_a_stage_that_a_node_only_says_it_holds_is_filled_by_another_one(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 0]) as nodes:
+            liar = await pretender(world, 2, NodeState.TRAINING)
+            await anyio.sleep(10)
+            assert nodes[0].swarm.missing() == ""  # by the word of the liar
+            await anyio.sleep(80)
+            assert any(node is not liar for node in world.holders(2))
+            assert nodes[0].blamed == [(liar.name, ScoreReason.FALSE_REPORT)]
+            await anyio.sleep(100)  # in which it goes on reporting
+            assert liar.name not in nodes[0].swarm.workers(2)
+            assert nodes[0].swarm.coverage().replicas == (1, 1, 1)
+
+    play(tmp_path, scenario)
+
+
+def test_a_false_replica_does_not_end_the_second_copy(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2], moves=False) as nodes:
+            await pretender(world, 2, NodeState.TRAINING)
+            await anyio.sleep(15)
+            assert nodes[0].swarm.coverage().replicas[2] == 2
+            assert nodes[0].swarm.sole_holder(2) == nodes[2].name
+            assert len(copies_of(nodes, 2)) == 1
+
+    play(tmp_path, scenario)
+
+
+def test_many_false_replicas_do_not_end_it_either(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2], moves=False) as nodes:
+            for _ in range(5):
+                await pretender(world, 2, NodeState.TRAINING)
+            await anyio.sleep(30)
+            assert nodes[0].swarm.sole_holder(2) == nodes[1].swarm.sole_holder(2) == nodes[2].name
+            assert len(copies_of(nodes, 2)) == 1
+
+    play(tmp_path, scenario)
+
+
+def test_a_node_that_was_asked_on_its_way_to_other_stages_is_believed(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2, 0], moves=False) as nodes:
+            await anyio.sleep(30)
+            for stage in (1, 2, 1):
+                await nodes[3].take(stage)
+                report_only(nodes[3], 0, NodeState.TRAINING)  # an old report, which is heard late
+                await anyio.sleep(8)
+                nodes[3].wanted = StageRange(stage, stage + 1)
+                nodes[3].speak()
+                await anyio.sleep(8)
+            assert nodes[3].name in nodes[0].swarm.workers(1)
+            assert not nodes[0].blamed
+
+    play(tmp_path, scenario)
+
+
+def test_a_node_that_gets_ready_without_end_is_passed_over(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 0]) as nodes:
+            slow = await pretender(world, 2, NodeState.STARTING)
+            await anyio.sleep(PATIENCE_SECONDS / 2)
+            assert not any(node in nodes for node in world.holders(2))
+            await anyio.sleep(PATIENCE_SECONDS / 2 + 60)
+            assert any(node in nodes for node in world.holders(2))
+            assert slow.name in nodes[0].swarm.membership.view.members
+
+    play(tmp_path, scenario)
+
+
+def test_a_node_that_gets_further_over_a_slow_line_is_waited_for(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 0]) as nodes:
+            slow = await pretender(world, 2, NodeState.STARTING)
+            for percent in (1, 2, 3):
+                await anyio.sleep(PATIENCE_SECONDS * 0.9)
+                slow.swarm.ready_percent = percent
+            assert not any(node in nodes for node in world.holders(2))
+
+    play(tmp_path, scenario)
