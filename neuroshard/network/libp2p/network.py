@@ -67,7 +67,7 @@ async def running_network(
                 for work in node.background():
                     tasks.start_soon(work)
                 try:
-                    yield Network(node.transport, node.gossip, node.directory)
+                    yield Network(node.transport, node.gossip, node.directory, node.reputation)
                 except Exception as error:
                     failure = error
                     raise
@@ -103,7 +103,7 @@ class _Node:
         self._listening = listening
         self._outside = parts.outside or OutsidePorts()
         self._pool_ports: tuple[int, ...] = ()
-        self._reputation = parts.reputation or Reputation()
+        self.reputation = parts.reputation or Reputation()
         self._pacer = parts.pacer or UploadPacer(options.upload_bytes_per_second)
         admission = ConnectionAdmission(options.limits)
         muxing = MuxerOptions(
@@ -166,8 +166,8 @@ class _Node:
 
     def report(self, peer: NodeId, reason: ScoreReason) -> None:
         """Change a peer's score; whoever is banned by it loses its connections."""
-        self._reputation.report(peer, reason)
-        if self._reputation.is_banned(peer):
+        self.reputation.report(peer, reason)
+        if self.reputation.is_banned(peer):
             self._tasks.start_soon(self.connections.close_peer, peer)
 
     @asynccontextmanager
@@ -183,7 +183,7 @@ class _Node:
             options,
             budget=self._budget,
             pacer=self._pacer,
-            reputation=self._reputation,
+            reputation=self.reputation,
         ) as pool:
             self._pool_ports = (pool.endpoint()[1],)
             route = BulkRoute(pool, self.connections.direct_ip, self.transport.ask_small, self._outside)
@@ -236,7 +236,7 @@ class _Node:
         return self.gossip.router.linked_peers() | relays | clients
 
     def _is_welcome(self, peer: ID) -> bool:
-        return not self._reputation.is_banned(NodeId(str(peer)))
+        return not self.reputation.is_banned(NodeId(str(peer)))
 
     def _addresses(self) -> tuple[str, ...]:
         mapped = (f"{place}/p2p/{self._identity.node_id}" for place in self._places_outside())

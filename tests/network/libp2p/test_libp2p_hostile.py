@@ -269,6 +269,14 @@ def test_a_flood_of_bad_requests_bans_and_a_ban_holds() -> None:
     run(scenario)
 
 
+def test_what_the_transport_and_the_swarm_report_is_one_opinion() -> None:
+    async def scenario() -> None:
+        async with attacked() as (victim, _, opinion):
+            assert victim.reputation is opinion
+
+    run(scenario)
+
+
 def test_a_busy_node_says_so() -> None:
     async def scenario() -> None:
         async with nodes(2, LOOPBACK) as (a, b):

@@ -81,6 +81,8 @@ def test_a_training_node_goes_on_while_both_its_ports_are_attacked(quick: list[s
         assert after["state"] == "training"
         told = refusals(after) - was_refused
         assert told[ScoreReason.MALFORMED_CLAIM] >= 1
+        assert told[ScoreReason.MALFORMED_FRAME] >= LIARS
+        assert after["network"]["banned_peers"] > LIARS
         assert after["memory"]["peak_mb"] <= MEMORY_MB
         assert peak_megabytes(node) <= MEMORY_MB
         assert node.stop() == 0
