@@ -154,7 +154,7 @@ def restore(
     from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
     from neuroshard.training.checkpoint.set_aside import go_back, set_newer_aside
     from neuroshard.training.checkpoint.store import CheckpointStore
-    from neuroshard.training.transfer.kept_copy import copy_folders
+    from neuroshard.training.transfer.copy_places import copy_folders
 
     folder = node_folder(data_dir, demo=demo)
     try:

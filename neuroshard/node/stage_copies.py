@@ -19,10 +19,11 @@ from neuroshard.node.copy_duty import CopyTimes, copy_is_due
 from neuroshard.node.copy_order import rank_of
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.round import Offload
+from neuroshard.training.transfer.copy_places import copy_folder
 from neuroshard.training.transfer.download import ReceivingOptions, StageFile
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.kept_copy import PARTIAL_FILE, KeptCopy, copy_folder
+from neuroshard.training.transfer.kept_copy import PARTIAL_FILE, KeptCopy
 from neuroshard.training.transfer.layout import snapshot_layout
 from neuroshard.training.transfer.partial_file import PartialFile
 from neuroshard.training.transfer.receiver import Receiver

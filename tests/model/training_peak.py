@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import resource
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from neuroshard.model.initial_weights import initialise
 from neuroshard.model.key_value_cache import KeyValueCache
 from neuroshard.model.tensor_schema import flatten, load_vector
 from neuroshard.model.transformer import StageModel
+from neuroshard.node.resources import peak_megabytes
 from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.optim.outer import OuterState, fresh_outer_state, nesterov_outer_step, pseudo_gradient
 
@@ -86,7 +86,7 @@ def main(depth: int, vocabulary: int, sequence: int, batch: int, *, threads: int
         stage(model, optimizer, buffer)
         evaluate_and_generate(model, batch)
         state = run_round(model, state)
-    sys.stdout.write(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}\n")
+    sys.stdout.write(f"{peak_megabytes() * 1_000_000}\n")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from neuroshard.network import InMemoryNetwork, Link, ScoreReason
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.microbatch import (
     ClosedSessionError,
+    DisputedTensorError,
     MicrobatchKey,
     Retry,
     SpoiltMicrobatchError,
@@ -271,7 +272,7 @@ def test_a_stranger_and_a_request_for_other_layers_are_sent_away(compute: Comput
             assert reports == [(NodeId("member"), ScoreReason.UNEXPECTED_TENSOR)]
             assert services[1].session_count == 0
             hop = RemoteHop(member, peer(1), MIDDLE, shapes_of(MIDDLE), PATIENT)
-            with pytest.raises(StageGoneError):
+            with pytest.raises(DisputedTensorError):
                 await hop.forward(key(1), 1e20 * activations())  # spoils what others have in the same step
             assert reports == 2 * [(NodeId("member"), ScoreReason.UNEXPECTED_TENSOR)]
 

@@ -15,20 +15,9 @@ from neuroshard.training.checkpoint.metadata import CheckpointMeta, Manifest
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.transfer.receiver import Received
 from neuroshard.training.transfer.standing import Standing
-from neuroshard.types import LayerRange, NodeId, RunId
+from neuroshard.types import NodeId
 
-FOLDER = "copies"
 PARTIAL_FILE = "incoming.part"
-
-
-def copy_folder(data_dir: Path, run_id: RunId, layers: LayerRange) -> Path:
-    """Where the copy of one stage lies."""
-    return data_dir / FOLDER / run_id / f"layers-{layers.start}-{layers.stop}"
-
-
-def copy_folders(data_dir: Path) -> list[Path]:
-    """Where copies lie, of whatever runs and stages."""
-    return sorted((data_dir / FOLDER).glob("*/layers-*"))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from neuroshard.errors import DiskFullError, StorageError
 from neuroshard.training.checkpoint.limits import StorageLimits, used_beside
-from neuroshard.training.transfer.kept_copy import FOLDER
+from neuroshard.training.transfer.copy_places import FOLDER
 
 
 def folders_of_states(data_dir: Path) -> tuple[Path, ...]:
