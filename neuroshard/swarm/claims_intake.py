@@ -15,7 +15,6 @@ from neuroshard.types import NodeId, RunId
 
 MAX_SPEAKERS = 8192  # nodes whose newest claim is remembered
 LATE_SECONDS = 60.0  # so much later than a newer claim, an older one may come by another way
-RECENT_SEQUENCES = 8
 BURST_CLAIMS = 8.0  # of one node; then as many as CLAIMS_PER_SECOND
 CLAIMS_PER_SECOND = 1.0
 CLOCK_WITNESSES = 64
@@ -28,8 +27,8 @@ T = TypeVar("T")
 class _Speaker:
     """What one node said last."""
 
-    recent: tuple[int, ...]  # sequences, the highest last
-    newest: int  # hash of the bytes of the highest
+    sequence: int  # the highest
+    newest: int  # hash of its bytes
     issued_at: float  # the latest
     allowance: float  # claims it may make now
     seen_at: float
@@ -135,13 +134,14 @@ class ClaimIntake(Generic[T]):
             return None
         speaker = self._speakers.get(statement.node_id)
         sequence = self._rules.sequence_of(statement.value)
-        if speaker is None or sequence > speaker.recent[-1]:
+        if speaker is None or sequence > speaker.sequence:
             return None
         text = f"Claim {sequence} of node {statement.node_id} is not newer than the last."
         # the newest may come from its author and by gossip; the same in other bytes is somebody's trick
         if hash(data) == speaker.newest and (sender is not None or now - speaker.seen_at <= LATE_SECONDS):
             return Refusal(text, None, is_repetition=True)
-        is_late = sequence not in speaker.recent and statement.issued_at >= speaker.issued_at - LATE_SECONDS
+        # what came from its author is passed on by others as well, who may be slower than the author's next claim
+        is_late = sequence != speaker.sequence and statement.issued_at >= speaker.issued_at - LATE_SECONDS
         return Refusal(text, None if is_late else ScoreReason.REPLAYED_CLAIM)
 
     def _too_many(self, statement: Statement[T], now: float) -> Refusal | None:
@@ -164,11 +164,10 @@ class ClaimIntake(Generic[T]):
             return
         allowance = self._allowance(statement, now) - 1
         before = self._speakers.pop(statement.node_id, None)
-        earlier = (before.recent if before else ())[1 - RECENT_SEQUENCES :]
-        recent = (*earlier, self._rules.sequence_of(statement.value))
+        sequence = self._rules.sequence_of(statement.value)
         issued_at = max(statement.issued_at, before.issued_at if before else statement.issued_at)
         _make_room(self._speakers, MAX_SPEAKERS)
-        self._speakers[statement.node_id] = _Speaker(recent, hash(data), issued_at, allowance, now)
+        self._speakers[statement.node_id] = _Speaker(sequence, hash(data), issued_at, allowance, now)
 
     def _note_clock(self, node_id: NodeId, ahead: float) -> None:
         self._clocks.pop(node_id, None)
