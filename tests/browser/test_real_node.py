@@ -25,7 +25,8 @@ def test_a_demo_starts_dies_and_comes_back_before_the_readers_eyes(open_page: Op
         page = open_page(node.url, excused="net::ERR")
         headline = page.get_by_role("heading", level=1)
         expect(headline).to_have_text("Your computer is getting ready to train.")
-        expect(page.get_by_role("heading", name="Getting ready", exact=True)).to_be_visible()
+        # it comes once PyTorch is loaded, which the page says meanwhile
+        expect(page.get_by_role("heading", name="Getting ready", exact=True)).to_be_visible(timeout=60_000)
         expect(page.get_by_text("Building the demo data", exact=True)).to_be_visible()
         expect(headline).to_contain_text(TRAINS, timeout=FIRST_START_MS)
         expect(page.get_by_text(STEPS)).to_be_visible(timeout=SLOW_MS)
