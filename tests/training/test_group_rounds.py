@@ -193,12 +193,25 @@ def test_when_the_caller_is_gone_another_one_calls() -> None:
 def test_a_replica_without_work_does_not_keep_the_other_from_its_rounds() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2, is_idle=True)
-        await for_seconds(3 * DUE_SECONDS, a, b)
+        await for_seconds(6 * DUE_SECONDS, a, b)
         assert a.group.gathering.is_alone  # a round of its own is in order
         assert not a.outcomes
         b.is_idle = False
         await for_seconds(3 * DUE_SECONDS, a, b)
         assert a.outcomes
+        assert torch.equal(a.state.anchor, b.state.anchor)
+
+    play(scenario)
+
+
+def test_a_replica_that_is_only_starting_is_waited_for() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2, is_idle=True)
+        a.may_be_alone = True
+        await for_seconds(DUE_SECONDS + 5, a, b)
+        b.is_idle = False
+        await for_seconds(2 * DUE_SECONDS, a, b)
+        assert {outcome.members for outcome in a.outcomes if isinstance(outcome, Agreed)} == {2}
         assert torch.equal(a.state.anchor, b.state.anchor)
 
     play(scenario)

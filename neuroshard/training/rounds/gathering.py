@@ -94,12 +94,15 @@ class Gathering:
         self._apart_since: float | None = None
         self._retry_at = 0.0
         self._failures = 0
-        self._others_wait = False  # all others answered, and none of them can take part
+        self._unable_since: float | None = None  # all others answer since then, and none of them can take part
 
     @property
     def is_alone(self) -> bool:
-        """Whether a round of this node alone is in order."""
-        return self._others_wait or not self.replica.peers()
+        """Whether a round of this node alone is in order: others that cannot take part may only be starting."""
+        if not self.replica.peers():
+            return True
+        since = self._unable_since
+        return since is not None and anyio.current_time() - since >= self._times.patience_seconds
 
     @property
     def is_called(self) -> bool:
@@ -148,13 +151,13 @@ class Gathering:
         """Ask the others how they stand, and do what follows."""
         peers = list(self.replica.peers())
         if not peers:
-            self._apart_since = self._due_since = None
+            self._apart_since = self._due_since = self._unable_since = None
             return
         others = await standings_of(self._asking, self.replica.stage, peers)
         own, now = self.standing(), anyio.current_time()
         self._note_line(own, others, now)
         roster = roster_of(self.replica.stage, self.replica.node_id, own, others)
-        self._others_wait = len(others) == len(peers) and len(roster) == 1 and not self.must_follow.is_set()
+        self._note_unable(are_unable=len(others) == len(peers) and len(roster) == 1 and not self.must_follow.is_set())
         if len(roster) < 2 or own.in_round or not self._is_due(own, others, roster, now):
             return
         due_since = self._due_since = now if self._due_since is None else self._due_since
@@ -208,6 +211,12 @@ class Gathering:
             layers = self.replica.stage.layers
             log.info("Other replicas of layers %d-%d went on: taking over theirs.", layers.start + 1, layers.stop)
             self.must_follow.set()
+
+    def _note_unable(self, *, are_unable: bool) -> None:
+        if not are_unable:
+            self._unable_since = None
+        elif self._unable_since is None:
+            self._unable_since = anyio.current_time()
 
     def _is_due(self, own: Standing, others: Mapping[NodeId, Standing], roster: Sequence[NodeId], now: float) -> bool:
         parameters = self.replica.rounds.parameters_at(own.outer_step)
