@@ -1,5 +1,21 @@
 """Codecs for contributions: how pseudo-gradients travel. No sockets, no state."""
 
-from neuroshard.compression.codec import Codec, Fp32Codec, MalformedVectorError, checked_vector, make_codec
+from neuroshard.compression.bf16 import Bf16Codec
+from neuroshard.compression.codec import Codec, MalformedVectorError, checked_vector
+from neuroshard.compression.error_feedback import next_residual, with_residual
+from neuroshard.compression.fp32 import Fp32Codec
+from neuroshard.compression.int8 import BLOCK, Int8Codec
+from neuroshard.compression.named import make_codec
 
-__all__ = ["Codec", "Fp32Codec", "MalformedVectorError", "checked_vector", "make_codec"]
+__all__ = [
+    "BLOCK",
+    "Bf16Codec",
+    "Codec",
+    "Fp32Codec",
+    "Int8Codec",
+    "MalformedVectorError",
+    "checked_vector",
+    "make_codec",
+    "next_residual",
+    "with_residual",
+]

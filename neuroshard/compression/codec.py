@@ -1,10 +1,9 @@
-"""What a contribution looks like on the wire: the codec interface and the codec that changes nothing."""
+"""What a contribution looks like on the wire: the interface of the codecs, and what they all check."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, assert_never
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ class MalformedVectorError(NeuroShardError):
 
 
 class Codec(Protocol):
-    """Turns an fp32 CPU vector (d,) into bytes and back; decode(encode(x)) is the same on every machine."""
+    """Turns an fp32 CPU vector (d,) into bytes and back; both ways are the same, to the bit, on every machine."""
 
     @property
     def name(self) -> str:
@@ -24,15 +23,32 @@ class Codec(Protocol):
         ...
 
     def encoded_size(self, length: int) -> int:
-        """Most bytes that `length` numbers take: what a receiver allows before it reads."""
+        """Bytes that `length` numbers take: what a receiver allows before it reads."""
         ...
 
     def encode(self, vector: Tensor) -> bytes:
-        """Bytes of the vector (d,). Raises ValueError when it is no fp32 CPU vector."""
+        """Bytes of the vector (d,). Raises ValueError for anything but an fp32 CPU vector.
+
+        A codec that loses something also raises it for numbers that are not finite.
+        """
         ...
 
     def decode(self, data: bytes | memoryview, length: int) -> Tensor:
         """The vector (length,) fp32. Raises MalformedVectorError when the bytes are no such vector."""
+        ...
+
+    def decode_range(
+        self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Numbers start..stop of the vector (length,), in `out` (stop - start,) when it is given.
+
+        Together the ranges of a vector are its `decode`, and what they leave unread they leave unchecked. Raises
+        MalformedVectorError when these bytes are no such vector, ValueError for a range outside of it.
+        """
+        ...
+
+    def check(self, data: bytes | memoryview, length: int) -> None:
+        """Raises MalformedVectorError where `decode` would, without decoding."""
         ...
 
     def round_trip(self, vector: Tensor) -> Tensor:
@@ -40,44 +56,25 @@ class Codec(Protocol):
         ...
 
 
-class Fp32Codec:
-    """Little-endian fp32, nothing lost."""
-
-    @property
-    def name(self) -> str:
-        """Name of the codec."""
-        return "fp32"
-
-    def encoded_size(self, length: int) -> int:
-        """4 bytes a number."""
-        return 4 * length
-
-    def encode(self, vector: Tensor) -> bytes:
-        """4 bytes a number, in order. Raises ValueError when it is no fp32 CPU vector."""
-        return checked_vector(vector).numpy().astype("<f4", copy=False).tobytes()
-
-    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
-        """The vector (length,) in memory of its own. Raises MalformedVectorError for another number of bytes."""
-        if len(data) != self.encoded_size(length):
-            raise MalformedVectorError(f"{len(data)} bytes are not an fp32 vector of {length} numbers.")
-        return torch.from_numpy(np.frombuffer(data, dtype="<f4").astype(np.float32))  # pyright: ignore[reportUnknownMemberType]
-
-    def round_trip(self, vector: Tensor) -> Tensor:
-        """The vector itself."""
-        return vector
-
-
-def make_codec(name: Literal["fp32"]) -> Codec:
-    """The codec a run's parameters name."""
-    match name:
-        case "fp32":
-            return Fp32Codec()
-        case _:
-            assert_never(name)
-
-
 def checked_vector(vector: Tensor) -> Tensor:
     """The vector, when it is contiguous fp32 (d,) on the CPU; raises ValueError otherwise."""
     if vector.dim() != 1 or vector.dtype != torch.float32 or vector.device.type != "cpu" or not vector.is_contiguous():
         raise ValueError(f"a contiguous fp32 CPU vector is needed, got {vector.dtype} {tuple(vector.shape)}")
     return vector.detach()
+
+
+def check_size(name: str, data: bytes | memoryview, expected: int, length: int) -> None:
+    """Raises MalformedVectorError for another number of bytes than `length` numbers take."""
+    if len(data) != expected:
+        raise MalformedVectorError(f"{len(data)} bytes are not an {name} vector of {length} numbers.")
+
+
+def checked_out(start: int, stop: int, length: int, out: Tensor | None) -> Tensor:
+    """Room (stop - start,) for a range of a vector. Raises ValueError for a range or an `out` that does not fit."""
+    if not 0 <= start <= stop <= length:
+        raise ValueError(f"{start}..{stop} is no range of {length} numbers")
+    if out is None:
+        return torch.empty(stop - start)
+    if checked_vector(out).shape[0] != stop - start:
+        raise ValueError(f"{stop - start} numbers do not fit a vector of {out.shape[0]}")
+    return out

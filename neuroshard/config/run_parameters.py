@@ -7,11 +7,12 @@ metadata say `since` which format it is there, and JSON leaves it out while it h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from neuroshard.types import Architecture
 
 MAX_SEEDS = 16
+CodecName: TypeAlias = Literal["fp32", "bf16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class OuterOptimization:
     lone_outer: Literal["keep", "apply"] = "keep"
     aggregator: Literal["trimmed_mean", "median", "mean"] = "trimmed_mean"
     trim_fraction: float = 0.1
-    codec: Literal["fp32"] = "fp32"
+    codec: CodecName = "fp32"  # how contributions travel in a round of several
     max_round_seconds: float = 3600.0
 
 

@@ -32,7 +32,7 @@ LATER_NAMES: Mapping[str, LaterName] = {
     "averager_rank": LaterName("averaging of gradients"),
 }
 LATER_VALUES: Mapping[str, frozenset[str]] = {
-    "codec": frozenset({"bf16", "int8", "int4", "powersgd", "topk"}),
+    "codec": frozenset({"int4", "powersgd", "topk"}),
     "aggregator": frozenset({"krum", "multi_krum", "centred_clipping"}),
 }
 _HINT = "Leave the name out."

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from neuroshard.aggregation import Aggregator, clipped, judge
 from neuroshard.aggregation.sums import dot_product
-from neuroshard.compression import Codec, MalformedVectorError, checked_vector
+from neuroshard.compression import Codec, Fp32Codec, MalformedVectorError, checked_vector
 from neuroshard.identity import hash_parts
 from neuroshard.network import MessageTooLargeError, PeerUnreachableError, TransportClosedError
 from neuroshard.swarm.frames import (
@@ -104,6 +104,8 @@ async def run_round(
     own = checked_vector(contribution)
     if codec.name != descriptor.codec:
         raise ValueError(f"the round uses codec {descriptor.codec!r}, not {codec.name!r}")
+    if not group.others:
+        codec = Fp32Codec()  # nothing travels, so nothing is lost
     exchange = _Exchange(messenger, group, round_id(descriptor, group), offload)
     with anyio.move_on_after(deadline_seconds):
         rows = await _contributions(exchange, own, codec, offload)

@@ -38,7 +38,7 @@ outer_momentum = 0.8
 lone_outer = "apply"
 aggregator = "median"
 trim_fraction = 0.2
-codec = "fp32"
+codec = "bf16"
 max_round_seconds = 60
 admission = "strangers"
 seeds = ["{SEED}"]
@@ -85,7 +85,7 @@ CONTRACT = {
     "max_round_seconds": "3600",
 }
 TO_COME = {"averaging_target_batch_size", "matchmaking_time", "averaging_timeout", "sparse_avg", "average_state_every",
-           "max_allowed_stale", "averager_rank", "codec"}  # fmt: skip
+           "max_allowed_stale", "averager_rank"}  # fmt: skip
 
 
 def read(folder: Path, text: str, name: str = "run.toml") -> RunConfig:
@@ -106,7 +106,7 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         initial_weights_seed=3,
         genesis=PINS,
         inner=InnerOptimization(1e-3, 0.8, 0.99, 0.0, 2.0, 5, "linear", 500, 0.2),
-        outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "fp32", 60.0),
+        outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "bf16", 60.0),
         admission="strangers",
         seeds=(SEED,),
         wire_precision="bf16",
@@ -253,7 +253,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ("batch_size = 'x'", "batch_size = 'x' cannot be used"),
         ("num_stages = 3", "num_stages = 3 cannot be used: stage_count must not exceed layer_count"),
         ("schedule = 'step'", "schedule = 'step' cannot be used: schedule must be one of cosine"),
-        ("codec = 'int9'", "codec = 'int9' cannot be used: codec must be one of fp32"),
+        ("codec = 'int9'", "codec = 'int9' cannot be used: codec must be one of fp32, bf16, int8"),
         ("admission = true", "admission = True cannot be used"),
         ("wire_precision = 'int4'", "wire_precision = 'int4' cannot be used: wire_precision must be one of fp32"),
         ("routing = 'fastest'", "routing = 'fastest' cannot be used: routing must be one of lanes, balanced"),

@@ -1,0 +1,54 @@
+"""Error feedback: what is sent over many rounds adds up to what was contributed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from neuroshard.compression import Codec, make_codec, next_residual, with_residual
+
+
+def contribution(round_index: int, size: int = 5000) -> torch.Tensor:
+    """Numbers of very different sizes in one block, as in a model: the small ones are lost without feedback."""
+    generator = torch.Generator().manual_seed(round_index)
+    return torch.randn(size, generator=generator).sign() * 0.001 * torch.linspace(0, 1, size) + torch.eye(1, size)[0]
+
+
+def total(codec: Codec, rounds: int, *, feedback: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    sent, residual = torch.zeros(5000, dtype=torch.float64), None
+    for index in range(rounds):
+        encoded = with_residual(contribution(index), residual)
+        decoded = codec.round_trip(encoded)
+        residual = next_residual(encoded, decoded) if feedback else None
+        sent += decoded
+    return sent, residual
+
+
+@pytest.mark.parametrize("name", ["int8", "bf16"])
+def test_what_was_sent_and_the_residual_are_what_was_contributed(name: str) -> None:
+    codec = make_codec(name)
+    wanted = sum((contribution(index).double() for index in range(40)), torch.zeros(5000, dtype=torch.float64))
+    sent, residual = total(codec, 40, feedback=True)
+    assert residual is not None
+    torch.testing.assert_close(sent + residual, wanted, atol=1e-5, rtol=0)
+    assert residual.abs().max() <= 1.01 / 127 / 2 if name == "int8" else residual.abs().max() < 0.01
+    plain, _ = total(codec, 40, feedback=False)
+    if name == "int8":
+        assert (plain - wanted).abs().max() > 3 * (sent - wanted).abs().max()
+
+
+def test_nothing_lost_is_no_residual_and_no_copy() -> None:
+    codec, vector = make_codec("fp32"), contribution(0)
+    assert with_residual(vector, None) is vector
+    assert next_residual(vector, codec.round_trip(vector)) is None
+    assert next_residual(vector, None) is None
+
+
+def test_values_are_new_ones() -> None:
+    codec, vector, residual = make_codec("int8"), contribution(0), contribution(1)
+    before = vector.clone(), residual.clone()
+    encoded = with_residual(vector, residual)
+    after = next_residual(encoded, codec.round_trip(encoded))
+    assert after is not None
+    assert torch.equal(vector, before[0])
+    assert torch.equal(residual, before[1])
