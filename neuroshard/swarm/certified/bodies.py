@@ -1,0 +1,259 @@
+"""What members of a round say under their names, and strict reading of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import ClassVar, TypeAlias
+
+from neuroshard.identity import canonical_json, hash_parts
+from neuroshard.identity.fields import exact_object
+from neuroshard.swarm.certified.roster import Member, Roster
+from neuroshard.swarm.certified.slices import MAX_SLICES
+from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
+from neuroshard.types import JsonValue, NodeId, WalletId
+
+MAX_MEMBERS = 64  # of a round; more replicas than that take turns
+MAX_NODE_ID_CHARACTERS = 64
+LARGEST = 10**15
+MAX_VIEW = 10_000
+
+
+class Phase(StrEnum):
+    """The two votes of a round."""
+
+    PREPARE = "prepare"  # I hold the whole aggregate and find this value right
+    COMMIT = "commit"  # I know that a quorum has prepared this value, and have written that down
+
+
+@dataclass(frozen=True)
+class Intent:
+    """I will send exactly this contribution in rounds of this step, from this view on."""
+
+    kind: ClassVar[str] = "round/intent"
+    step_id: str
+    view: int
+    commitment: str  # hex; see `commitment_of`
+    tokens: int  # trained on since the last round
+    upload: int  # bytes a second, for the share of reducing
+    made_at: int  # milliseconds since 1970 by its author's clock: of two for one view the later one counts
+
+    def to_json(self) -> JsonValue:
+        """What `from_json` reads."""
+        return {
+            "step": self.step_id,
+            "view": self.view,
+            "commitment": self.commitment,
+            "tokens": self.tokens,
+            "upload": self.upload,
+            "made_at": self.made_at,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Intent:
+        """Raises ValueError that names what is wrong."""
+        fields = exact_object(value, {"step", "view", "commitment", "tokens", "upload", "made_at"}, "an intent")
+        return cls(
+            hash_field(fields["step"], "step"),
+            whole_field(fields["view"], 0, MAX_VIEW, "view"),
+            hash_field(fields["commitment"], "commitment"),
+            whole_field(fields["tokens"], 0, LARGEST, "tokens"),
+            whole_field(fields["upload"], 0, LARGEST, "upload"),
+            whole_field(fields["made_at"], 0, LARGEST, "made_at"),
+        )
+
+
+@dataclass(frozen=True)
+class NewView:
+    """I have given up on the views before this one; of these members something did not come."""
+
+    kind: ClassVar[str] = "round/new-view"
+    step_id: str
+    view: int
+    missing: tuple[NodeId, ...]
+
+    def to_json(self) -> JsonValue:
+        """What `from_json` reads."""
+        return {"step": self.step_id, "view": self.view, "missing": list(self.missing)}
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> NewView:
+        """Raises ValueError that names what is wrong."""
+        fields = exact_object(value, {"step", "view", "missing"}, "a new view")
+        return cls(
+            hash_field(fields["step"], "step"),
+            whole_field(fields["view"], 1, MAX_VIEW, "view"),
+            tuple(_node(one) for one in list_field(fields["missing"], MAX_MEMBERS, "missing")),
+        )
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The round of this view has the members whose intents come with it, or votes again on a prepared value."""
+
+    kind: ClassVar[str] = "round/proposal"
+    step_id: str
+    view: int
+    round_id: str  # hex; see `round_id_of`
+    value: str | None  # hex digest of the prepared value that is voted on again
+
+    def to_json(self) -> JsonValue:
+        """What `from_json` reads."""
+        return {"step": self.step_id, "view": self.view, "round": self.round_id, "value": self.value}
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Proposal:
+        """Raises ValueError that names what is wrong."""
+        fields = exact_object(value, {"step", "view", "round", "value"}, "a proposal")
+        again = fields["value"]
+        return cls(
+            hash_field(fields["step"], "step"),
+            whole_field(fields["view"], 0, MAX_VIEW, "view"),
+            hash_field(fields["round"], "round"),
+            None if again is None else hash_field(again, "value"),
+        )
+
+
+@dataclass(frozen=True)
+class _OfSlices:
+    """Digests of something about some slices of a round."""
+
+    round_id: str
+    digests: tuple[tuple[int, str], ...]  # by slice, hex
+
+    def to_json(self) -> JsonValue:
+        """What `from_json` reads."""
+        return {"round": self.round_id, "slices": [[index, digest] for index, digest in self.digests]}
+
+
+@dataclass(frozen=True)
+class Statement(_OfSlices):
+    """Of these slices I have everybody's part, and these are the digests of the statistics that I made of them."""
+
+    kind: ClassVar[str] = "round/statement"
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Statement:
+        """Raises ValueError that names what is wrong."""
+        return cls(*_of_slices(value))
+
+
+@dataclass(frozen=True)
+class Result(_OfSlices):
+    """These are the digests of the slices of the aggregate that I have made."""
+
+    kind: ClassVar[str] = "round/result"
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Result:
+        """Raises ValueError that names what is wrong."""
+        return cls(*_of_slices(value))
+
+
+@dataclass(frozen=True)
+class Vote:
+    """My vote on a value, in one of the two phases of a view."""
+
+    kind: ClassVar[str] = "round/vote"
+    step_id: str
+    view: int
+    phase: Phase
+    value: str  # hex digest
+
+    def to_json(self) -> JsonValue:
+        """What `from_json` reads."""
+        return {"step": self.step_id, "view": self.view, "phase": self.phase.value, "value": self.value}
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Vote:
+        """Raises ValueError that names what is wrong."""
+        fields = exact_object(value, {"step", "view", "phase", "value"}, "a vote")
+        return cls(
+            hash_field(fields["step"], "step"),
+            whole_field(fields["view"], 0, MAX_VIEW, "view"),
+            Phase(line_field(fields["phase"], 16, "phase")),
+            hash_field(fields["value"], "value"),
+        )
+
+
+Body: TypeAlias = Intent | NewView | Proposal | Statement | Result | Vote
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is voted on: one aggregate, who made it, and the state that it leads to."""
+
+    step_id: str
+    round_id: str
+    aggregate: tuple[str, ...]  # hex digests of the encoded slices
+    members: tuple[Member, ...]  # who contributed: the voters of the next step
+    accepted: tuple[NodeId, ...]
+    refused: tuple[tuple[NodeId, str], ...]  # and why
+    next_root: str  # hex
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of all fields."""
+        return hash_parts("neuroshard/value", canonical_json(self.to_json())).hex()
+
+    def next_roster(self) -> Roster:
+        """The voters of the step after this one."""
+        return Roster(self.members)
+
+    def to_json(self) -> JsonValue:
+        """What `from_json` reads."""
+        return {
+            "step": self.step_id,
+            "round": self.round_id,
+            "aggregate": list(self.aggregate),
+            "members": [[member.node_id, member.wallet_id] for member in self.members],
+            "accepted": list(self.accepted),
+            "refused": [[node, reason] for node, reason in self.refused],
+            "next_root": self.next_root,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Value:
+        """Raises ValueError that names what is wrong."""
+        names = {"step", "round", "aggregate", "members", "accepted", "refused", "next_root"}
+        fields = exact_object(value, names, "a value")
+        refused = [list_field(one, 2, "refused") for one in list_field(fields["refused"], MAX_MEMBERS, "refused")]
+        members = [list_field(one, 2, "members") for one in list_field(fields["members"], MAX_MEMBERS, "members")]
+        if not members or any(len(pair) != 2 for pair in (*refused, *members)):
+            raise ValueError("members and refused must be pairs, and there are members")
+        return cls(
+            step_id=hash_field(fields["step"], "step"),
+            round_id=hash_field(fields["round"], "round"),
+            aggregate=tuple(
+                hash_field(one, "aggregate") for one in list_field(fields["aggregate"], MAX_SLICES, "aggregate")
+            ),
+            members=Roster(tuple(Member(_node(node), _wallet(wallet)) for node, wallet in members)).members,
+            accepted=tuple(_node(one) for one in list_field(fields["accepted"], MAX_MEMBERS, "accepted")),
+            refused=tuple((_node(node), line_field(reason, 200, "refused")) for node, reason in refused),
+            next_root=hash_field(fields["next_root"], "next_root"),
+        )
+
+
+def commitment_of(slice_digests: tuple[bytes, ...]) -> str:
+    """Hex hash of the digests of all encoded slices: whoever has it can check any slice that comes with the list."""
+    return hash_parts("neuroshard/contribution", *slice_digests).hex()
+
+
+def _of_slices(value: JsonValue) -> tuple[str, tuple[tuple[int, str], ...]]:
+    fields = exact_object(value, {"round", "slices"}, "digests of slices")
+    pairs = [list_field(one, 2, "slices") for one in list_field(fields["slices"], MAX_SLICES, "slices")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("slices must be pairs of number and digest")
+    digests = tuple((whole_field(index, 0, MAX_SLICES - 1, "slice"), hash_field(one, "digest")) for index, one in pairs)
+    if len({index for index, _ in digests}) != len(digests):
+        raise ValueError("a slice is named twice")
+    return hash_field(fields["round"], "round"), digests
+
+
+def _node(value: JsonValue) -> NodeId:
+    return NodeId(line_field(value, MAX_NODE_ID_CHARACTERS, "node"))
+
+
+def _wallet(value: JsonValue) -> WalletId:
+    return WalletId(line_field(value, 16, "wallet"))

@@ -1,0 +1,278 @@
+"""The butterfly of one view at one member: parts to reducers, statistics, one verdict, results. Pure.
+
+Nothing is decided here; an exchange that comes to its end has an aggregate to vote on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from neuroshard.aggregation import Verdict
+from neuroshard.swarm.certified.bodies import Intent, Result, Statement, commitment_of
+from neuroshard.swarm.certified.effects import Accuse, Effect, Judge, MakeStatistics, Reduce, Say
+from neuroshard.swarm.certified.messages import (
+    ContributionSent,
+    ResultSaid,
+    Signed,
+    StatementSaid,
+    members_of,
+)
+from neuroshard.swarm.certified.setting import Setting
+from neuroshard.swarm.certified.slices import Reducers, assign
+from neuroshard.types import NodeId
+
+AGREEING = 2  # of a slice's reducers
+
+
+@dataclass
+class _Slice:
+    """What is known of one slice."""
+
+    reducers: Reducers
+    parts: dict[NodeId, bytes] = field(default_factory=dict[NodeId, bytes])  # encoded, of each member
+    statements: dict[NodeId, str] = field(default_factory=dict[NodeId, str])  # digests, by reducer
+    statistics: dict[str, bytes] = field(default_factory=dict[str, bytes])  # by digest
+    results: dict[NodeId, str] = field(default_factory=dict[NodeId, str])
+    content: dict[str, bytes] = field(default_factory=dict[str, bytes])  # encoded results, by digest
+    is_stated: bool = False  # the own statistics are being made, or were
+    is_redone: bool = False
+
+    @property
+    def agreed_statistics(self) -> bytes | None:
+        digest = _agreed(self.statements)
+        return None if digest is None else self.statistics.get(digest)
+
+    @property
+    def agreed_result(self) -> bytes | None:
+        digest = _agreed(self.results)
+        return None if digest is None else self.content.get(digest)
+
+
+class Exchange:
+    """What one member sends, has and makes in the round of one view."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        round_id: str,
+        intents: Sequence[Signed[Intent]],
+        own: Sequence[bytes] | None,
+    ) -> None:
+        """`own` are the encoded slices of this node's contribution, None when it is no member of the round."""
+        self.round_id = round_id
+        self.members = members_of(intents)
+        self.verdict: Verdict | None = None
+        self._setting = setting
+        self._own = own
+        self._intents = {one.member.node_id: one.body for one in intents}
+        self._order = [member.node_id for member in self.members]
+        self._everybody = setting.everybody | set(self._order)
+        upload = {node: intent.upload for node, intent in self._intents.items()}
+        self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, round_id)]
+        self._is_judging = False
+        self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
+        self._claims: dict[tuple[NodeId, int], bytes] = {}  # of results
+        self._accused: set[NodeId] = set()
+
+    @property
+    def others(self) -> frozenset[NodeId]:
+        """Whom everything that is public is told."""
+        return frozenset(self._everybody - {self._setting.self_id})
+
+    @property
+    def aggregate(self) -> tuple[bytes, ...] | None:
+        """The encoded aggregate, once two reducers of every slice agree and its bytes are here."""
+        found = [one.agreed_result for one in self._slices]
+        return None if any(one is None for one in found) else tuple(one for one in found if one is not None)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the slices of the aggregate, hex, as far as two reducers agree."""
+        return tuple(digest for one in self._slices if (digest := _agreed(one.results)) is not None)
+
+    def missing(self) -> tuple[NodeId, ...]:
+        """Members who broke their word, or whose part has not come of a slice that this node was to reduce."""
+        mine = [one for one in self._slices if self._setting.self_id in one.reducers or (one.is_redone and one.parts)]
+        return tuple(
+            node for node in self._order if node in self._accused or any(node not in one.parts for one in mine)
+        )
+
+    def begin(self) -> list[Effect]:
+        """Send the own parts to their reducers."""
+        own, self_id = self._own, self._setting.self_id
+        if own is None:
+            return []
+        digests = tuple(sha256(part).digest() for part in own)
+        by_reducer: dict[NodeId, dict[int, bytes]] = {}
+        for index, one in enumerate(self._slices):
+            for to in (one.reducers.first, one.reducers.second):
+                by_reducer.setdefault(to, {})[index] = own[index]
+        effects = list[Effect]()
+        for to, slices in sorted(by_reducer.items()):
+            message = ContributionSent(self.round_id, self_id, digests, slices)
+            effects += self.take_contribution(self_id, message) if to == self_id else [Say(frozenset({to}), message)]
+        return effects
+
+    def redo(self) -> list[Effect]:
+        """Somebody is slow, dead or lies: third reducers take over, and results are sent by whoever has them."""
+        effects, again = list[Effect](), dict[int, bytes]()
+        to_hand_on: dict[tuple[NodeId, NodeId], dict[int, bytes]] = {}
+        for index, one in enumerate(self._slices):
+            if one.agreed_result is not None or one.is_redone:
+                continue
+            one.is_redone = True
+            third, own = one.reducers.third, one.results.get(self._setting.self_id)
+            if own is not None:
+                again[index] = one.content[own]
+            if third is not None and self._setting.self_id in one.reducers:
+                for author, part in one.parts.items():
+                    to_hand_on.setdefault((third, author), {})[index] = part
+        for (third, author), slices in sorted(to_hand_on.items()):
+            message = ContributionSent(self.round_id, author, self._digests[author], slices)
+            effects.append(Say(frozenset({third}), message))
+        effects += self._state()
+        return [*effects, self._say_results(again, again)] if again else effects
+
+    def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
+        """A member's parts. What is not what its intent promised counts as absent."""
+        intent = self._intents.get(message.author)
+        count, digests = self._setting.plan.count, message.digests
+        if intent is None:
+            return []
+        if len(digests) != count or commitment_of(digests) != intent.commitment:
+            return self._accuse(sender, "It sent another contribution than was promised.")
+        self._digests[message.author] = digests
+        for index, part in message.slices.items():
+            if not 0 <= index < count or not self._reduces(self._slices[index]):
+                continue
+            if len(part) > self._setting.part_bytes(index) or sha256(part).digest() != digests[index]:
+                return self._accuse(sender, "It sent a part that is not the one that was promised.")
+            self._slices[index].parts[message.author] = part
+        return self._state()
+
+    def take_statement(self, message: StatementSaid) -> list[Effect]:
+        """A reducer's statistics."""
+        reducer = message.signed.member.node_id
+        for index, one, digest in self._reduced_by(reducer, message.signed.body):
+            statistics = message.statistics.get(index, b"")
+            if reducer not in one.statements and sha256(statistics).hexdigest() == digest:
+                one.statements[reducer], one.statistics[digest] = digest, statistics
+        return self._judge()
+
+    def take_result(self, message: ResultSaid) -> list[Effect]:
+        """A reducer's results: digests of all, and the content of those that it sends."""
+        reducer = message.signed.member.node_id
+        for index, one, digest in self._reduced_by(reducer, message.signed.body):
+            content = message.slices.get(index)
+            if one.results.setdefault(reducer, digest) != digest:
+                continue
+            self._claims[reducer, index] = message.signed.claim
+            size = self._setting.part_bytes(index)
+            if content is not None and len(content) <= size and sha256(content).hexdigest() == digest:
+                one.content[digest] = content
+        return self._liars()
+
+    def made_statistics(self, statistics: Mapping[int, bytes]) -> list[Effect]:
+        """The own statistics are ready."""
+        if not statistics:
+            return []
+        digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(statistics.items()))
+        said = StatementSaid(self._setting.sign(Statement(self.round_id, digests)), statistics)
+        return [Say(self.others, said), *self.take_statement(said), *self._reduce(statistics)]
+
+    def judged(self, verdict: Verdict) -> list[Effect]:
+        """The verdict is there."""
+        self.verdict = verdict
+        stated = [index for index, one in enumerate(self._slices) if self._setting.self_id in one.statements]
+        return [] if verdict.abort_reason is not None else self._reduce(stated)
+
+    def reduced(self, results: Mapping[int, bytes]) -> list[Effect]:
+        """The own results are ready."""
+        sent = {index: made for index, made in results.items() if self._sends(self._slices[index])}
+        return [self._say_results(results, sent)]
+
+    def _say_results(self, results: Mapping[int, bytes], sent: Mapping[int, bytes]) -> Effect:
+        digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(results.items()))
+        signed = self._setting.sign(Result(self.round_id, digests))
+        self.take_result(ResultSaid(signed, results))
+        return Say(self.others, ResultSaid(signed, sent))
+
+    def _reduces(self, one: _Slice) -> bool:
+        return self._setting.self_id in one.reducers or one.reducers.third == self._setting.self_id
+
+    def _sends(self, one: _Slice) -> bool:
+        return one.is_redone or one.reducers.first == self._setting.self_id
+
+    def _state(self) -> list[Effect]:
+        """Make the statistics of all own slices once everybody's parts are here, of later ones as they come whole."""
+        own = [one for one in self._slices if self._setting.self_id in one.reducers]
+        whole = [
+            (index, one)
+            for index, one in enumerate(self._slices)
+            if not one.is_stated and self._reduces(one) and len(one.parts) == len(self._order)
+        ]
+        is_late = any(one.is_redone for _, one in whole)
+        if not whole or (not is_late and any(len(one.parts) < len(self._order) for one in own)):
+            return []
+        for _, one in whole:
+            one.is_stated = True
+        return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole})]
+
+    def _rows(self, one: _Slice) -> Sequence[bytes]:
+        return tuple(one.parts[node] for node in self._order)
+
+    def _judge(self) -> list[Effect]:
+        if self._is_judging:
+            return []
+        agreed = [one.agreed_statistics for one in self._slices]
+        statistics = [one for one in agreed if one is not None]
+        if len(statistics) < len(agreed):
+            return []
+        self._is_judging = True
+        return [Judge(self.round_id, statistics, self._copies(), self._tokens())]
+
+    def _copies(self) -> frozenset[int]:
+        commitments = [self._intents[node].commitment for node in self._order]
+        return frozenset(row for row, one in enumerate(commitments) if one in commitments[:row])
+
+    def _tokens(self) -> Sequence[int]:
+        return tuple(self._intents[node].tokens for node in self._order)
+
+    def _reduce(self, indices: Iterable[int]) -> list[Effect]:
+        if self.verdict is None or self.verdict.abort_reason is not None:
+            return []
+        rows = {index: self._rows(self._slices[index]) for index in indices}
+        return [Reduce(self.round_id, rows, self.verdict, self._tokens())] if rows else []
+
+    def _reduced_by(self, reducer: NodeId, body: Statement | Result) -> Iterable[tuple[int, _Slice, str]]:
+        for index, digest in body.digests:
+            if index < len(self._slices):
+                one = self._slices[index]
+                if reducer in one.reducers or reducer == one.reducers.third:
+                    yield index, one, digest
+
+    def _liars(self) -> list[Effect]:
+        """Who came to another result than two others."""
+        effects = list[Effect]()
+        for index, one in enumerate(self._slices):
+            agreed = _agreed(one.results)
+            for node, digest in one.results.items():
+                if agreed is not None and digest != agreed:
+                    proof = tuple(self._claims[other, index] for other in one.results if (other, index) in self._claims)
+                    effects += self._accuse(node, "It reduced a slice to another result than two others.", proof)
+        return effects
+
+    def _accuse(self, node: NodeId, what: str, proof: tuple[bytes, ...] = ()) -> list[Effect]:
+        if node in self._accused:
+            return []
+        self._accused.add(node)
+        return [Accuse(node, what, proof)]
+
+
+def _agreed(said: Mapping[NodeId, str]) -> str | None:
+    """What two reducers of a slice say."""
+    common = Counter(said.values()).most_common(1)
+    return common[0][0] if common and common[0][1] >= AGREEING else None

@@ -1,0 +1,138 @@
+"""The views of a step at one member: who wants to take part, who gave up on which view, and when a view is over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from neuroshard.swarm.certified.bodies import MAX_MEMBERS, Intent, NewView
+from neuroshard.swarm.certified.messages import ContributionSent, Quorum, ResultSaid, Signed, StatementSaid
+from neuroshard.swarm.certified.setting import Setting, Timing
+from neuroshard.types import NodeId
+
+MAX_EARLY = 6  # messages of one sender for a round that is not known here yet
+_Part = ContributionSent | StatementSaid | ResultSaid
+
+
+class Views:
+    """Belongs to one RoundMember."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.view = 0
+        self.intents: dict[NodeId, Signed[Intent]] = {}
+        self.has_proposed = False
+        self.has_proposal = False
+        self._setting = setting
+        self._first: int | None = None
+        self._begun = 0.0
+        self._new_views: dict[NodeId, Signed[NewView]] = {}  # the newest of each
+        self._accusers: dict[NodeId, set[NodeId]] = {}
+        self._locks: dict[NodeId, Quorum] = {}
+        self._early: dict[NodeId, deque[tuple[str, _Part]]] = {}
+
+    def begin(self, view: int, now: float) -> None:
+        """Enter a view."""
+        self._first = view if self._first is None else self._first
+        self.view, self._begun = view, now
+        self.has_proposed = self.has_proposal = False
+
+    def is_over(self, now: float) -> bool:
+        """Whether the next proposer has its turn."""
+        return self._first is not None and now - self._begun >= self._timing.view_seconds
+
+    def must_redo(self, now: float) -> bool:
+        """Whether third reducers take over."""
+        return now - self._begun >= self._timing.redo_seconds
+
+    def add_intent(self, signed: Signed[Intent]) -> None:
+        """Keep it when it is for this step and newer than its author's last; a wallet has one node in the round."""
+        roster, intent = self._setting.step.roster, signed.body
+        if intent.step_id != self._setting.step.id or roster.has_other_node_of(signed.member):
+            return
+        known = self.intents.get(signed.member.node_id)
+        if known is None or (known.body.view, known.body.made_at) < (intent.view, intent.made_at):
+            self.intents[signed.member.node_id] = signed
+
+    def add_new_view(self, signed: Signed[NewView], lock: Quorum | None) -> None:
+        """Keep it when it is newer than its author's last."""
+        node = signed.member.node_id
+        known = self._new_views.get(node)
+        if known is None or known.body.view < signed.body.view:
+            self._new_views[node] = signed
+        for missing in self.intents.keys() & set(signed.body.missing):
+            self._accusers.setdefault(missing, set()).add(node)
+        if lock is not None and (node not in self._locks or self._locks[node].view < lock.view):
+            self._locks[node] = lock
+
+    def view_of_others(self) -> int:
+        """The highest view that more voters than may lie have come to."""
+        voters = self._setting.step.roster.nodes
+        views = sorted((said.body.view for node, said in self._new_views.items() if node in voters), reverse=True)
+        tolerated = self._setting.step.tolerated
+        return views[tolerated] if len(views) > tolerated else 0
+
+    def highest_lock(self, own: Quorum | None) -> Quorum | None:
+        """What must be voted on again, if anything."""
+        locks = [*self._locks.values(), *([] if own is None else [own])]
+        return max(locks, key=lambda lock: lock.view, default=None)
+
+    def may_propose(self, now: float) -> bool:
+        """Whether enough voters are here, and everybody else is too or has been waited for."""
+        if self.has_proposed or self._first is None:
+            return False
+        here = self._here()
+        voters = here & self._setting.step.roster.nodes
+        is_patient = now - self._begun < self._timing.gather_seconds
+        if len(voters) < self._setting.step.quorum or (is_patient and not here >= self._setting.everybody):
+            return False
+        return bool(self._locks) or self.are_fit(self.chosen_intents())
+
+    def chosen_intents(self) -> tuple[Signed[Intent], ...]:
+        """Of those that are here; without whom others accuse of sending nothing, if enough are left."""
+        here = self._here() & self.intents.keys()
+        chosen = self._one_a_wallet(here - self._accused())
+        return chosen if self.are_fit(chosen) else self._one_a_wallet(here)
+
+    def are_fit(self, intents: Sequence[Signed[Intent]]) -> bool:
+        """Whether these may make a round: a quorum of voters contributes, each once, with one node a wallet."""
+        roster, members = self._setting.step.roster, [one.member for one in intents]
+        return (
+            2 <= len(members) <= MAX_MEMBERS
+            and len({member.wallet_id for member in members}) == len(members)
+            and len({member.node_id for member in members}) == len(members)
+            and not any(roster.has_other_node_of(member) for member in members)
+            and all(one.body.step_id == self._setting.step.id for one in intents)
+            and len(roster.nodes & {member.node_id for member in members}) >= self._setting.step.quorum
+        )
+
+    def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
+        """A message of a round that is not known here yet: its proposal may be on the way."""
+        self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((round_id, message))
+
+    def take_early(self, round_id: str) -> Iterable[tuple[NodeId, _Part]]:
+        """What has come for this round; the rest was for none."""
+        early, self._early = self._early, {}
+        return [(sender, message) for sender, kept in early.items() for name, message in kept if name == round_id]
+
+    @property
+    def _timing(self) -> Timing:
+        return self._setting.timing.of_view(self.view - (self._first or 0))
+
+    def _here(self) -> set[NodeId]:
+        """Who takes part in this view."""
+        if self.view == self._first and self.view == 0:
+            return set(self.intents)
+        return {node for node, said in self._new_views.items() if said.body.view == self.view}
+
+    def _one_a_wallet(self, nodes: Iterable[NodeId]) -> tuple[Signed[Intent], ...]:
+        """As many as a round may have, voters before newcomers."""
+        voters, chosen = self._setting.step.roster.nodes, dict[str, Signed[Intent]]()
+        for node in sorted(nodes, key=lambda node: (node not in voters, node)):
+            if len(chosen) < MAX_MEMBERS:
+                chosen.setdefault(self.intents[node].member.wallet_id, self.intents[node])
+        return tuple(sorted(chosen.values(), key=lambda one: one.member))
+
+    def _accused(self) -> set[NodeId]:
+        """Of whom more members than may lie had nothing, in any view so far."""
+        tolerated = self._setting.step.tolerated
+        return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}

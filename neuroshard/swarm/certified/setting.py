@@ -1,0 +1,76 @@
+"""What stays the same for one member through all views of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from neuroshard.swarm.certified.bodies import Body
+from neuroshard.swarm.certified.messages import Signed
+from neuroshard.swarm.certified.roster import Member, Step
+from neuroshard.swarm.certified.slices import SlicePlan
+from neuroshard.types import NodeId
+
+MAX_DOUBLINGS = 3
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+class Sign(Protocol):
+    """Signs a body in this node's name."""
+
+    def __call__(self, body: AnyBody, /) -> Signed[AnyBody]:
+        """The body with its claim."""
+        ...
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a member brings to a round."""
+
+    parts: tuple[bytes, ...] = field(repr=False)  # the encoded slices
+    tokens: int  # trained on since the last round
+    upload: int  # bytes a second
+    made_at: int  # milliseconds since 1970
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds, counted by the member's own clock from the begin of a view; doubled from one view to the next."""
+
+    gather_seconds: float = 10.0  # a proposer waits so long for intents
+    redo_seconds: float = 30.0  # then third reducers take over
+    view_seconds: float = 60.0  # then the next proposer has its turn
+
+    def of_view(self, tries: int) -> Timing:
+        """Those of the view after so many that came to nothing."""
+        factor = 2.0 ** min(tries, MAX_DOUBLINGS)
+        return Timing(factor * self.gather_seconds, factor * self.redo_seconds, factor * self.view_seconds)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One member's part in one step."""
+
+    step: Step
+    plan: SlicePlan
+    member: Member  # this node
+    expected: frozenset[NodeId]  # who was called: a proposer waits for them
+    sign: Sign
+    part_bytes: Callable[[int], int]  # most bytes of the encoded slice of this number
+    timing: Timing = Timing()
+
+    @property
+    def self_id(self) -> NodeId:
+        """This node."""
+        return self.member.node_id
+
+    @property
+    def everybody(self) -> frozenset[NodeId]:
+        """Voters and whoever was called."""
+        return self.step.roster.nodes | self.expected
+
+    @property
+    def others(self) -> frozenset[NodeId]:
+        """Whom everything that is public is told."""
+        return self.everybody - {self.self_id}

@@ -1,0 +1,240 @@
+"""Members of certified rounds in memory: every message, death, cut and second is the test's to decide.
+
+Hashes stand for tensors: the work is done at once, and equal inputs give equal outputs as they do with the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from random import Random
+
+from neuroshard.aggregation import Verdict
+from neuroshard.swarm.certified.bodies import Phase
+from neuroshard.swarm.certified.effects import (
+    Accuse,
+    Answer,
+    Check,
+    Checked,
+    Complete,
+    Effect,
+    GiveUp,
+    Judge,
+    MakeStatistics,
+    Persist,
+    Reduce,
+    Say,
+    VoteRecord,
+)
+from neuroshard.swarm.certified.member import RoundMember
+from neuroshard.swarm.certified.messages import Message, Signed
+from neuroshard.swarm.certified.roster import Member, Roster, Step
+from neuroshard.swarm.certified.setting import AnyBody, Contribution, Setting, Timing
+from neuroshard.swarm.certified.slices import SlicePlan
+from neuroshard.types import NodeId, RunId, WalletId
+
+PLAN = SlicePlan(3 * 4096)
+TIMING = Timing(gather_seconds=4.0, redo_seconds=10.0, view_seconds=20.0)
+FIRST_ROOT = sha256(b"first").hexdigest()
+TICK_SECONDS = 1.0
+
+
+def member_named(name: str) -> Member:
+    return Member(NodeId(name), WalletId(sha256(name.encode()).hexdigest()[:16]))
+
+
+@dataclass(frozen=True)
+class Envelope:
+    sender: NodeId
+    to: NodeId
+    message: Message
+
+
+@dataclass
+class Participant:
+    """A node: its disk survives, the rest does not."""
+
+    member: Member
+    root: str
+    number: int
+    roster: Roster
+    records: dict[str, VoteRecord] = field(default_factory=dict[str, VoteRecord])  # the disk
+    ended: dict[str, tuple[Step, Complete]] = field(
+        default_factory=dict[str, tuple[Step, Complete]]
+    )  # on the disk, too
+    done: list[tuple[int, str, str]] = field(default_factory=list[tuple[int, str, str]])  # step, root before, after
+    machines: dict[str, RoundMember] = field(default_factory=dict[str, RoundMember])  # by step id
+    accused: list[Accuse] = field(default_factory=list[Accuse])
+    gave_up: list[str] = field(default_factory=list[str])
+    is_alive: bool = True
+    attempts: int = 0
+    objects: bool = False  # votes no
+
+
+class World:
+    """What has been sent and not come is in `pending`."""
+
+    def __init__(self, names: Iterable[str], *, seed: int = 0, tolerated: int = 0, is_founding: bool = False) -> None:
+        members = tuple(member_named(name) for name in names)
+        self.now = 0.0
+        self.random = Random(seed)
+        self.tolerated = tolerated
+        self.pending: list[Envelope] = []
+        self.side: dict[NodeId, int] = {}  # of a partition
+        self.dies_after: dict[NodeId, int] = {}  # effects
+        self.twist: dict[NodeId, Callable[[Participant, Effect], list[Effect]]] = {}  # what a liar does instead
+        self.sent_bytes: dict[NodeId, int] = {}
+        roster = Roster(members, is_founding=is_founding)
+        self.nodes = {member.node_id: Participant(member, FIRST_ROOT, 0, roster) for member in members}
+
+    def add(self, name: str, like: NodeId) -> None:
+        """A joiner that has fetched the state of another node."""
+        source = self.nodes[like]
+        member = member_named(name)
+        self.nodes[member.node_id] = Participant(member, source.root, source.number, source.roster)
+
+    def start(self, node: NodeId) -> None:
+        """Begin the node's next round."""
+        one = self.nodes[node]
+        step = self._step(one)
+        known = one.machines.get(step.id)
+        machine = known or RoundMember(self._setting(one, step), one.records.get(step.id))
+        one.machines[step.id] = machine
+        one.attempts += 1
+        parts = tuple(self._part(node, one, index) for index in range(PLAN.count))
+        contribution = Contribution(parts, tokens=100, upload=1000, made_at=one.attempts)
+        self._carry_out(one, machine, machine.enter(contribution, self.now, machine.view + (known is not None)))
+
+    def start_all(self) -> None:
+        for node in sorted(self.nodes):
+            if self.nodes[node].is_alive:
+                self.start(node)
+
+    def deliver(self, index: int) -> None:
+        """Let a message arrive."""
+        envelope = self.pending.pop(index % len(self.pending))
+        receiver = self.nodes[envelope.to]
+        if not receiver.is_alive or self.side.get(envelope.sender, 0) != self.side.get(envelope.to, 0):
+            return
+        for machine in list(receiver.machines.values()):
+            self._carry_out(receiver, machine, machine.hear(envelope.sender, envelope.message, self.now))
+
+    def drop(self, index: int) -> None:
+        self.pending.pop(index % len(self.pending))
+
+    def advance(self, seconds: float) -> None:
+        """Time goes on for everybody, with a tick each second."""
+        for _ in range(max(1, round(seconds / TICK_SECONDS))):
+            self.now += TICK_SECONDS
+            for one in self.nodes.values():
+                for machine in list(one.machines.values()) if one.is_alive else []:
+                    self._carry_out(one, machine, machine.tick(self.now))
+
+    def kill(self, node: NodeId) -> None:
+        one = self.nodes[node]
+        one.is_alive = False
+        one.machines.clear()
+
+    def restart(self, node: NodeId) -> None:
+        """With what was on the disk: state, and votes."""
+        self.nodes[node].is_alive = True
+        self.dies_after.pop(node, None)
+        one = self.nodes[node]
+        for step, completed in one.ended.values():
+            one.machines[step.id] = RoundMember(self._setting(one, step), None, completed)
+        self.start(node)
+
+    def settle(self, limit_seconds: float = 4000.0, *, until: Callable[[], bool] | None = None) -> bool:
+        """Everything arrives, in random order, until nothing is to be waited for; whether that came."""
+        end = self.now + limit_seconds
+        is_done = until or (lambda: self.all_done(1))
+        while self.now < end:
+            while self.pending and not is_done():
+                self.deliver(self.random.randrange(len(self.pending)))
+            if is_done():
+                return True
+            self.advance(TICK_SECONDS)
+        return False
+
+    def all_done(self, steps: int) -> bool:
+        return all(len(one.done) >= steps for one in self.nodes.values() if one.is_alive)
+
+    def check_safety(self, liars: Iterable[NodeId] = ()) -> None:
+        """No two honest members have completed one outer step with different bytes."""
+        after: dict[tuple[int, str], str] = {}
+        for name, one in self.nodes.items():
+            if name not in set(liars):
+                for number, before, root in one.done:
+                    assert after.setdefault((number, before), root) == root, f"step {number} ended in two ways"
+        assert len({number for number, _ in after}) == len(after), "two histories"
+
+    def _step(self, one: Participant) -> Step:
+        return Step(RunId("1" * 64), 0, one.number, one.root, "terms", one.roster, self.tolerated)
+
+    def _setting(self, one: Participant, step: Step) -> Setting:
+        def sign(body: AnyBody) -> Signed[AnyBody]:
+            return Signed(one.member, body, repr((one.member, body)).encode())
+
+        expected = frozenset(node for node, other in self.nodes.items() if other.root == one.root)
+        return Setting(step, PLAN, one.member, expected, sign, lambda _: 64, TIMING)
+
+    def _part(self, node: NodeId, one: Participant, index: int) -> bytes:
+        return sha256(f"{node} {one.number} {one.attempts} {index}".encode()).digest()
+
+    def _carry_out(self, one: Participant, machine: RoundMember, effects: list[Effect]) -> None:
+        for effect in effects:
+            if not one.is_alive:
+                return
+            node = one.member.node_id
+            if node in self.dies_after:
+                self.dies_after[node] -= 1
+                if self.dies_after[node] < 0:
+                    self.kill(node)
+                    return
+            twist = self.twist.get(node)
+            for twisted in [effect] if twist is None else twist(one, effect):
+                self._do(one, machine, twisted)
+
+    def _do(self, one: Participant, machine: RoundMember, effect: Effect) -> None:
+        node = one.member.node_id
+        match effect:
+            case Say(to, message):
+                self.pending += [Envelope(node, other, message) for other in sorted(to) if other in self.nodes]
+            case Persist(record):
+                one.records[record.step_id] = record
+            case Accuse():
+                one.accused.append(effect)
+            case GiveUp(reason):
+                one.gave_up.append(reason)
+            case Complete(certificate, aggregate):
+                assert certificate.phase is Phase.COMMIT
+                assert tuple(sha256(part).hexdigest() for part in aggregate) == certificate.value.aggregate
+                one.ended[machine.setting.step.id] = machine.setting.step, effect
+                one.done.append((one.number, one.root, certificate.value.next_root))
+                one.number, one.root = one.number + 1, certificate.value.next_root
+                one.roster = certificate.value.next_roster()
+            case _:
+                self._carry_out(one, machine, machine.answered(effect, self._work(one, effect)))
+
+    def _work(self, one: Participant, job: MakeStatistics | Judge | Reduce | Check) -> Answer:
+        match job:
+            case MakeStatistics(rows=rows):
+                return {index: b"s" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
+            case Judge(tokens=tokens, copies=copies):
+                accepted = tuple(row for row in range(len(tokens)) if row not in copies)
+                return verdict_of(accepted)
+            case Reduce(rows=rows):
+                return {index: b"r" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
+            case Check(digests=digests):
+                root = sha256("".join((one.root, *digests)).encode()).hexdigest()
+                return Checked(root, "worse than before" if one.objects else "")
+
+
+def verdict_of(accepted: tuple[int, ...]) -> Verdict:
+    return Verdict(accepted, {}, (1.0,) * len(accepted), robust=len(accepted) > 2)
+
+
+def signed_as(member: Member, body: AnyBody) -> Signed[AnyBody]:
+    """A liar signs what it likes, with its own key."""
+    return Signed(member, body, repr((member, body)).encode())

@@ -1,0 +1,240 @@
+"""Certified rounds: one step ends with the same bytes for everybody, whoever dies, lies, sleeps or is cut off."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from certified_liars import LIARS, anything
+from certified_world import World
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from neuroshard.types import NodeId
+
+NAMES = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_members_complete_one_step_after_another(count: int) -> None:
+    world = World([f"n{number}" for number in range(count)], seed=count)
+    for number in range(3):
+        world.start_all()
+        assert world.settle(until=lambda done=number + 1: world.all_done(done))
+        assert world.now < 5 * (number + 1)
+    world.check_safety()
+    assert len({one.root for one in world.nodes.values()}) == 1
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "c", "d"])
+@pytest.mark.parametrize("effects", range(14))
+def test_a_member_that_dies_at_any_point_does_not_keep_the_others(victim: str, effects: int) -> None:
+    world = World(NAMES, seed=effects)
+    world.dies_after[NodeId(victim)] = effects
+    world.start_all()
+    assert world.settle(until=lambda: sum(len(one.done) for one in world.nodes.values() if one.is_alive) >= 3)
+    world.check_safety()
+    if not world.nodes[NodeId(victim)].is_alive:
+        world.restart(NodeId(victim))
+        assert world.settle()
+        world.check_safety()
+
+
+@pytest.mark.parametrize("lie", LIARS)
+@pytest.mark.parametrize("liar", NAMES)
+def test_a_liar_neither_splits_the_others_nor_stops_them(lie: str, liar: str) -> None:
+    world = World(NAMES, seed=3, tolerated=1)
+    world.twist[NodeId(liar)] = LIARS[lie]
+    honest = [one for name, one in world.nodes.items() if name != liar]
+    for number in range(2):
+        for one in honest:
+            world.start(one.member.node_id)
+        world.start(NodeId(liar))
+        assert world.settle(until=lambda done=number + 1: all(len(one.done) >= done for one in honest))
+    world.check_safety(liars=[NodeId(liar)])
+
+
+def random_schedule(seed: int, *, tolerated: int, is_lying: bool) -> World:
+    """Losses, delays, deaths, restarts, cuts and lies at random."""
+    random = Random(seed)
+    count = random.choice([2, 3, 4, 5, 7]) if not tolerated else random.choice([4, 5, 7])
+    names = [NodeId(f"n{number}") for number in range(count)]
+    world = World(names, seed=seed, tolerated=tolerated, is_founding=not is_lying and random.random() < 0.2)
+    if is_lying:
+        world.twist[names[0]] = anything(seed)
+    world.start_all()
+    for _ in range(random.randrange(20, 300)):
+        what = random.random()
+        if what < 0.8 and world.pending:
+            world.deliver(random.randrange(len(world.pending)))
+        elif what < 0.88 and world.pending:
+            world.drop(random.randrange(len(world.pending)))
+        elif what < 0.94:
+            world.advance(random.choice([1, 5, 15, 30]))
+        elif what < 0.96:
+            world.side = {name: random.randrange(2) for name in names} if random.random() < 0.5 else {}
+        else:
+            one = random.choice(names)
+            if world.nodes[one].is_alive:
+                world.dies_after[one] = random.randrange(6)
+            else:
+                world.restart(one)
+        world.check_safety(world.twist)
+    return world
+
+
+def check_peace(world: World) -> None:
+    """All are alive and hear each other: everybody ends the step."""
+    world.side, world.dies_after = {}, {}
+    for name, one in world.nodes.items():
+        if not one.is_alive:
+            world.restart(name)
+    honest = [one for name, one in world.nodes.items() if name not in world.twist]
+    assert world.settle(until=lambda: all(one.done for one in honest))
+    world.check_safety(world.twist)
+
+
+@pytest.mark.parametrize("batch", range(8))
+def test_no_schedule_splits_or_stops_members_among_friends(batch: int) -> None:
+    for seed in range(60 * batch, 60 * (batch + 1)):
+        check_peace(random_schedule(seed, tolerated=0, is_lying=False))
+
+
+@pytest.mark.parametrize("batch", range(8))
+def test_no_schedule_and_no_liar_splits_or_stops_members_among_strangers(batch: int) -> None:
+    for seed in range(40 * batch, 40 * (batch + 1)):
+        check_peace(random_schedule(seed, tolerated=1, is_lying=True))
+
+
+class AnySchedule(RuleBasedStateMachine):
+    """The same among friends, with schedules that are made smaller when one fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World([*NAMES, "e"])
+        self.world.start_all()
+
+    @rule(index=st.integers(0, 1000))
+    def deliver(self, index: int) -> None:
+        for _ in range(5):
+            if self.world.pending:
+                self.world.deliver(index)
+
+    @rule(index=st.integers(0, 1000))
+    def drop(self, index: int) -> None:
+        if self.world.pending:
+            self.world.drop(index)
+
+    @rule(seconds=st.sampled_from([1, 12, 25]))
+    def advance(self, seconds: int) -> None:
+        self.world.advance(seconds)
+
+    @rule(name=st.sampled_from(NAMES), effects=st.integers(0, 5))
+    def kill_or_restart(self, name: str, effects: int) -> None:
+        if self.world.nodes[NodeId(name)].is_alive:
+            self.world.dies_after[NodeId(name)] = effects
+        else:
+            self.world.restart(NodeId(name))
+
+    @rule(cut=st.sets(st.sampled_from(NAMES)))
+    def cut(self, cut: set[str]) -> None:
+        self.world.side = {NodeId(name): 1 for name in cut}
+
+    @invariant()
+    def is_safe(self) -> None:
+        self.world.check_safety()
+
+    def teardown(self) -> None:
+        check_peace(self.world)
+
+
+AnySchedule.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnySchedule = AnySchedule.TestCase
+
+
+def test_a_step_that_some_members_did_not_see_end_ends_for_them_with_the_same_bytes() -> None:
+    world = World(NAMES)
+    world.side = {NodeId("d"): 1}
+    world.start_all()
+    assert world.settle(until=lambda: all(world.nodes[NodeId(name)].done for name in "abc"))
+    assert not world.nodes[NodeId("d")].done
+    world.side = {}
+    assert world.settle()
+    world.check_safety()
+
+
+def test_a_side_without_a_quorum_completes_nothing() -> None:
+    world = World(NAMES)
+    world.side = {NodeId("c"): 1, NodeId("d"): 1}
+    world.start_all()
+    assert not world.settle(1000)
+    assert not any(one.done for one in world.nodes.values())
+
+
+def test_a_restart_of_all_members_after_they_have_prepared_ends_the_step_with_that_value() -> None:
+    world = World(NAMES)
+    world.start_all()
+
+    def locks() -> list[str]:
+        return [r.lock.value.digest for one in world.nodes.values() for r in one.records.values() if r.lock is not None]
+
+    while len(locks()) < 2:
+        world.deliver(world.random.randrange(len(world.pending)))
+    (locked,) = set(locks())
+    for name in world.nodes:
+        world.kill(name)
+    world.pending.clear()
+    for name in world.nodes:
+        world.restart(name)
+    assert world.settle()
+    ended = {completed.certificate.value.digest for one in world.nodes.values() for _, completed in one.ended.values()}
+    assert ended == {locked}
+
+
+def test_a_newcomer_takes_part_and_votes_from_the_next_step_on() -> None:
+    world = World(NAMES)
+    world.add("e", like=NodeId("a"))
+    world.start_all()
+    assert world.settle()
+    assert NodeId("e") in world.nodes[NodeId("a")].roster.nodes
+    assert len(world.nodes[NodeId("e")].done) == 1
+    world.check_safety()
+
+
+def test_a_member_without_whom_a_step_ended_is_no_voter_of_the_next() -> None:
+    world = World(NAMES)
+    world.kill(NodeId("d"))
+    world.start_all()
+    assert world.settle()
+    assert world.nodes[NodeId("a")].roster.nodes == {"a", "b", "c"}
+
+
+def test_what_most_voters_find_worse_is_not_completed() -> None:
+    world = World(NAMES)
+    for name in "abc":
+        world.nodes[NodeId(name)].objects = True
+    world.start_all()
+    assert not world.settle(1000)
+    world.nodes[NodeId("a")].objects = world.nodes[NodeId("b")].objects = False
+    assert world.settle()
+
+
+def test_a_founding_needs_everybody() -> None:
+    world = World(NAMES, is_founding=True)
+    world.kill(NodeId("d"))
+    world.start_all()
+    assert not world.settle(500)
+    world.restart(NodeId("d"))
+    assert world.settle()
+
+
+def test_whoever_votes_twice_or_reduces_wrongly_is_accused_with_proof() -> None:
+    for lie, what in (("both_votes", "voted for two values"), ("wrong_results", "another result")):
+        world = World(NAMES, seed=5, tolerated=1)
+        world.twist[NodeId("a")] = LIARS[lie]
+        world.start_all()
+        assert world.settle(until=lambda world=world: all(world.nodes[NodeId(name)].done for name in "bcd"))
+        accusations = [one for name in "bcd" for one in world.nodes[NodeId(name)].accused]
+        assert {one.node for one in accusations} == {"a"}
+        assert any(what in one.what and len(one.proof) >= 2 for one in accusations)

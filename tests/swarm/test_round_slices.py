@@ -1,0 +1,62 @@
+"""Slices of a vector, and who reduces them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.swarm.certified.slices import BLOCK, MAX_SLICES, SlicePlan, assign
+from neuroshard.types import NodeId
+
+uploads = st.lists(st.integers(0, 10**9), min_size=2, max_size=64)
+
+
+@given(st.integers(1, 10**9))
+def test_slices_cover_the_vector_in_whole_blocks(length: int) -> None:
+    plan = SlicePlan(length)
+    assert 1 <= plan.count <= MAX_SLICES
+    assert plan.width % BLOCK == 0
+    bounds = [plan.bounds(index) for index in range(plan.count)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == length
+    assert all(left[1] == right[0] for left, right in pairwise(bounds))
+    assert all(start < stop for start, stop in bounds)
+
+
+@given(st.integers(1, 10**7), uploads)
+def test_every_slice_has_different_reducers(length: int, rates: list[int]) -> None:
+    upload = {NodeId(f"n{number}"): rate for number, rate in enumerate(rates)}
+    for one in assign(SlicePlan(length), upload, "seed"):
+        assert one.first != one.second
+        assert (one.third is None) == (len(rates) == 2)
+        assert one.third not in one
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16, 32, 64])
+def test_nobody_reduces_much_more_than_its_share(count: int) -> None:
+    upload = {NodeId(f"n{number}"): 10 ** (number % 4) for number in range(count)}
+    plan = SlicePlan(64 * BLOCK)
+    share = Counter(node for one in assign(plan, upload, "seed") for node in (one.first, one.second))
+    assert max(share.values()) <= max(1.25 * 2 * plan.count / count, -(-2 * plan.count // count))
+
+
+def test_who_uploads_faster_reduces_more() -> None:
+    upload = {NodeId("slow"): 100, NodeId("fast"): 120, NodeId("other"): 100, NodeId("fourth"): 100}
+    share = Counter(node for one in assign(SlicePlan(64 * BLOCK), upload, "s") for node in (one.first, one.second))
+    assert share[NodeId("fast")] > share[NodeId("slow")]
+
+
+def test_the_seed_changes_the_pairs() -> None:
+    upload = {NodeId(f"n{number}"): 1 for number in range(8)}
+    plan = SlicePlan(64 * BLOCK)
+    assert assign(plan, upload, "one") != assign(plan, upload, "two")
+    assert assign(plan, upload, "one") == assign(plan, upload, "one")
+
+
+def test_one_member_reduces_nothing() -> None:
+    with pytest.raises(ValueError, match="two reducers"):
+        assign(SlicePlan(10), {NodeId("a"): 1}, "seed")
