@@ -12,13 +12,14 @@ from typing import TypeAlias, assert_never
 import torch
 from torch import Tensor
 
-from neuroshard.aggregation.sorting import sorted_rows
+from neuroshard.aggregation.sorting import middle_mean, row_mean
 from neuroshard.config.run_parameters import OuterOptimization
 
 Aggregator: TypeAlias = Callable[[Tensor], Tensor]
 """(n, d) -> (d,). The result of a single contribution may share its memory."""
 
 MAX_WEIGHT_RATIO = 2.0  # to the median declared weight
+MIN_WORK_RATIO = 0.25  # of the median declared work
 _CHUNK = 1 << 15  # columns at once; a chunk of ten rows stays in the cache
 
 
@@ -104,7 +105,7 @@ def mean(contributions: Tensor, weights: Sequence[float] | None = None) -> Tenso
     """
     rows = _checked(contributions)
     if weights is None:
-        return rows[0] if rows.shape[0] == 1 else _in_chunks(rows, _row_mean)
+        return rows[0] if rows.shape[0] == 1 else _in_chunks(rows, row_mean)
     if len(weights) != rows.shape[0]:
         raise ValueError(f"{len(weights)} weights for {rows.shape[0]} contributions")
     shares = capped_weights(weights)
@@ -123,6 +124,18 @@ def capped_weights(declared: Sequence[float]) -> tuple[float, ...]:
     return tuple(min(weight, cap) if isfinite(weight) and weight > 0 else 0.0 for weight in declared)
 
 
+def abstaining(declared_work: Sequence[float]) -> tuple[int, ...]:
+    """Members, by number, with less than a quarter of the (lower) median work of those who did any.
+
+    Noise would be most of what they add. What is not finite or negative is no work; where nobody did any, nobody
+    abstains.
+    """
+    work = [amount if isfinite(amount) and amount > 0 else 0.0 for amount in declared_work]
+    done = [amount for amount in work if amount > 0]
+    fewest = MIN_WORK_RATIO * median_low(done) if done else 0.0
+    return tuple(i for i, amount in enumerate(work) if amount < fewest)
+
+
 def _checked(contributions: Tensor) -> Tensor:
     if contributions.dim() != 2 or contributions.shape[0] < 1 or not contributions.is_floating_point():
         raise ValueError(f"contributions must be real numbers of shape (n, d), got {tuple(contributions.shape)}")
@@ -138,17 +151,9 @@ def _mean_of_ordered(rows: Tensor, trim: int, among: Sequence[int]) -> Tensor:
 
     def of_part(part: Tensor) -> Tensor:
         chosen = part if count == part.shape[0] else part[list(among)]
-        return _row_mean(sorted_rows(chosen)[trim : count - trim])
+        return middle_mean(chosen, trim)
 
     return _in_chunks(rows, of_part)
-
-
-def _row_mean(rows: Tensor) -> Tensor:
-    # row after row in float64; beginning with zero makes -0.0 and 0.0, which sorting does not order, one value
-    total = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for row in rows:
-        total.add_(row)
-    return total.div_(rows.shape[0])
 
 
 def _weighted_row_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:

@@ -1,22 +1,23 @@
 """The gates before an aggregate: which whole contributions are accepted, and how far each is clipped.
 
-Pure functions of the contributions: every member that holds the same ones comes to the same verdict. Who may
-contribute (well-formed, signed, one per wallet) is decided before.
+Pure functions of statistics of the contributions: every member that holds the same ones comes to the same verdict. Who
+may contribute (well-formed, signed, one per wallet) is decided before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite, sqrt
+from math import sqrt
 from statistics import median
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from neuroshard.aggregation.averages import coordinate_median
-from neuroshard.aggregation.sums import dot_product
+from neuroshard.aggregation.slice_statistics import SliceStatistics, slice_statistics
+from neuroshard.aggregation.slices import SliceRows
 
 MIN_NORM_RATIO, MAX_NORM_RATIO = 0.1, 10.0
 MIN_ROBUST_MEMBERS = 3
@@ -41,7 +42,7 @@ class Verdict:
 
     accepted: tuple[int, ...]
     refused: Mapping[int, Refusal]
-    clip_factors: tuple[float, ...]  # of the accepted rows, in (0, 1]
+    clip_factors: tuple[float, ...]  # of the accepted rows, in (0, 1], exact in fp32
     robust: bool
 
     @property
@@ -65,20 +66,21 @@ def max_refused(members: int) -> int:
     return (members - 1) // 3
 
 
-def judge(contributions: Tensor) -> Verdict:
-    """Verdict over (n, d) contributions by the gates in their order (DESIGN 4.4).
+def judge_statistics(total: SliceStatistics, copies: Collection[int] = ()) -> Verdict:
+    """Verdict over n contributions from the statistics of the whole vector, by the gates in their order (DESIGN 4.4).
 
-    Finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the coordinate median above
+    Finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the center above
     max(0, half the median cosine); then clipping to the median norm. Medians are over what the gates before let
-    through. With fewer than 3 contributions there is no majority to measure norm and direction against: only the
-    first three gates apply, and nothing is clipped.
+    through, but for the center: it is the coordinate-wise median of all, because it is made before any is judged.
+    `copies` names the rows that equal an earlier one; that one stays, for who copied cannot be told from the bytes.
+    With fewer than 3 contributions there is no majority to measure norm and direction against: only the first three
+    gates apply, and nothing is clipped. Raises ValueError for a copy that is no contribution.
     """
-    if contributions.dim() != 2 or contributions.shape[0] < 1 or contributions.dtype != torch.float32:
-        raise ValueError(f"contributions must be fp32 of shape (n, d), got {tuple(contributions.shape)}")
-    norms = [sqrt(square) if isfinite(square := dot_product(row, row)) else square for row in contributions]
-    refused: dict[int, Refusal] = {}
-    _refuse_broken(contributions, norms, refused)
-    robust = contributions.shape[0] >= MIN_ROBUST_MEMBERS
+    if not all(0 <= row < total.count for row in copies):
+        raise ValueError(f"copies are rows below {total.count}, got {sorted(copies)}")
+    norms = [sqrt(square) for square in total.squared_norms]
+    refused = _broken(total, copies)
+    robust = total.count >= MIN_ROBUST_MEMBERS
     left = _left(norms, refused)
     if not robust or not left:
         return Verdict(left, refused, (1.0,) * len(left), robust)
@@ -86,11 +88,15 @@ def judge(contributions: Tensor) -> Verdict:
     for i in left:
         if not MIN_NORM_RATIO * median_norm <= norms[i] <= MAX_NORM_RATIO * median_norm:
             refused[i] = Refusal.NORM
-    left = _left(norms, refused)
-    if left:
-        _refuse_directions(contributions, norms, left, refused)
+    _refuse_directions(total, norms, refused)
     accepted = _left(norms, refused)
-    return Verdict(accepted, refused, tuple(min(1.0, median_norm / norms[i]) for i in accepted), robust)
+    return Verdict(accepted, refused, tuple(_fp32(min(1.0, median_norm / norms[i])) for i in accepted), robust)
+
+
+def judge(contributions: Tensor) -> Verdict:
+    """Verdict over (n, d) fp32 contributions in memory: the one slice of `judge_statistics` is all of them."""
+    total = slice_statistics(SliceRows.of(contributions))
+    return judge_statistics(total, _copies(contributions, total))
 
 
 def clipped(contributions: Tensor, verdict: Verdict) -> Tensor:
@@ -106,32 +112,46 @@ def clipped(contributions: Tensor, verdict: Verdict) -> Tensor:
     return contributions[: len(verdict.accepted)]
 
 
-def _refuse_broken(contributions: Tensor, norms: list[float], refused: dict[int, Refusal]) -> None:
-    originals: dict[float, list[int]] = {}  # by norm: equal vectors have equal norms
-    for i, norm in enumerate(norms):
-        if not isfinite(norm):
+def _broken(total: SliceStatistics, copies: Collection[int]) -> dict[int, Refusal]:
+    refused: dict[int, Refusal] = {}
+    for i in range(total.count):
+        if not total.finite[i]:
             refused[i] = Refusal.NOT_FINITE
-        elif norm == 0.0:
+        elif total.squared_norms[i] == 0.0:
             refused[i] = Refusal.ZERO
-        elif any(torch.equal(contributions[i], contributions[other]) for other in originals.get(norm, [])):
-            refused[i] = Refusal.COPY  # the first one stays: who copied cannot be told from the bytes
+        elif i in copies:
+            refused[i] = Refusal.COPY
+    return refused
+
+
+def _copies(contributions: Tensor, total: SliceStatistics) -> set[int]:
+    originals: dict[float, list[int]] = {}  # by norm: equal vectors have equal norms
+    copies: set[int] = set()
+    for i, norm in enumerate(total.squared_norms):
+        same_norm = originals.setdefault(norm, [])
+        if any(torch.equal(contributions[i], contributions[other]) for other in same_norm):
+            copies.add(i)
         else:
-            originals.setdefault(norm, []).append(i)
+            same_norm.append(i)
+    return copies
 
 
-def _refuse_directions(
-    contributions: Tensor, norms: list[float], left: tuple[int, ...], refused: dict[int, Refusal]
-) -> None:
-    center = coordinate_median(contributions, left)
-    center_norm = sqrt(dot_product(center, center))
+def _refuse_directions(total: SliceStatistics, norms: list[float], refused: dict[int, Refusal]) -> None:
+    left = _left(norms, refused)
+    if not left:
+        return
+    center_norm = sqrt(total.center_squared_norm)
     # honest members' mutual cosine is only 0.2-0.3 after the first round, so the bound follows what is usual here
-    cosines = {
-        i: dot_product(contributions[i], center) / (norms[i] * center_norm) if center_norm > 0 else 0.0 for i in left
-    }
+    cosines = {i: total.center_dots[i] / (norms[i] * center_norm) if center_norm > 0 else 0.0 for i in left}
     bound = max(0.0, 0.5 * median(cosines.values()))
     for i, cosine in cosines.items():
         if not cosine > bound:
             refused[i] = Refusal.DIRECTION
+
+
+def _fp32(value: float) -> float:
+    """The nearest fp32 number: contributions are multiplied in fp32."""
+    return float(np.float32(value))
 
 
 def _left(norms: list[float], refused: Mapping[int, Refusal]) -> tuple[int, ...]:

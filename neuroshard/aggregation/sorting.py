@@ -42,3 +42,17 @@ def sorted_rows(rows: Tensor) -> Tensor:
         torch.maximum(ordered[low], ordered[high], out=ordered[high])
         ordered[low], spare = spare, ordered[low]
     return torch.stack(ordered)
+
+
+def middle_mean(rows: Tensor, trim: int) -> Tensor:
+    """Float64 mean (d,) of every column of (n, d) without its `trim` lowest and highest numbers."""
+    return row_mean(sorted_rows(rows)[trim : rows.shape[0] - trim])
+
+
+def row_mean(rows: Tensor) -> Tensor:
+    """Float64 mean (d,) of the rows (n, d), added one after the other."""
+    # beginning with zero makes -0.0 and 0.0, which sorting does not order, one value
+    total = torch.zeros(rows.shape[1], dtype=torch.float64)
+    for row in rows:
+        total.add_(row)
+    return total.div_(rows.shape[0])

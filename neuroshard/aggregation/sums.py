@@ -8,6 +8,21 @@ from torch import Tensor
 _LANES = 1 << 16
 
 
+BLOCK = 4096  # numbers that are summed by halving
+
+
+def block_sums(values: Tensor) -> Tensor:
+    """(n, blocks * 4,096) contiguous float64 to (n, blocks) sums, or (blocks * 4,096,) to (blocks,); overwrites them.
+
+    Every block is added by halving: element i and element i + 2,048, then i and i + 1,024, and so on.
+    """
+    lanes = values.view(*values.shape[:-1], -1, BLOCK)
+    while lanes.shape[-1] > 1:
+        half = lanes.shape[-1] // 2
+        lanes = lanes[..., :half].add_(lanes[..., half:])
+    return lanes[..., 0].clone()
+
+
 def dot_product(left: Tensor, right: Tensor) -> float:
     """Sum of left_i * right_i over two (d,) vectors, in float64.
 
