@@ -23,6 +23,8 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "pipeline_speed": ("pipeline_speed", ()),
     "pipeline_quality": ("pipeline_quality", ()),
     "pipeline_kills": ("pipeline_kills", ()),
+    "pipeline_takeovers": ("pipeline_takeovers", ()),
+    "pipeline_join": ("pipeline_join", ()),
     "node_speed_5m": ("node_speed", ("5M",)),
     "node_speed_16m": ("node_speed", ("16M",)),
     "node_speed_350m": ("node_speed", ("350M",)),  # needs a GPU

@@ -85,7 +85,15 @@ class StagedSwarm:
         self._stack = ExitStack()
 
     def start(self, number: int, *, threads: int = 1, memory_mb: int | None = None) -> Member:
-        """Start a member, or start it again in its folder; it knows all others' addresses."""
+        """Start a member, or start it again in its folder, and wait until it has chosen its layers."""
+        node = self.launch(number, threads=threads, memory_mb=memory_mb)
+        status = node.wait_for("address", lambda status: bool(status["network"]["addresses"]), START_SECONDS)
+        self._addresses[number] = status["network"]["addresses"][0]
+        node.wait_for("layers", lambda status: status["layers"] is not None, START_SECONDS)
+        return Member(node, number)
+
+    def launch(self, number: int, *, threads: int = 1, memory_mb: int | None = None) -> NodeProcess:
+        """Start a member's process; it knows the addresses of all that were started before."""
         data_dir = self._folder / f"member-{number}"
         JoinedRuns(data_dir).keep(self._offer)
         peers = [part for other, address in self._addresses.items() if other != number for part in ("--peer", address)]
@@ -93,11 +101,7 @@ class StagedSwarm:
         arguments += ["--cpu-threads", str(threads), *peers]
         arguments += [] if memory_mb is None else ["--memory", str(memory_mb)]
         token = {"NEUROSHARD_TOKEN": f"{number + 1:02x}" * 32}
-        node = self._stack.enter_context(running_node(data_dir, arguments, variables=token))
-        status = node.wait_for("address", lambda status: bool(status["network"]["addresses"]), START_SECONDS)
-        self._addresses[number] = status["network"]["addresses"][0]
-        node.wait_for("layers", lambda status: status["layers"] is not None, START_SECONDS)
-        return Member(node, number)
+        return self._stack.enter_context(running_node(data_dir, arguments, variables=token))
 
     def close(self) -> None:
         """Stop all."""

@@ -1,0 +1,58 @@
+"""Newcomers with an empty disk: from the start of the process to the first step, in a swarm of one node a stage."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+from benchmarks.record import Report, Row
+from benchmarks.replicated_swarm import STAGES, replicated_swarm, wait_until_all_work
+from benchmarks.staged_swarm import START_SECONDS, StagedSwarm
+
+NEWCOMERS = 4
+PARTS = ("process and PyTorch", "network and placing", "the stage's state", "first step")
+
+
+def measure() -> Report:
+    """One after the other, each gone before the next one comes; the first ones find the machine's caches as it is."""
+    with replicated_swarm(replicas=1) as (swarm, members):
+        times = list[tuple[float, ...]]()
+        for number in range(len(members), len(members) + NEWCOMERS):
+            times.append(_join(swarm, number))
+            print(times[-1], flush=True)
+            wait_until_all_work(members, replicas=1)
+    joined = [moments[-1] for moments in times]
+    slowest = max(times, key=lambda moments: moments[-1])
+    parts = (after - before for before, after in pairwise((0.0, *slowest)))
+    shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in zip(PARTS, parts, strict=True))
+    return Report(
+        "pipeline_join",
+        f"A newcomer in a swarm of {STAGES} stages on {STAGES} nodes",
+        (
+            Row(
+                f"start of the process to the first step, slowest of {NEWCOMERS}",
+                f"{max(joined):.1f} s",
+                "< 15 s",
+                max(joined) < 15,
+            ),
+            Row("all of them", ", ".join(f"{seconds:.1f}" for seconds in joined) + " s", "report", None),
+            Row("the slowest one's time", shares, "report", None),
+        ),
+        ("All nodes share the cores of one machine, which those that train use up.",),
+    )
+
+
+def _join(swarm: StagedSwarm, number: int) -> tuple[float, ...]:
+    """Seconds since the start at which the network is up, the stages are chosen, it trains, and has made a step."""
+    began = time.monotonic()
+    node = swarm.launch(number)
+    node.wait_for("network", lambda status: bool(status["network"]["addresses"]), START_SECONDS)
+    moments = [time.monotonic() - began]
+    node.wait_for("layers", lambda status: status["layers"] is not None, START_SECONDS)
+    moments.append(time.monotonic() - began)
+    first = node.wait_for("training", lambda status: status["state"] == "training", START_SECONDS)["training"]["steps"]
+    moments.append(time.monotonic() - began)
+    node.wait_for_steps(first + 1, START_SECONDS)
+    moments.append(time.monotonic() - began)
+    node.kill()
+    return tuple(moments)
