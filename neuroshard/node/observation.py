@@ -52,6 +52,7 @@ class Observer:
     def publish(self) -> None:
         """Publish what the parts say now, and let others know soon when this node begins to do something else."""
         seen = self._among_others(self._node.trainer.snapshot())
+        idle = self._idle_sentence(seen)
         if seen.state is not self._told:
             self._told = seen.state
             self._society.speak_soon()
@@ -59,7 +60,8 @@ class Observer:
         sight = self._society.look(self._node.ground.fetcher.source.description)
         self._publisher.change(
             state=seen.state,
-            state_reason=seen.reason,
+            state_reason=idle or seen.reason,
+            is_standing_by=bool(idle),
             paused_until=seen.paused_until,
             memory=memory,
             training=seen.training,
@@ -86,15 +88,17 @@ class Observer:
             self._node.startup.complete()
 
     def _among_others(self, seen: TrainerSnapshot) -> TrainerSnapshot:
-        """A node that could work but whose swarm lacks layers waits, whether it drives or not; or it is not needed."""
+        """A node that could work but whose swarm lacks layers waits, whether it drives or not."""
+        missing = self._node.ground.swarm.missing() if seen.state is NodeState.TRAINING else ""
+        return replace(seen, state=NodeState.WAITING_FOR_STAGES, reason=missing) if missing else seen
+
+    def _idle_sentence(self, seen: TrainerSnapshot) -> str:
+        """Why a node that trains has nothing to do; "" for one that has, or that does not train."""
         if seen.state is not NodeState.TRAINING:
-            return seen
-        missing = self._node.ground.swarm.missing()
-        if missing:
-            return replace(seen, state=NodeState.WAITING_FOR_STAGES, reason=missing)
+            self._standby.rest()
+            return ""
         has_lanes = self._node.ground.swarm.versions.offer.parameters.routing == "lanes"
-        idle = self._standby.sentence(seen.stages, self._replicas(), has_lanes=has_lanes)
-        return replace(seen, reason=idle) if idle else seen
+        return self._standby.sentence(seen.stages, self._replicas(), has_lanes=has_lanes)
 
     def _replicas(self) -> int:
         """Other nodes that hold the first of this node's stages."""

@@ -30,7 +30,7 @@ class Publisher:
 
     def state(self, state: NodeState, reason: str) -> None:
         """Publish what the node does now and why, in one sentence."""
-        self.change(state=state, state_reason=reason)
+        self.change(state=state, state_reason=reason, is_standing_by=False)
 
     def warn(self, *messages: str) -> None:
         """Add warnings that stay visible, and log them; each text once."""

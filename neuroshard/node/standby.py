@@ -18,6 +18,10 @@ class Standby:
         self._work: object = None
         self._since = 0.0
 
+    def rest(self) -> None:
+        """The node does not train now: that nothing is asked of it meanwhile says nothing."""
+        self._work = None
+
     def sentence(self, stages: Sequence[StageStatus], replicas: int, *, has_lanes: bool) -> str:
         """Why these stages, whose work others drive, do nothing; "" as long as they do something, or drive themselves.
 

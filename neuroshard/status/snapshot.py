@@ -367,6 +367,7 @@ class NodeStatus:
     time: float  # of this snapshot, seconds since the epoch
     state: NodeState = NodeState.STARTING
     state_reason: str = "Starting."
+    is_standing_by: bool = False  # it trains, but nobody asks anything of the stages that it holds at present
     startup: tuple[StartupStage, ...] = ()
     node_id: NodeId | None = None
     wallet_id: WalletId | None = None

@@ -124,6 +124,7 @@ def test_status_tells_what_the_contract_names(api: Api) -> None:
         "wallet_id",
         "state",
         "state_reason",
+        "is_standing_by",
         "device",
         "run",
         "peers",

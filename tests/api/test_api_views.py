@@ -153,6 +153,7 @@ STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     uptime_seconds=NUMBERS,
     state=st.sampled_from(NodeState),
     state_reason=TEXTS,
+    is_standing_by=st.booleans(),
     startup=st.lists(st.builds(StartupStage, name=TEXTS, detail=TEXTS, fraction=NUMBERS), max_size=2).map(tuple),
     node_id=st.none() | st.just("node"),
     data_dir=TEXTS,

@@ -135,6 +135,18 @@ def test_the_overview_says_which_layers_nobody_holds(start_node: StartNode, open
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_a_computer_that_nobody_asks_anything_is_ready_and_says_why(start_node: StartNode, open_page: OpenPage) -> None:
+    why = "No computer that feeds text to the model sends anything at present."
+    node = start_node(replace(worker(), state_reason=why, is_standing_by=True))
+    page = open_page(node.url)
+    headline = page.get_by_role("heading", level=1)
+    expect(headline).to_have_text("Your computer is ready, and there is nothing for it to do at present.")
+    expect(page.get_by_text(why)).to_be_visible()
+    node.publish(lambda _: replace(worker(), state_reason=why))
+    expect(headline).to_contain_text("teaching a language model")
+    expect(page.get_by_text(why)).to_have_count(0)
+
+
 def test_several_gaps_are_all_named(start_node: StartNode, open_page: OpenPage) -> None:
     status = gap()
     assert status.pipeline is not None

@@ -45,6 +45,17 @@ def test_a_spare_replica_says_why_it_does_nothing() -> None:
     assert watch.after(QUIET_SECONDS - 1, replace(STAGE, sequences_accumulated=3)) == ""
 
 
+def test_a_rest_is_no_lack_of_work() -> None:
+    watch = Watch()
+    watch.after(0)
+    assert watch.after(QUIET_SECONDS) != ""
+    watch.standby.rest()
+    watch.now += 3600
+    assert watch.after(0) == ""
+    assert watch.after(QUIET_SECONDS - 1) == ""
+    assert watch.after(1) != ""
+
+
 def test_a_stage_without_replicas_or_lanes_waits_for_text() -> None:
     for alone in ({"replicas": 0}, {"has_lanes": False}):
         watch = Watch()

@@ -54,7 +54,7 @@ export function status(scenario, steps, started) {
   const held = starting || scenario === "early" ? [] : heldOut(steps, started);
   return {
     version: "0.1.0", started_at: started, time: now(), uptime_seconds: now() - started, state,
-    state_reason: reason(scenario), startup: startupStages(starting ? 3 : 7),
+    state_reason: reason(scenario), is_standing_by: false, startup: startupStages(starting ? 3 : 7),
     node_id: "12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc", wallet_id: "9f2c41d07be3a655",
     data_dir: "/home/ada/.local/share/neuroshard", is_demo: scenario !== "waiting" && scenario !== "alarm",
     paused_until: scenario === "paused" ? now() + 540 : null, warnings: [],

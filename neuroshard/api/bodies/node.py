@@ -226,6 +226,7 @@ class StatusBody(Answer):
     uptime_seconds: Number
     state: NodeState
     state_reason: Text
+    is_standing_by: bool = Field(description="it could train, but nobody asks anything of its layers at present")
     startup: list[StartupStageBody]
     node_id: str | None
     wallet_id: str | None

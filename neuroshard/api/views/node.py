@@ -38,6 +38,7 @@ def status_view(status: NodeStatus) -> StatusBody:
         uptime_seconds=status.uptime_seconds,
         state=status.state,
         state_reason=status.state_reason,
+        is_standing_by=status.is_standing_by,
         startup=[StartupStageBody.model_validate(stage) for stage in status.startup],
         node_id=status.node_id,
         wallet_id=status.wallet_id,

@@ -183,6 +183,7 @@ export interface NodeStatus {
   uptime_seconds: number;
   state: NodeState;
   state_reason: string;
+  is_standing_by: boolean;
   startup: StartupStage[];
   node_id: string | null;
   wallet_id: string | null;

@@ -53,6 +53,7 @@ function headline(status: NodeStatus): string {
     case "stopping":
       return "The node is saving its work and stopping.";
     case "training":
+      if (status.is_standing_by) return "Your computer is ready, and there is nothing for it to do at present.";
       return trainingHeadline(status);
   }
 }
@@ -90,7 +91,7 @@ function isItWorking(status: NodeStatus, now: number): Answer {
   switch (status.state) {
     case "training": {
       const speed = status.training.tokens_per_second;
-      if (status.state_reason.startsWith("Ready")) {
+      if (status.is_standing_by) {
         return { question, tone: "busy", short: "Ready", sentence: status.state_reason };
       }
       const sentence =
