@@ -11,7 +11,9 @@ from neuroshard.node.copy_order import RANKS
 class CopyTimes:
     """How often, and how much of the holder's line it may take."""
 
-    every_seconds: float = 30.0
+    every_seconds: float = 30.0  # no copy shall be older, where line and write budget allow
+    lead_seconds: float = 8.0  # so long before that the next one is begun
+    fresh_seconds: float = 10.0  # of a snapshot that is older than this the holder makes a new one, if it may
     look_seconds: float = 1.0
     retry_seconds: float = 5.0  # of the first in the order, while its copy is missing or old
     stale_seconds: float = 90.0  # of a copy: then the next one in the order makes one too
@@ -30,5 +32,5 @@ def copy_is_due(
     if rank >= times.ranks or single_seconds < rank * times.turn_seconds:
         return False
     pause = times.retry_seconds if rank == 0 else times.every_seconds
-    is_old = age_seconds is None or age_seconds >= times.every_seconds
+    is_old = age_seconds is None or age_seconds >= times.every_seconds - times.lead_seconds
     return is_old and (waited is None or waited >= pause)

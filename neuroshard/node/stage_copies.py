@@ -142,7 +142,7 @@ class StageCopies:
         file_bytes = duty.file.layout.file_bytes
         options = ReceivingOptions(chunks_at_once=1, share=self.times.share)
         receiver = Receiver(self.swarm.asking, duty.file, options)
-        manifest = await receiver.manifest(holder, self.times.every_seconds)
+        manifest = await receiver.manifest(holder, self.times.fresh_seconds)
         taken_at = self.now() - manifest.age_seconds  # by this computer's clock
         work = manifest.meta.outer_step, manifest.meta.step
         if work == duty.copy.work or not self._is_overtaken(duty, work, holder):
