@@ -13,6 +13,7 @@ import anyio
 from neuroshard.identity import hash_parts
 from neuroshard.network import ScoreReason
 from neuroshard.node.confirmed_holders import ASK_AGAIN_SECONDS
+from neuroshard.node.lost_nodes import DISBELIEF_SECONDS
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.standings import standing_of
@@ -30,6 +31,7 @@ class WatchTimes:
     again_seconds: float = 2.0  # from one question to the next
     denial_seconds: float = 20.0  # a node that has gone to other stages may be asked before its report comes
     forgotten_seconds: float = 120.0  # after an older denial that no other followed, the count starts anew
+    mute_seconds: float = 60.0  # a node that reports and has not answered since it was lost before; then twice as long
     few: int = 2  # holders of a stage: so many are watched, and whether there are so many is made sure of
 
 
@@ -43,6 +45,7 @@ class HolderWatch:
 
     def __post_init__(self) -> None:
         self._unanswered: dict[tuple[NodeId, int], int] = {}
+        self._losses: dict[NodeId, int] = {}  # since its last answer
         self._asked_at: dict[tuple[NodeId, int], float] = {}
         self._denied_at: dict[tuple[NodeId, int], float] = {}  # for the first time
 
@@ -57,7 +60,9 @@ class HolderWatch:
         watched = self._watched()
         self._unanswered = {key: count for key, count in self._unanswered.items() if key in watched}
         self._forget_old(anyio.current_time())
-        self.swarm.confirmed.keep_only(self.swarm.membership.view.members)
+        members = self.swarm.membership.view.members
+        self._losses = {node: count for node, count in self._losses.items() if node in members}
+        self.swarm.confirmed.keep_only(members)
         confirmed = list[tuple[NodeId, int]]()
         async with anyio.create_task_group() as tasks:
             for (node, stage), is_rare in watched.items():
@@ -108,6 +113,7 @@ class HolderWatch:
             self._does_not_answer(node, stage)
             return
         self._unanswered.pop((node, stage), None)
+        self._losses.pop(node, None)
         if standing is not None and standing.is_live:
             self._denied_at.pop((node, stage), None)
             confirmed.append((node, stage))
@@ -116,9 +122,14 @@ class HolderWatch:
 
     def _does_not_answer(self, node: NodeId, stage: int) -> None:
         count = self._unanswered[node, stage] = self._unanswered.get((node, stage), 0) + 1
-        if count >= 2:
-            log.info("Node %s does not answer any more: its layers count as missing.", node)
-            self.swarm.lost.add(node)
+        if count < 2 or node in self.swarm.lost:
+            return
+        log.info("Node %s does not answer any more: its layers count as missing.", node)
+        self.swarm.confirmed.remove(node, stage)  # it is asked as soon as it reports again
+        self.swarm.lost.add(node)
+        losses = self._losses[node] = self._losses.get(node, 0) + 1
+        if losses > 1:  # else it would count for some seconds with every report, and whoever fills its place give up
+            self.swarm.lost.disbelieve(node, min(DISBELIEF_SECONDS, self.times.mute_seconds * 2 ** (losses - 2)))
 
     def _does_not_hold(self, node: NodeId, stage: int) -> None:
         """By its own word; its report says that it does, or did a moment ago."""

@@ -9,7 +9,7 @@ import anyio
 from neuroshard.swarm.membership import Membership
 from neuroshard.types import NodeId
 
-DISBELIEF_SECONDS = 600.0  # whatever such a node reports meanwhile
+DISBELIEF_SECONDS = 600.0  # at most, whatever such a node reports meanwhile
 
 
 class LostNodes:
@@ -32,11 +32,11 @@ class LostNodes:
         """All that are lost."""
         return frozenset(node for node in (*self._last_reports, *self._disbelieved) if node in self)
 
-    def disbelieve(self, node_id: NodeId) -> None:
-        """Count a node as gone for a time: what it reports is not true."""
+    def disbelieve(self, node_id: NodeId, seconds: float = DISBELIEF_SECONDS) -> None:
+        """Count a node as gone for so long: what it reports is not true."""
         now = anyio.current_time()
         self._disbelieved = {node: until for node, until in self._disbelieved.items() if until > now}
-        self._disbelieved[node_id] = now + DISBELIEF_SECONDS
+        self._disbelieved[node_id] = now + seconds
         self.added += 1
 
     def __contains__(self, node: object) -> bool:

@@ -8,10 +8,12 @@ import anyio
 from stage_life import copies_of, living
 from stage_world import StageNode, StageWorld, play
 
-from neuroshard.network import ScoreReason
+from neuroshard.network import RequestRefusedError, ScoreReason
 from neuroshard.node.slow_starts import PATIENCE_SECONDS
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.stage_coverage import StageRange
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame
 
 
 def report_only(node: StageNode, stage: int, state: NodeState) -> None:
@@ -20,8 +22,15 @@ def report_only(node: StageNode, stage: int, state: NodeState) -> None:
     node.speak()
 
 
-async def pretender(world: StageWorld, stage: int, state: NodeState) -> StageNode:
+async def no_answer(_sender: NodeId, _frame: Frame) -> Frame:
+    await anyio.lowlevel.checkpoint()
+    raise RequestRefusedError("Not now.")
+
+
+async def pretender(world: StageWorld, stage: int, state: NodeState, *, answers: bool = True) -> StageNode:
     node = world.add()
+    if not answers:
+        node.swarm.donor.tell_standing = no_answer  # type: ignore[method-assign]
     world.tasks.start_soon(lambda: node.live(None, moves=False))
     await anyio.sleep(0.5)
     report_only(node, stage, state)
@@ -40,6 +49,40 @@ def test_a_stage_that_a_node_only_says_it_holds_is_filled_by_another_one(tmp_pat
             await anyio.sleep(100)  # in which it goes on reporting
             assert liar.name not in nodes[0].swarm.workers(2)
             assert nodes[0].swarm.coverage().replicas == (1, 1, 1)
+
+    play(tmp_path, scenario)
+
+
+def test_who_reports_and_answers_no_question_holds_no_stage_up(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 0]) as nodes:
+            mute = await pretender(world, 2, NodeState.TRAINING, answers=False)
+            await anyio.sleep(60)
+            assert any(node in nodes for node in world.holders(2))
+            counted = 0
+            for _ in range(240):
+                await anyio.sleep(1)
+                counted += mute.name in nodes[0].swarm.workers(2)
+            assert counted <= 10  # it is asked again after one, two and four minutes
+            assert mute.name in nodes[0].swarm.membership.view.members  # it has reported all the time
+            assert not nodes[0].blamed  # it may be this node's line
+
+    play(tmp_path, scenario)
+
+
+def test_who_answers_again_is_counted_again(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2], moves=False) as nodes:
+            await anyio.sleep(15)
+            for _ in range(3):
+                world.network.partition([nodes[2].name], [node.name for node in nodes[:2]])
+                world.cut_off = {nodes[2]}
+                await anyio.sleep(40)
+                assert nodes[2].name not in nodes[0].swarm.workers(2)
+                world.network.partition()
+                world.cut_off = set()
+                await anyio.sleep(15)
+                assert nodes[2].name in nodes[0].swarm.workers(2)
 
     play(tmp_path, scenario)
 
