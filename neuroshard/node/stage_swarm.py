@@ -114,7 +114,7 @@ class StageSwarm:
         self.windows: tuple[StageRange, ...] = ()  # the longest runs of stages that this computer holds, for the others
         self.ready_percent = 0  # of the states that this node fetches before it can work
         self.told_copies: Mapping[int, ToldCopy] = {}  # of stages that another node holds alone
-        self.donor = Donor(is_of_run=membership.knows, report=self._report)  # of the state of stages that lies here
+        self.donor = Donor(membership.knows, report=self._report)  # of the state of stages that lies here
         self.rounds = RoundDoor()  # of replicas that are held here
         self.asking = Asking(self, self._report)  # others for theirs
         self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers

@@ -181,7 +181,7 @@ class StageNode:
         self.membership = Membership(identity.node_id, identity.wallet_id)
         self.networking = Networking(self.name, self._open, peers_file=self.data_dir / "peers", loopback_only=True)
         self.swarm = StageSwarm(identity, RunVersions(self.world.offer), self.membership, self.networking)
-        self.swarm.donor = Donor(now=self.now, offload=at_once, is_of_run=self.membership.knows)
+        self.swarm.donor = Donor(self.membership.knows, now=self.now, offload=at_once)
         self.swarm.asking = Asking(self.swarm, lambda *event: self.blamed.append(event), offload=at_once)
         self.service = IdleService()
         self.blamed: list[tuple[NodeId, ScoreReason]] = []

@@ -150,10 +150,10 @@ def donor_node(
     limits = DonorLimits(receivers=2, wait_seconds=5.0)
     strangers, reports = set[NodeId](), list[tuple[NodeId, ScoreReason]]()
     donor = Donor(
+        lambda node: node not in strangers,
         limits,
         now=now,
         offload=at_once,
-        is_of_run=lambda node: node not in strangers,
         report=lambda node, reason: reports.append((node, reason)),
     )
     node = DonorNode(NodeId(name), stage, record, sync, snapshots, donor, compute, strangers=strangers, reports=reports)

@@ -72,7 +72,7 @@ class SimulatedReplica:
         self.group = GroupRounds(
             replica, Asking(transport, offload=at_once), self._alone, vector_length=LENGTH, offload=at_once
         )
-        donor, door = Donor(offload=at_once), RoundDoor()
+        donor, door = Donor(lambda node: node in self.network.nodes(), offload=at_once), RoundDoor()
         donor.offer(STAGE, self)  # type: ignore[arg-type]
         self._send = self.group.line.send
         self.group.line.send = self._send_or_die  # type: ignore[method-assign]

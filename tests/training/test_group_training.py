@@ -62,7 +62,7 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
         times=QUICK,
     )
     alone.outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
-    donor, door = Donor(), RoundDoor()
+    donor, door = Donor(lambda node: node in NAMES), RoundDoor()
     donor.offer(STAGE, snapshots)
     donor.serve(transport)
     door.add(group)

@@ -104,16 +104,16 @@ class Donor:
 
     def __init__(
         self,
+        is_of_run: Callable[[NodeId], bool],
         limits: DonorLimits | None = None,
         *,
         now: Callable[[], float] = time.time,
         offload: Offload = anyio.to_thread.run_sync,
-        is_of_run: Callable[[NodeId], bool] = lambda _: True,
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
     ) -> None:
-        """`now` in seconds since the epoch, for ages; `offload` runs what reads the disk.
+        """`is_of_run` tells members of the run and joiners from strangers, which get nothing.
 
-        `is_of_run` tells members of the run and joiners from strangers, which get nothing; `report` is told of these.
+        `now` in seconds since the epoch, for ages; `offload` runs what reads the disk; `report` is told of strangers.
         """
         self._limits = limits or DonorLimits()
         self._is_of_run = is_of_run
