@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import anyio
 import anyio.to_thread
+import torch
 
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
@@ -19,10 +21,14 @@ from neuroshard.types import DataPosition
 _LOG = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0  # while the position cannot be written
+BATCHES_AT_ONCE = 8  # are taken and noted together: writing costs a disk as much as computing a small microbatch
 
 
 class JournaledFeed:
-    """See Feed. While the position cannot be written no data are given out: they might be sent twice."""
+    """See Feed. While the position cannot be written no data are given out: they might be sent twice.
+
+    A kill leaves out what was taken and not yet given out, less than BATCHES_AT_ONCE batches, until the next pass.
+    """
 
     def __init__(
         self, feed: Feed, note: Callable[[DataPosition], None], is_needed: Callable[[], bool] = lambda: True
@@ -35,21 +41,33 @@ class JournaledFeed:
         self._note = note
         self._is_needed = is_needed
         self._trouble = ""
-        self._taken: Batch | None = None  # of the feed, not yet given out
+        self._taken: deque[Batch] = deque()  # of one sequence each, not yet given out
+        self._safe = 0  # of those, from the first one on
+        self._given: DataPosition | None = None
 
     @property
     def position(self) -> DataPosition:
-        """See Feed."""
-        return self._feed.position
+        """See Feed: behind what was given out."""
+        return self._given or self._feed.position
 
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
         """See Feed. After a call that was cancelled, the next one may give what that one had taken."""
-        if self._taken is None:
-            self._taken = await self._feed.next_batch(sequences, step=step)
-        if self._is_needed():
-            await self._make_safe(self._taken.position)
-        batch, self._taken = self._taken, None
+        if self._is_needed() or self._taken:
+            while self._safe < sequences:
+                await self._take(BATCHES_AT_ONCE * sequences, step)
+            self._safe -= sequences
+            batch = _joined([self._taken.popleft() for _ in range(sequences)])
+        else:
+            batch = await self._feed.next_batch(sequences, step=step)
+        self._given = batch.position
         return batch
+
+    async def _take(self, sequences: int, step: int | None) -> None:
+        """Have so many ready, their position safe."""
+        while len(self._taken) < sequences:
+            self._taken.append(await self._feed.next_batch(1, step=step))
+        await self._make_safe(self._taken[-1].position)
+        self._safe = len(self._taken)
 
     async def held_out(self, count: int = PINNED_SEQUENCES) -> HeldOut:
         """See Feed."""
@@ -75,3 +93,9 @@ class JournaledFeed:
             else:
                 self._trouble = ""
                 return
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """One behind the other."""
+    inputs, labels = torch.cat([one.input_ids for one in batches]), torch.cat([one.labels for one in batches])
+    return Batch(inputs, labels, batches[-1].position, sum(one.token_count for one in batches))

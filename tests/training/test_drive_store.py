@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import torch
 import trio
 from small_stage import SHARD_WINDOWS, MemoryFeed
 from trio.testing import MockClock
@@ -99,7 +100,29 @@ def test_a_position_is_safe_before_its_data_are_given_out(tmp_path: Path) -> Non
         journaled = JournaledFeed(feed, store.note_position)
         for _ in range(SHARD_WINDOWS // 2 + 1):
             batch = await journaled.next_batch(2)
-            assert store.load().progress.position == batch.position == journaled.position
+            noted = store.load().progress.position
+            assert noted is not None
+            assert batch.position == journaled.position
+            assert (noted.order, noted.window) >= (batch.position.order, batch.position.window)
+
+    trio.run(main)
+
+
+def test_eight_batches_are_noted_at_once_and_come_as_the_feed_has_them() -> None:
+    noted = list[DataPosition]()
+
+    async def main() -> None:
+        journaled, plain = JournaledFeed(MemoryFeed(), noted.append), MemoryFeed()
+        given = [await journaled.next_batch(sequences) for sequences in (2, 2, 1, 3, 2, 2, 2, 2)]
+        assert len(noted) == 1
+        given += [await journaled.next_batch(2)]
+        assert len(noted) == 2
+        for batch in given:
+            rows = [await plain.next_batch(1) for _ in batch.input_ids]
+            assert torch.equal(batch.input_ids, torch.cat([row.input_ids for row in rows]))
+            assert torch.equal(batch.labels, torch.cat([row.labels for row in rows]))
+            assert batch.position == rows[-1].position
+            assert batch.token_count == batch.labels.numel()
 
     trio.run(main)
 
@@ -122,7 +145,7 @@ def test_without_room_on_the_disk_nothing_is_given_out_and_nothing_is_lost() -> 
         assert trio.current_time() >= RETRY_SECONDS
         assert batch.position == DataPosition(0, ShardId(0), 2)
         assert journaled.status().explanation == feed.status().explanation
-        assert noted == [batch.position] * 2
+        assert noted == [feed.position] * 2
 
     played(main)
 
@@ -169,7 +192,8 @@ def test_data_that_stay_here_need_no_note() -> None:
         await journaled.next_batch(2)
         assert noted == []
         alone = False
-        assert noted == [(await journaled.next_batch(2)).position]
+        assert (await journaled.next_batch(2)).position == DataPosition(0, ShardId(0), 4)
+        assert len(noted) == 1
 
     trio.run(main)
 
