@@ -22,6 +22,7 @@ from neuroshard.training.microbatch import (
 )
 from neuroshard.training.pipeline import Hop, MicrobatchResult
 from neuroshard.training.routing import Dispute, Routing
+from neuroshard.training.value_bounds import are_alike
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Replacement:
     stage: int
     before: Hop
     after: Hop
-    is_exact: bool  # both said that their weights are the same
+    is_exact: bool  # both said that their weights are the same, and gave the same
 
 
 class MicrobatchRun:
@@ -132,6 +133,7 @@ class MicrobatchRun:
     def _note_opened(self, stage: int, hop: Hop, output: Tensor) -> None:
         """A replacement is exact when its weights are those whose output the next stage has worked on.
 
+        Who names those weights and gives something else has others, or whoever was replaced had: that is not exact.
         A node that remembers its answer, or gives it once more, replaces nobody, also over another connection.
         """
         self._opened[stage], before = hop, self._first[stage]
@@ -139,7 +141,8 @@ class MicrobatchRun:
             self._first[stage], self._roots[stage] = hop, hop.state_root
         elif before.node_id != hop.node_id or not torch.equal(output, self._inputs[stage + 1]):
             root = self._roots[stage]
-            self.replacements.append(Replacement(stage, before, hop, bool(root) and hop.state_root == root))
+            is_exact = bool(root) and hop.state_root == root and are_alike(output, self._inputs[stage + 1])
+            self.replacements.append(Replacement(stage, before, hop, is_exact))
 
     async def _at(self, stage: int, work: Callable[[Hop], Awaitable[T]]) -> T:
         """The answer of whoever does this stage in the end."""

@@ -182,6 +182,13 @@ def test_draining_gives_up_what_does_not_end(compute: ComputeThread) -> None:
         assert service.intake.is_idle
         assert service.intake.accumulated.sequences == 1
         assert "paused" in await refused_in_the_end(clock, service, key(3))
+        with pytest.raises(UnknownMicrobatchError):  # its driver comes too late, and begins this stage's part again
+            await service.backward(key(2), activations())
+        service.intake.open()
+        await service.forward(key(2), activations())
+        await service.backward(key(2), activations())
+        assert service.intake.accumulated.sequences == 2
+        assert (service.counts.microbatches, service.counts.given_up) == (2, 1)
 
     play(scenario)
 
