@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from neuroshard.config.run_parameters import CodecName, OuterOptimization
 from neuroshard.model.family import parameter_count
 from neuroshard.model.memory_limit import MEGABYTE
 from neuroshard.model.network_memory import planned_bytes
@@ -57,6 +58,7 @@ class HostNeed:
     contribution: int  # the round: local weights and pseudo-gradient
     exchange: int  # the round: what two members hand in, which the aggregate replaces
     next_outer_state: int  # the round: new anchor and velocity, before the old ones are dropped
+    residual: int  # what a codec lost of the last contribution; none where nothing is lost
     answers: int = 0  # to drivers, kept for repetition, and those that are on their way
 
     @property
@@ -105,10 +107,12 @@ def memory_need(
     batch_size: int = 1,
     device: DeviceKind = "cpu",
     load: PipelineLoad | None = None,
+    *,
+    codec: CodecName = OuterOptimization.codec,
 ) -> MemoryNeed:
     """Peak memory of training these layers (None: all) with microbatches of batch_size sequences.
 
-    Without `load` one microbatch at a time makes its way through all of them.
+    Without `load` one microbatch at a time makes its way through all of them. `codec` is that of the run's rounds.
     """
     layers = LayerRange(0, architecture.layer_count) if layers is None else layers
     vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number a parameter
@@ -123,6 +127,7 @@ def memory_need(
             contribution=2 * vector,
             exchange=2 * vector,
             next_outer_state=2 * vector,
+            residual=0 if codec == "fp32" else vector,
             answers=_answer_streams(architecture, device, load) * stream_bytes(architecture, batch_size),
         ),
     )

@@ -165,6 +165,7 @@ def _outer_part(
         parameters=run.parameters.outer,
         exchange=alone,
         state=stage.outer_state,
+        residual=stage.residual,
         progress=stage.outer_progress,
         versions=outer_at,
     )

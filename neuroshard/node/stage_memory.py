@@ -44,7 +44,8 @@ class StageWork:
 def need_of(parameters: RunParameters, stages: StageRange, room: Room, load: PipelineLoad | None) -> MemoryNeed:
     """Peak memory of training these stages."""
     layers = stages.layers(plan_of(parameters))
-    return memory_need(parameters.architecture, layers, parameters.batch_size, room.device, load)
+    codec = parameters.outer.codec
+    return memory_need(parameters.architecture, layers, parameters.batch_size, room.device, load, codec=codec)
 
 
 def least_load(parameters: RunParameters, stages: StageRange) -> PipelineLoad | None:

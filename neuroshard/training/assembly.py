@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.model.initial_weights import initialise
@@ -34,6 +35,7 @@ class Stage:
     outer_state: OuterState
     staging: StagingBuffers
     keeper: CheckpointKeeper
+    residual: Tensor | None = None  # (d,), see OuterSync
     outer_progress: OuterProgress = field(default_factory=OuterProgress)
     record: TrainingRecord = field(default_factory=TrainingRecord)
     is_restored: bool = False
@@ -117,15 +119,16 @@ def _restored_stage(
     staging: StagingBuffers,
     keeper: CheckpointKeeper,
 ) -> Stage:
-    record, outer_state, outer_progress = put_back(loaded, executor)
+    restored = put_back(loaded, executor)
     warning = thread_warning(loaded.meta.threads, identity.threads)
     return Stage(
         executor,
-        outer_state,
+        restored.outer_state,
         staging,
         keeper,
-        outer_progress,
-        record,
+        restored.residual,
+        restored.outer_progress,
+        restored.record,
         is_restored=True,
         warnings=warnings if warning is None else (*warnings, warning),
     )

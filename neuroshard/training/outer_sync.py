@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 from torch import Tensor
 
+from neuroshard.compression import next_residual, with_residual
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.model.tensor_schema import flatten, load_vector
 from neuroshard.model.transformer import StageModel
@@ -29,6 +30,7 @@ class Agreed:
 
     aggregate: Tensor  # (d,)
     members: int  # this node included
+    sent: Tensor | None = None  # (d,), the own contribution as the others decoded it; None: nothing is lost, or refused
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Abandoned:
 
 
 Exchange: TypeAlias = Callable[[Tensor, int], Awaitable[Agreed | Abandoned]]
-"""Runs the round of one outer step with the group: takes the own pseudo-gradient (d,) and the outer step."""
+"""Runs the round of one outer step with the group: takes the own contribution (d,) and the outer step."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class OuterSync:
         parameters: OuterOptimization,
         exchange: Exchange,
         state: OuterState,
+        residual: Tensor | None = None,
         progress: OuterProgress | None = None,
         versions: Callable[[int], OuterOptimization] | None = None,
     ) -> None:
@@ -103,6 +106,7 @@ class OuterSync:
         self._versions = versions
         self.exchange = exchange
         self.state = state
+        self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
 
     @property
@@ -138,7 +142,7 @@ class OuterSync:
         """
         before = self.state
         local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
-        contribution = await anyio.to_thread.run_sync(pseudo_gradient, before.anchor, local)
+        contribution = await anyio.to_thread.run_sync(_contribution, before.anchor, local, self.residual)
         parameters = self.parameters  # a version that is heard of during the round waits for the next one
         outcome = await self.exchange(contribution, before.outer_step)
         match outcome:
@@ -146,7 +150,10 @@ class OuterSync:
                 self._count_failure(outcome)
                 return False
             case Agreed():
-                await self._commit(before, local, outcome, parameters, now)
+                residual = await anyio.to_thread.run_sync(next_residual, contribution, outcome.sent)
+                del contribution  # its memory is wanted for the next state
+                after = await anyio.to_thread.run_sync(next_outer_state, before, local, outcome, parameters)
+                await self._commit(local, after, residual, outcome.members, now)
                 return True
             case _:
                 assert_never(outcome)
@@ -158,9 +165,9 @@ class OuterSync:
         if self.state is state:
             self.progress = replace(self.progress, state_root=root)
 
-    def restore(self, state: OuterState, progress: OuterProgress) -> None:
+    def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """Go back to the state of a checkpoint."""
-        self.state, self.progress = state, progress
+        self.state, self.residual, self.progress = state, residual, progress
 
     def exact_root(self) -> str:
         """Names the present weights while they are those that a group agreed on; "" once they have moved on."""
@@ -185,17 +192,16 @@ class OuterSync:
         )
 
     async def _commit(
-        self, before: OuterState, local: Tensor, agreed: Agreed, parameters: OuterOptimization, now: float
+        self, local: Tensor, after: OuterState, residual: Tensor | None, members: int, now: float
     ) -> None:
-        after = await anyio.to_thread.run_sync(next_outer_state, before, local, agreed, parameters)
         with anyio.CancelScope(shield=True):  # weights and outer state change together or not at all
             if after.anchor is not local:
                 await self._compute.run(lambda: load_vector(self._model, after.anchor), Priority.SMALL)
-            self.state = after
+            self.state, self.residual = after, residual
             self.progress = OuterProgress(
                 successful=self.progress.successful + 1,
                 failed=self.progress.failed,
-                members=agreed.members,
+                members=members,
                 last_sync=now,
             )
 
@@ -209,6 +215,10 @@ class OuterSync:
             failed=progress.failed + 1,
             last_failure=outcome.reason,
         )
+
+
+def _contribution(anchor: Tensor, local: Tensor, residual: Tensor | None) -> Tensor:
+    return with_residual(pseudo_gradient(anchor, local), residual)
 
 
 def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:

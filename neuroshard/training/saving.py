@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
+from torch import Tensor
 
 from neuroshard.errors import StorageError
 from neuroshard.optim.outer import OuterState
@@ -28,6 +29,16 @@ from neuroshard.training.stage_state import load_stage_tensors, stage_tensors
 _LOG = logging.getLogger(__name__)
 
 WRITE_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint held beside weights and moments."""
+
+    record: TrainingRecord
+    outer_state: OuterState
+    residual: Tensor | None  # (d,), see OuterSync
+    outer_progress: OuterProgress
 
 
 class Saver:
@@ -66,7 +77,7 @@ class Saver:
         """Save now and wait until it is on disk or has failed. A state that lies there already is not written again."""
         return await self._compute.run(lambda: self._save(record), Priority.SMALL)
 
-    async def restore(self) -> tuple[TrainingRecord, OuterState, OuterProgress] | None:
+    async def restore(self) -> Restored | None:
         """Put the newest whole checkpoint back into the stage; None when there is none."""
         while self._staging.in_use:  # a write in flight reads them
             await anyio.sleep(WRITE_POLL_SECONDS)
@@ -80,7 +91,7 @@ class Saver:
         """For the dashboard."""
         return self._keeper.status(step, step_seconds)
 
-    def _restore(self) -> tuple[TrainingRecord, OuterState, OuterProgress] | None:
+    def _restore(self) -> Restored | None:
         loaded = self._keeper.restore(expectation(self._identity)).loaded
         if loaded is None:
             return None
@@ -122,7 +133,8 @@ class Saver:
 
     def _capture(self, record: TrainingRecord) -> StateCapture:
         executor = self._executor
-        return StateCapture(self._meta(record), stage_tensors(executor.model, executor.optimizer, self._outer.state))
+        tensors = stage_tensors(executor.model, executor.optimizer, self._outer.state)
+        return StateCapture(self._meta(record), tensors, self._outer.residual)
 
 
 def expectation(identity: StageIdentity) -> Expectation:
@@ -140,7 +152,7 @@ def thread_warning(stored: int, present: int) -> str | None:
     )
 
 
-def put_back(loaded: LoadedCheckpoint, executor: StageExecutor) -> tuple[TrainingRecord, OuterState, OuterProgress]:
+def put_back(loaded: LoadedCheckpoint, executor: StageExecutor) -> Restored:
     """Load a checkpoint into a stage; runs on the compute thread. Raises CheckpointError for a malformed record."""
     record, progress = from_meta(loaded.meta)
     state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
@@ -148,4 +160,4 @@ def put_back(loaded: LoadedCheckpoint, executor: StageExecutor) -> tuple[Trainin
     if loaded.meta.precision:  # another one would not continue bit for bit
         executor.precision = Precision(loaded.meta.precision)
     executor.zero()
-    return record, state, progress
+    return Restored(record, state, loaded.residual, progress)

@@ -173,8 +173,8 @@ class StageTrainer:
         restored = None if self.parts.saver is None else await self.parts.saver.restore()
         if restored is None:
             return "There is no checkpoint to go back to; the weights are those before these steps."
-        record, state, progress = restored
+        record = restored.record
         record.progress = replace(record.progress, position=self.record.progress.position, noted=())
         self.record = record
-        self.parts.outer.restore(state, progress)
+        self.parts.outer.restore(restored.outer_state, restored.residual, restored.outer_progress)
         return f"The checkpoint of step {record.progress.steps} was restored."

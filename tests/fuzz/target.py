@@ -17,6 +17,7 @@ MODULES = (  # with a tuple TARGETS each; those that import most come last
     "tests.fuzz.message_targets",
     "tests.fuzz.stateful_targets",
     "tests.fuzz.stage_targets",
+    "tests.fuzz.vector_targets",
 )
 SHORT_INPUTS = 1_500
 

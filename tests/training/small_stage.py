@@ -140,6 +140,7 @@ def make_parts(
         parameters=parameters.outer,
         exchange=lone_exchange(identity.node_id, rounds),
         state=stage.outer_state,
+        residual=stage.residual,
         progress=stage.outer_progress,
     )
     saver = Saver(

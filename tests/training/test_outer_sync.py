@@ -8,6 +8,7 @@ import trio
 from small_stage import ARCHITECTURE, IDENTITY
 from torch import Tensor
 
+from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.model.initial_weights import initialise
 from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
@@ -122,6 +123,61 @@ def test_an_abandoned_round_changes_nothing_and_is_counted(compute: ComputeThrea
     assert not outer.is_due(4, 0.0)
     assert (outer.status().failed_syncs, outer.status().successful_syncs) == (1, 0)
     assert "nobody answered" in outer.status().explanation
+
+
+class Rounds:
+    """An exchange that gives the outcomes it was told to, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[Tensor] = []
+        self.next: str = "accepted"
+
+    async def exchange(self, contribution: Tensor, _outer_step: int) -> Agreed | Abandoned:
+        self.given.append(contribution.clone())
+        sent = make_codec("int8").round_trip(contribution)
+        if self.next == "aborted":
+            return Abandoned("made up")
+        return Agreed(sent.clone(), 3, sent if self.next == "accepted" else None)
+
+
+def test_what_the_codec_lost_is_part_of_the_next_contribution_once_a_round_commits(compute: ComputeThread) -> None:
+    model, rounds_ = model_of(), Rounds()
+    outer = sync_of(compute, model, OuterOptimization(codec="int8"), rounds_.exchange)
+
+    def play(kind: str) -> Tensor:
+        """A round of this kind; the work that is new in what was contributed."""
+        rounds_.next = kind
+        move(model, len(rounds_.given))
+        work = outer.state.anchor - flatten(model)
+        assert trio.run(outer.run_round, 0.0) == (kind != "aborted")
+        return work
+
+    first = play("accepted")
+    assert torch.equal(rounds_.given[0], first)
+    lost = outer.residual
+    assert lost is not None
+    assert torch.equal(lost, first - make_codec("int8").round_trip(first))
+    assert lost.any()
+    second = play("aborted")
+    assert torch.equal(rounds_.given[1], second + lost)
+    assert outer.residual is lost
+    third = play("accepted")  # the residual counts once, however often it was contributed
+    assert torch.equal(rounds_.given[2], third + lost)
+    assert outer.residual is not None
+    assert torch.equal(outer.residual, rounds_.given[2] - make_codec("int8").round_trip(rounds_.given[2]))
+    play("refused")
+    assert outer.residual is None
+
+
+def test_alone_nothing_is_lost_whatever_the_codec(compute: ComputeThread) -> None:
+    models, nodes = [model_of(), model_of()], list[OuterSync]()
+    for codec, model in zip(("fp32", "int8"), models, strict=True):
+        nodes.append(sync_of(compute, model, OuterOptimization(codec=codec, lone_outer="apply", momentum=0.9)))
+        for seed in range(3):
+            move(model, seed)
+            assert trio.run(nodes[-1].run_round, 0.0)
+    assert nodes[1].residual is None
+    assert state_root(nodes[0].state) == state_root(nodes[1].state)
 
 
 def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> None:

@@ -4,9 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import trio
 from small_stage import PARAMETERS, SHARD_WINDOWS, make_stage, make_trainer, state_digest, train
+from torch import Tensor
 
+from neuroshard.compression import make_codec
 from neuroshard.training.compute import ComputeThread
+from neuroshard.training.loop import Trainer
+from neuroshard.training.outer_sync import Agreed
 
 
 @pytest.mark.parametrize("lone_outer", ["keep", "apply"])
@@ -27,6 +33,31 @@ def test_stopped_and_resumed_equals_never_stopped(
     assert found == expected
     assert found.position is not None
     assert found.position.order == 21 * PARAMETERS.sequences_per_step // SHARD_WINDOWS
+
+
+def test_what_a_codec_lost_is_resumed_too(compute: ComputeThread, tmp_path: Path) -> None:
+    parameters = replace(PARAMETERS, outer=replace(PARAMETERS.outer, inner_steps=4, codec="int8"))
+    codec = make_codec("int8")
+
+    async def exchange(contribution: Tensor, _outer_step: int) -> Agreed:
+        sent = codec.round_trip(contribution)
+        return Agreed(sent.clone(), 2, sent)
+
+    def trained(folder: str, last_step: int) -> Trainer:
+        trainer = make_trainer(compute, make_stage(compute, tmp_path / folder, parameters), parameters=parameters)
+        trainer.parts.stages[0].outer.exchange = exchange
+        trio.run(trainer.run, last_step)
+        return trainer
+
+    whole = trained("whole", 17)
+    trained("parts", 10)
+    resumed = trained("parts", 17)
+    found, expected = (trainer.parts.stages[0].outer for trainer in (resumed, whole))
+    assert expected.state.outer_step == 4
+    assert expected.residual is not None
+    assert found.residual is not None
+    assert torch.equal(found.residual, expected.residual)
+    assert state_digest(resumed) == state_digest(whole)
 
 
 def test_a_resumed_trainer_keeps_its_curve_and_its_baseline(compute: ComputeThread, tmp_path: Path) -> None:

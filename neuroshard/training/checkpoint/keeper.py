@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ class StateCapture:
 
     meta: CheckpointMeta
     tensors: Mapping[str, Tensor]
+    residual: Tensor | None = None  # (d,), kept by reference: it is replaced and never changed in place
 
 
 class CheckpointKeeper:
@@ -146,8 +147,10 @@ class CheckpointKeeper:
         started = self._clock()
         self._staging.copy_from(state.tensors)
         self._stall_seconds = self._clock() - started
-        self._writer.submit(state.meta, self._staging)
-        self._schedule = self._schedule.taken(state.meta.step, started)
+        self._writer.submit(state.meta, self._staging, state.residual)
+        beside = 0 if state.residual is None else state.residual.nbytes
+        size = self._staging.layout.file_bytes + beside
+        self._schedule = replace(self._schedule.taken(state.meta.step, started), generation_bytes=size)
         self._is_wanted = False
 
     def _notice(self) -> None:

@@ -20,7 +20,11 @@ def set_aside(folder: Path, generation: str, name: str, *, clear_first: bool = F
 
     With `clear_first` what lay in folder/name is deleted first. Raises StorageError when a file cannot be moved.
     """
-    files = [path for path in folder.iterdir() if re.fullmatch(rf"{generation}(-\d+)?\.(json|safetensors)", path.name)]
+    files = [
+        path
+        for path in folder.iterdir()
+        if re.fullmatch(rf"{generation}(-\d+)?\.(json|safetensors|residual)", path.name)
+    ]
     target, number = folder / name, 1
     try:
         target.mkdir(mode=0o700, exist_ok=True)

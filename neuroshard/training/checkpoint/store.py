@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _JSON_NAME = re.compile(r"step-(\d{1,18})\.json")
 _TENSORS_NAME = re.compile(r"step-(\d{1,18})(?:-\d+)?\.safetensors")
+_RESIDUAL_SUFFIX = ".residual"  # of the file that may lie beside a tensor file, see residual_file
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class LoadedCheckpoint:
     meta: CheckpointMeta
     tensors: dict[str, Tensor]
     path: Path
+    residual: Tensor | None = None  # (d,), of the stage on this node; None: there is none
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,13 @@ class CheckpointStore:
                 yield _generation(path, manifest), manifest
 
     def write(
-        self, meta: CheckpointMeta, staging: StagingBuffers, cancelled: Callable[[], bool] | None = None
+        self,
+        meta: CheckpointMeta,
+        staging: StagingBuffers,
+        cancelled: Callable[[], bool] | None = None,
+        residual: Tensor | None = None,
     ) -> CheckpointGeneration:
-        """Write one generation and delete superfluous ones.
+        """Write one generation, with the residual (d,) beside it, and delete superfluous ones.
 
         Raises DiskFullError or StorageError (InterruptedError when cancelled); older generations are then as before,
         but for those deleted to make room, and no temporary file stays.
@@ -131,8 +137,8 @@ class CheckpointStore:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_leftovers()
-            self._ensure_room(staging.layout.file_bytes)
-            generation = self._write_files(meta, staging, cancelled)
+            self._ensure_room(staging.layout.file_bytes + (0 if residual is None else residual.nbytes))
+            generation = self._write_files(meta, staging, cancelled, residual)
         except InterruptedError:
             raise
         except OSError as error:
@@ -244,6 +250,7 @@ class CheckpointStore:
         return known[1]
 
     def _load(self, path: Path, expected: Expectation, staging: StagingBuffers) -> LoadedCheckpoint:
+        from neuroshard.training.checkpoint.residual_file import read_residual
         from neuroshard.training.checkpoint.tensor_file import read_tensor_file
 
         manifest = self.read_manifest(path)
@@ -253,11 +260,16 @@ class CheckpointStore:
             raise IncompatibleCheckpointError(_difference(found, expected), _tag(found))
         tensors = path.with_name(manifest.tensors.file)
         read_tensor_file(tensors, staging.layout, manifest.tensors.sha256, staging.destination)
-        return LoadedCheckpoint(meta, staging.tensors(), path)
+        return LoadedCheckpoint(meta, staging.tensors(), path, read_residual(tensors, manifest.tensors.sha256))
 
     def _write_files(
-        self, meta: CheckpointMeta, staging: StagingBuffers, cancelled: Callable[[], bool] | None
+        self,
+        meta: CheckpointMeta,
+        staging: StagingBuffers,
+        cancelled: Callable[[], bool] | None,
+        residual: Tensor | None,
     ) -> CheckpointGeneration:
+        from neuroshard.training.checkpoint.residual_file import write_residual
         from neuroshard.training.checkpoint.tensor_file import write_tensor_file
 
         final = self._free_tensor_name(meta.step)
@@ -268,6 +280,8 @@ class CheckpointStore:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(final)
+            if residual is not None:
+                write_residual(residual, final, digest)
             return self._commit(meta, TensorFile(final.name, staging.layout.file_bytes, digest))
         except BaseException:
             self._remove_leftovers()  # the temporary file, and a tensor file that no JSON names yet
@@ -308,10 +322,11 @@ class CheckpointStore:
         tensors = path.with_name(self._entry(path).tensors)
         path.unlink(missing_ok=True)  # first: without it the generation does not exist
         tensors.unlink(missing_ok=True)
+        tensors.with_suffix(_RESIDUAL_SUFFIX).unlink(missing_ok=True)
         self._known.pop(path.name, None)
 
     def _remove_leftovers(self) -> None:
-        """What a kill left: temporary files, and tensor files that no JSON names."""
+        """What a kill left: temporary files, and tensor files and residuals that no JSON names."""
         named: set[str] = set()
         doubtful: set[str] = set()
         for path in self._manifests():
@@ -320,8 +335,9 @@ class CheckpointStore:
             except StorageError:
                 doubtful.add(path.stem)  # load_newest will set it aside together with its tensors
         for path in self._entries():
-            match = _TENSORS_NAME.fullmatch(path.name)
-            orphan = match and path.name not in named and f"step-{int(match[1])}" not in doubtful
+            tensors = path.name.replace(_RESIDUAL_SUFFIX, ".safetensors")
+            match = _TENSORS_NAME.fullmatch(tensors)
+            orphan = match and tensors not in named and f"step-{int(match[1])}" not in doubtful
             if orphan or path.name.startswith(TEMPORARY_PREFIX):
                 with contextlib.suppress(OSError):  # the next write tries again
                     path.unlink()

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.training.checkpoint.metadata import CheckpointMeta
@@ -50,12 +52,14 @@ class CheckpointWriter:
         """Whether a write is going on."""
         return self._current is not None and not self._current.done()
 
-    def submit(self, meta: CheckpointMeta, staging: StagingBuffers) -> Future[WriteReport]:
+    def submit(
+        self, meta: CheckpointMeta, staging: StagingBuffers, residual: Tensor | None = None
+    ) -> Future[WriteReport]:
         """Write what the buffers hold. Raises RuntimeError while another write is in flight (nothing is queued)."""
         self.last_report()
         staging.claim()
         try:
-            self._current = self._pool.submit(self._write, meta, staging)
+            self._current = self._pool.submit(self._write, meta, staging, residual)
         except BaseException:
             staging.release()
             raise
@@ -82,10 +86,10 @@ class CheckpointWriter:
         self._pool.shutdown(wait=True)
         return self.last_report()
 
-    def _write(self, meta: CheckpointMeta, staging: StagingBuffers) -> WriteReport:
+    def _write(self, meta: CheckpointMeta, staging: StagingBuffers, residual: Tensor | None) -> WriteReport:
         started = self._clock()
         try:
-            generation = self._store.write(meta, staging, self._cancel.is_set)
+            generation = self._store.write(meta, staging, self._cancel.is_set, residual)
         except InterruptedError:
             return WriteReport(meta.step, started, self._clock() - started, None, "The last checkpoint was given up.")
         except StorageError as error:

@@ -118,19 +118,22 @@ class GroupRounds:
     async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
         sizes, members = self._largest(agreement.outer_step), len(agreement.group.members)
         deadline = LEAST_DEADLINE_SECONDS + 2 * members * sum(sizes.values()) / SLOWEST_BYTES_PER_SECOND
+        codec = make_codec(self._rounds.parameters_at(agreement.outer_step).codec)
         outcome = await run_round(
             self.line,
             self._rounds.descriptor(agreement.outer_step, agreement.view, aggregator_name(_MEAN)),
             agreement.group,
             contribution,
             aggregator=make_aggregator(_MEAN),
-            codec=make_codec(self._rounds.parameters_at(agreement.outer_step).codec),
+            codec=codec,
             deadline_seconds=deadline,
             offload=self._offload,
         )
         match outcome:
-            case Completed(aggregate=aggregate, members=together):
-                return Agreed(aggregate, len(together))
+            case Completed(aggregate=aggregate, members=together, accepted=accepted):
+                is_in_it = agreement.group.self_id in accepted
+                sent = await self._offload(lambda: codec.round_trip(contribution)) if is_in_it else None
+                return Agreed(aggregate, len(together), sent)
             case Aborted(reason=reason):
                 return Abandoned(reason, is_soon_again=True)
 
