@@ -9,19 +9,13 @@ import json
 import sys
 import time
 from statistics import median
-from typing import Any
 
 import hivemind  # type: ignore[import-not-found]
 from hivemind.dht import DHT  # type: ignore[import-not-found]
 from hivemind.utils.timed_storage import get_dht_time  # type: ignore[import-not-found]
 
-LOOPBACK: dict[str, Any] = {
-    "host_maddrs": ["/ip4/127.0.0.1/tcp/0"],
-    "nat_port_map": False,
-    "auto_nat": False,
-    "use_relay": False,
-    "use_auto_relay": False,
-}
+from benchmarks.hivemind_loopback import LOOPBACK
+
 RECORD_SECONDS = 3600
 RECORD = "x" * 1500  # as long as an announcement
 

@@ -19,14 +19,9 @@ from hivemind.moe.server.dht_handler import get_experts  # type: ignore[import-n
 from hivemind.moe.server.layers.custom_experts import register_expert_class  # type: ignore[import-not-found]
 from hivemind.moe.server.server import background_server  # type: ignore[import-not-found]
 
+from benchmarks.hivemind_loopback import LOOPBACK
+
 SHAPE = (4, 512, 1024)
-LOOPBACK: dict[str, Any] = {
-    "host_maddrs": ["/ip4/127.0.0.1/tcp/0"],
-    "nat_port_map": False,
-    "auto_nat": False,
-    "use_relay": False,
-    "use_auto_relay": False,
-}
 FIND_SECONDS = 60
 
 
