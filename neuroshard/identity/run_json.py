@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -64,7 +65,7 @@ def architecture_from_json(value: JsonValue) -> Architecture:
 
 
 def _object_of(value: Any) -> dict[str, JsonValue]:
-    hints = get_type_hints(cast("type[Any]", type(value)))
+    hints = _kinds_of(cast("type[Any]", type(value)))
     written: dict[str, JsonValue] = {}
     for item in dataclasses.fields(value):
         kind = hints[item.name]
@@ -72,6 +73,12 @@ def _object_of(value: Any) -> dict[str, JsonValue]:
         if not (_came_later(item) and entry == _json_of(_default_of(item), kind)):
             written[item.name] = entry
     return written
+
+
+@cache
+def _kinds_of(kind: type[Any]) -> Mapping[str, Any]:
+    """The types of a dataclass's fields; to find them means to compile their annotations."""
+    return get_type_hints(kind)
 
 
 def _json_of(value: Any, kind: Any) -> JsonValue:
@@ -92,7 +99,7 @@ def _default_of(item: _Field) -> Any:
 
 
 def _read_object(kind: type[_Value], value: JsonValue, where: str) -> _Value:
-    hints = get_type_hints(kind)
+    hints = _kinds_of(kind)
     items = dataclasses.fields(cast("Any", kind))
     optional = {item.name for item in items if _came_later(item)}
     fields = object_fields(value, {item.name for item in items} - optional, optional, where)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from neuroshard.config.run_parameters import RunParameters
@@ -52,9 +53,9 @@ class RunOffer:
         """The offer of a run that has only its first version."""
         return cls(signed, signed)
 
-    @property
+    @cached_property
     def run_id(self) -> RunId:
-        """SHA-256(owner key, initial parameters), 64 hex digits."""
+        """SHA-256(owner key, initial parameters), 64 hex digits. Asked for with every hello and report."""
         return run_id(self.initial.owner_public_key, self.initial.parameters)
 
     @property

@@ -199,11 +199,10 @@ class Connections:
 
     def _entry(self, peer: ID, muxers: Sequence[BoundedMuxer]) -> Connection:
         best = max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at))
-        addresses = best.get_transport_addresses()
         bulk = self.bulk_traffic(NodeId(str(peer))) or PeerTraffic()
         return Connection(
             peer=NodeId(str(peer)),
-            address=str(addresses[0]) if addresses else "",
+            address=best.remote_text,
             kind=self._kind(best),
             is_outbound=best.is_initiator,
             since=min(muxer.opened_at for muxer in muxers),

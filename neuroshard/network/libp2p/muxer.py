@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 
 import anyio
@@ -175,6 +176,11 @@ class BoundedMuxer(IMuxedConn):
     def get_transport_addresses(self) -> list[Multiaddr]:
         """Address of the other side."""
         return self.secured_conn.get_transport_addresses()
+
+    @cached_property
+    def remote_text(self) -> str:
+        """The same as a multiaddr's text, "" when unknown; made once, for it is looked at several times a second."""
+        return next((str(address) for address in self.get_transport_addresses()), "")
 
     def get_connection_type(self) -> ConnectionType:
         """Direct or relayed."""
