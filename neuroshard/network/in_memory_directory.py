@@ -72,7 +72,8 @@ class RecordTable:
         """At most `limit` records that are still valid, a random choice of those that `asked_by` can see."""
         now = self._now()
         kept = {node: record for node, record in self._records.get(namespace, {}).items() if now < record.expires_at}
-        self._records[namespace] = kept
+        if namespace in self._records:
+            self._records[namespace] = kept
         seen = [r.data for r in kept.values() if not self._links.are_separated(r.stored_by, asked_by)]
         return tuple(self._random.sample(seen, min(limit, len(seen))))
 
