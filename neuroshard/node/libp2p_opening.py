@@ -25,6 +25,11 @@ def upload_limit(settings: Settings) -> float | None:
     return None if settings.max_upload is None else settings.max_upload * 1e6 / BITS_PER_BYTE
 
 
+def memory_limit_mb(settings: Settings) -> int:
+    """What this node may use in all."""
+    return available_mb(probe_memory(), settings.memory)
+
+
 def libp2p_opener(
     settings: Settings, identity: NodeIdentity, outside: OutsidePorts | None = None, *, serves_others: bool = False
 ) -> NetworkOpener:
@@ -42,7 +47,7 @@ def libp2p_opener(
         upload_bytes_per_second=upload_limit(settings),
     )
     reputation = Reputation()  # what peers did is not forgiven by a restart of the network
-    limit_mb = available_mb(probe_memory(), settings.memory)
+    limit_mb = memory_limit_mb(settings)
 
     def opened() -> AbstractAsyncContextManager[Network]:
         return libp2p_network(identity, options, parts=network_parts(limit_mb, reputation, outside))
@@ -56,7 +61,10 @@ def network_parts(limit_mb: int, reputation: Reputation, outside: OutsidePorts |
     return NetworkParts(
         reputation=reputation,
         budget=frame_budget(memory.frames),
+        heads=frame_budget(memory.heads),
         receive=ReceiveLimits.within(memory.unread),
         outside=outside,
         accepts_record=is_announcement,
+        directory_bytes=memory.directory,
+        gossip_bytes=memory.gossip,
     )

@@ -9,11 +9,12 @@ from ipaddress import ip_address
 
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
+from neuroshard.model.network_memory import network_memory
 from neuroshard.network import Connection, Network
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.port_mapping import PortMapping
 from neuroshard.node.joined_runs import JoinedRuns
-from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener, upload_limit
+from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener, memory_limit_mb, upload_limit
 from neuroshard.node.networking import Networking, NetworkOpener
 from neuroshard.node.run_choice import RunFinder
 from neuroshard.node.run_exchange import RunExchange, RunShelf
@@ -101,6 +102,7 @@ class Society:
             OwnWords(report, announcement),
             self.networking.book.add,
             plan=plan_of(offer.parameters),
+            claim_bytes=network_memory(memory_limit_mb(self.settings)).claims,
             now=self.now,
         )
         swarm = StageSwarm(self.identity, versions, self.participant.membership, self.networking)

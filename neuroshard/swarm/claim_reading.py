@@ -11,7 +11,8 @@ from neuroshard.identity import ClaimTooLargeError, DelegationExpiredError, Sign
 from neuroshard.network import ScoreReason
 from neuroshard.types import JsonValue, NodeId, RunId, WalletId
 
-MAX_CACHED = 4096
+MAX_CACHED_BYTES = 16 * 1024 * 1024
+ENTRY_BYTES = 2048  # of a claim's objects besides its text, which lies there about three times
 
 T = TypeVar("T")
 
@@ -61,9 +62,10 @@ class _Known(Generic[T]):
 class ClaimCache(Generic[T]):
     """Remembers what was read, so that the many copies of a claim are parsed and verified once. Bounded."""
 
-    def __init__(self, rules: ClaimRules[T], capacity: int = MAX_CACHED) -> None:
+    def __init__(self, rules: ClaimRules[T], max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._rules = rules
-        self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._known: dict[bytes, _Known[T] | Refusal] = {}
         self.verifications = 0
 
@@ -72,8 +74,11 @@ class ClaimCache(Generic[T]):
         known = self._known.get(data)
         if known is None:
             known = self._parse(data)
-            if len(self._known) >= self._capacity:
-                del self._known[next(iter(self._known))]
+            self._bytes += _memory_of(data)
+            while self._known and self._bytes > self._max_bytes:
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._bytes -= _memory_of(oldest)
             self._known[data] = known
         return known if isinstance(known, Refusal) else known.statement
 
@@ -103,6 +108,11 @@ class ClaimCache(Generic[T]):
         delegation = claim.delegation
         statement = Statement(node_id, delegation.wallet_id, claim.issued_at, delegation.expires_at, value)
         return _Known(claim, statement)
+
+
+def _memory_of(data: bytes) -> int:
+    """What a claim that was read takes, rather more than less."""
+    return ENTRY_BYTES + 3 * len(data)
 
 
 def _forgery(claim: SignedClaim, domain: str) -> Refusal | None:

@@ -16,18 +16,21 @@ from neuroshard.swarm.global_view import GlobalView
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import NodeId, WalletId
 
-MAX_ANNOUNCED = 4096
+MAX_ANNOUNCED_BYTES = 16 * 1024 * 1024
+ENTRY_BYTES = 1024  # of an announcement besides its addresses
 MOST_UNFOLDED = 1000  # reports; a fold copies the table of members, so several at once cost little more than one
 
 
 class Membership:
     """The view of all reports and everybody's newest announcement. Belongs to one event loop."""
 
-    def __init__(self, node_id: NodeId, wallet_id: WalletId) -> None:
+    def __init__(self, node_id: NodeId, wallet_id: WalletId, max_announced_bytes: int = MAX_ANNOUNCED_BYTES) -> None:
         self.node_id = node_id
         self._wallet_id = wallet_id
         self._view = GlobalView()
         self._announced: dict[NodeId, Statement[Announcement]] = {}
+        self._announced_bytes = 0
+        self._max_announced_bytes = max_announced_bytes
         self._heard: list[tuple[Statement[TrainingReport], float]] = []  # not folded yet
         self._strangers: set[NodeId] = set()  # among them, who is no member of the view yet
         self._meeting: anyio.Event | None = None  # while somebody waits for it
@@ -73,9 +76,10 @@ class Membership:
         known = self._announced.get(said.node_id)
         if said.node_id == self.node_id or (known is not None and known.issued_at >= said.issued_at):
             return
-        self._announced.pop(said.node_id, None)
-        if len(self._announced) >= MAX_ANNOUNCED:
-            del self._announced[next(iter(self._announced))]  # heard the longest time ago
+        self._drop_announcement(said.node_id)
+        self._announced_bytes += _memory_of(said.value)
+        while self._announced and self._announced_bytes > self._max_announced_bytes:
+            self._drop_announcement(next(iter(self._announced)))  # heard the longest time ago
         self._announced[said.node_id] = said
 
     def forget_silent(self, now: float) -> None:
@@ -83,7 +87,7 @@ class Membership:
         self._view = self.view.expired(now)
         old = [node for node, said in self._announced.items() if said.issued_at < now - RECORD_SECONDS]
         for node_id in old:
-            del self._announced[node_id]
+            self._drop_announcement(node_id)
 
     def knows(self, node_id: NodeId) -> bool:
         """Whether a node has reported or announced itself for this run, and not too long ago."""
@@ -99,6 +103,16 @@ class Membership:
         known = [node for node, said in self._announced.items() if said.value.addresses and node != but]
         chosen = random.sample(known, min(most, len(known)))
         return tuple(_first_of(self._announced[node].value.addresses) for node in chosen)
+
+    def _drop_announcement(self, node_id: NodeId) -> None:
+        dropped = self._announced.pop(node_id, None)
+        if dropped is not None:
+            self._announced_bytes -= _memory_of(dropped.value)
+
+
+def _memory_of(announcement: Announcement) -> int:
+    """What it takes, rather more than less."""
+    return ENTRY_BYTES + sum(map(len, announcement.addresses))
 
 
 def _first_of(addresses: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from neuroshard.network import Network
 from neuroshard.status.snapshot import PeerStatus, SwarmStatus
 from neuroshard.swarm.announcement import Announcement, report_topic
 from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES, REPORT_RULES
+from neuroshard.swarm.claim_reading import ClaimCache
 from neuroshard.swarm.claims_intake import ClaimIntake
 from neuroshard.swarm.directory_groups import DirectoryGroups
 from neuroshard.swarm.hello import Greeter, Intakes
@@ -25,6 +26,8 @@ from neuroshard.swarm.shard_coverage import ShardCoverage
 from neuroshard.swarm.status_view import to_status
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import RunId
+
+CLAIM_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,19 @@ class Participant:
         learned: Learned,
         *,
         plan: StagePlan,
+        claim_bytes: int = CLAIM_BYTES,
         now: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
+        """`claim_bytes`: what the claims that were read and the announcements that are known may take in memory."""
         chance = random or Random()  # noqa: S311 - when to speak and to whom, no secrets
         topic = report_topic(run_id)
-        self.membership = Membership(identity.node_id, identity.wallet_id)
-        self.intakes = Intakes(ClaimIntake(ANNOUNCEMENT_RULES, run_id, now), ClaimIntake(REPORT_RULES, run_id, now))
+        part = claim_bytes // 4
+        self.membership = Membership(identity.node_id, identity.wallet_id, part)
+        self.intakes = Intakes(
+            ClaimIntake(ANNOUNCEMENT_RULES, run_id, now, ClaimCache(ANNOUNCEMENT_RULES, part)),
+            ClaimIntake(REPORT_RULES, run_id, now, ClaimCache(REPORT_RULES, 2 * part)),
+        )
         self._coverage = ShardCoverage(run_id, total_shards)
         self._greeter = Greeter(identity, self.membership, self.intakes, words.announcement, now=now, random=chance)
         self._reporter = Reporter(identity, run_id, topic, words.report, self.membership, now=now, random=chance)

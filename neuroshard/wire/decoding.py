@@ -13,15 +13,17 @@ class FrameDecoder:
     """Reads one frame.
 
     Either hand over what arrived (`feed`), or let a socket write into `receive_buffer()` and tell how much with
-    `commit`. Before the head is known at most 64 KiB + 32 bytes a chunk that the limits allow are held; the body is
-    allocated by the first call after the head is known, so there is time to reserve the memory. After an error the
-    decoder reads nothing more; chunks that were verified before are in `take_body()`.
+    `commit`. Before the head is known at most 64 KiB + 32 bytes a chunk that the limits allow are held; they are
+    allocated by the first call after `head_bytes` is known, the body by the first one after the head is, so there is
+    time to reserve the memory. After an error the decoder reads nothing more; chunks that were verified before are
+    in `take_body()`.
     """
 
     def __init__(self, limits_of: Callable[[str], FrameLimits]) -> None:
         """`limits_of` gives the limits of a kind; what it raises for an unknown one is raised to the caller."""
         self._limits_of = limits_of
         self._head: FrameHead | None = None
+        self._head_bytes = 0
         self._assembly: ChunkAssembly | None = None
         self._received = 0
         self._steps = self._reading()
@@ -32,6 +34,11 @@ class FrameDecoder:
     def head(self) -> FrameHead | None:
         """Known as soon as its last byte arrived."""
         return self._head
+
+    @property
+    def head_bytes(self) -> int:
+        """Size of the head behind the name of its kind; 0 until that is known."""
+        return self._head_bytes
 
     @property
     def is_complete(self) -> bool:
@@ -114,6 +121,8 @@ class FrameDecoder:
         kind = parse_kind(bytes(kind_data))
         limits = self._limits_of(kind)
         check_prefix(prefix, kind, limits)
+        self._head_bytes = prefix.rest_bytes
+        yield memoryview(b"")  # nothing to fill: the caller may reserve memory first
         rest = bytearray(prefix.rest_bytes)
         yield memoryview(rest)
         head = parse_rest(bytes(prefix_data + kind_data), bytes(rest), prefix, kind, limits)

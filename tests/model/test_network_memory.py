@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.model.memory_limit import MEGABYTE
 from neuroshard.model.memory_need import memory_need
-from neuroshard.model.network_memory import least_limit_mb, network_memory, planned_bytes
+from neuroshard.model.network_memory import NetworkMemory, least_limit_mb, network_memory, planned_bytes
 from neuroshard.model.proposal import batch_size_for, propose_architecture
 
 
@@ -17,8 +19,7 @@ from neuroshard.model.proposal import batch_size_for, propose_architecture
 def test_the_model_and_the_network_stay_under_the_limit_together(tier_mb: int, vocabulary: int) -> None:
     architecture = propose_architecture(tier_mb, vocabulary, 256)
     need = memory_need(architecture, None, batch_size_for(architecture, None, tier_mb))
-    network = network_memory(tier_mb)
-    assert need.host_bytes + network.frames + network.unread <= tier_mb * MEGABYTE
+    assert need.host_bytes + network_memory(tier_mb).total <= tier_mb * MEGABYTE
 
 
 def test_a_small_node_lets_others_fill_little() -> None:
@@ -29,8 +30,8 @@ def test_a_small_node_lets_others_fill_little() -> None:
 @given(limit_mb=st.integers(1, 10**6), more=st.integers(0, 10**6))
 def test_less_memory_means_no_more_for_the_network(limit_mb: int, more: int) -> None:
     small, large = network_memory(limit_mb), network_memory(limit_mb + more)
-    assert small.frames <= large.frames
-    assert small.unread <= large.unread
+    assert all(getattr(small, part.name) <= getattr(large, part.name) for part in fields(NetworkMemory))
+    assert small.total == sum(getattr(small, part.name) for part in fields(NetworkMemory))
 
 
 @given(need=st.integers(0, 10**12))

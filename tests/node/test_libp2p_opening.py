@@ -23,4 +23,16 @@ def test_a_network_holds_no_more_than_the_plan_gives_it(limit_mb: int) -> None:
     assert [reservation is not None for reservation in held] == [True] * 4 + [False]
     assert parts.receive.unread == memory.unread
     assert parts.receive.growth_of_peer < parts.receive.growth < parts.receive.unread
-    assert limit_mb > 500 or parts.budget.used + parts.receive.unread < 40 * MEGABYTE
+    assert (parts.directory_bytes, parts.gossip_bytes) == (memory.directory, memory.gossip)
+    assert parts.heads is not None
+    assert parts.heads._total == memory.heads
+    together = (
+        memory.heads
+        + parts.budget.used
+        + parts.receive.unread
+        + parts.directory_bytes
+        + parts.gossip_bytes
+        + memory.claims
+    )
+    assert together <= memory.total
+    assert limit_mb > 500 or together < 40 * MEGABYTE

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
-from typing import TypeVar
 
 from neuroshard.errors import UsageError
 from neuroshard.network.allowance import Allowance
+from neuroshard.network.libp2p.address_table import AddressTable
 from neuroshard.network.libp2p.addresses import PeerAddress, Scope, parse_address, scope_of
 from neuroshard.types import NodeId
 
-MAX_PEERS = 4096
+MAX_BYTES = 64 * 1024 * 1024
+HEARSAY_SHARE = 4  # of the memory, one part in so many
 MAX_ADDRESSES = 8  # that a peer says of itself
 MAX_WORKED = 4  # of one peer
 MAX_HEARSAY = 2  # of one peer
 HEARSAY_DIALS = 64  # at once; anybody may name anybody's address, and this node shall not dial a list of targets
 HEARSAY_DIALS_A_SECOND = 1.0
-
-V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,16 @@ class _Known:
     told: tuple[PeerAddress, ...] = ()  # by the peer itself
     told_at: float = -inf  # seconds since 1970
 
+    @property
+    def addresses(self) -> tuple[PeerAddress, ...]:
+        """All of them."""
+        return (*self.worked, *self.told)
+
+
+@dataclass(frozen=True)
+class _Heard:
+    addresses: tuple[PeerAddress, ...] = ()
+
 
 class Contacts:
     """Addresses by peer. What others say of a peer never replaces what it says itself or what worked.
@@ -37,11 +45,11 @@ class Contacts:
     The peer asked for longest ago is forgotten first.
     """
 
-    def __init__(self, local_id: NodeId, max_peers: int = MAX_PEERS) -> None:
+    def __init__(self, local_id: NodeId, max_bytes: int = MAX_BYTES) -> None:
         self._local_id = local_id
-        self._max_peers = max_peers
-        self._known: OrderedDict[NodeId, _Known] = OrderedDict()
-        self._heard: OrderedDict[NodeId, tuple[PeerAddress, ...]] = OrderedDict()
+        hearsay_bytes = max_bytes // HEARSAY_SHARE
+        self._known = AddressTable[_Known](max_bytes - hearsay_bytes)
+        self._heard = AddressTable[_Heard](hearsay_bytes)
         self._hearsay_dials = Allowance(HEARSAY_DIALS, HEARSAY_DIALS_A_SECOND)
 
     def __len__(self) -> int:
@@ -49,30 +57,30 @@ class Contacts:
 
     def note_worked(self, address: PeerAddress) -> None:
         """This node reached the peer there."""
-        known = self._known.get(address.peer, _Known())
+        known = self._known.get(address.peer) or _Known()
         others = (other for other in known.worked if other.text != address.text)
-        self._put(self._known, address.peer, replace(known, worked=(address, *others)[:MAX_WORKED]))
+        self._known.put(address.peer, replace(known, worked=(address, *others)[:MAX_WORKED]))
 
     def note_failed(self, address: PeerAddress) -> None:
         """Nobody, or somebody else, was reached there: others may say better."""
-        heard = self._heard.pop(address.peer, ())
-        left = tuple(other for other in heard if other.text != address.text)
+        left = tuple(other for other in self._heard_of(address.peer) if other.text != address.text)
+        self._heard.drop(address.peer)
         if left:
-            self._put(self._heard, address.peer, left)
+            self._heard.put(address.peer, _Heard(left))
 
     def learn_texts(self, peer: NodeId, texts: Iterable[str], at: float | None = None) -> None:
         """What a peer says of itself, over a connection or signed, at a time (None: now); what is false is left out."""
         told = tuple(islice(_addresses_of(peer, texts), MAX_ADDRESSES))
-        known = self._known.get(peer, _Known())
+        known = self._known.get(peer) or _Known()
         if told and peer != self._local_id and (at is None or at >= known.told_at):
-            self._put(self._known, peer, replace(known, told=told, told_at=known.told_at if at is None else at))
+            self._known.put(peer, replace(known, told=told, told_at=known.told_at if at is None else at))
 
     def hear_texts(self, peer: NodeId, texts: Iterable[str], teller_host: str | None) -> None:
         """What somebody says of a peer; `teller_host`: the IP address the teller is at, None behind a relay.
 
         It counts only while room is left, and only for places that the teller can have in common with this node.
         """
-        heard = self._heard.get(peer, ())
+        heard = self._heard_of(peer)
         if peer == self._local_id or len(heard) >= MAX_HEARSAY:
             return
         scope = Scope.WORLD if teller_host is None else scope_of(teller_host)
@@ -81,31 +89,27 @@ class Contacts:
         direct, relayed = [a for a in new if not a.is_relayed], [a for a in new if a.is_relayed]
         chosen = (*heard, *direct[:1], *relayed[:1], *direct[1:], *relayed[1:])[:MAX_HEARSAY]
         if chosen:
-            self._put(self._heard, peer, chosen)
+            self._heard.put(peer, _Heard(chosen))
 
     def of(self, peer: NodeId) -> tuple[PeerAddress, ...]:
         """Known ways to a peer, hearsay last, else direct ones first."""
-        return _each_once((*self.vouched(peer), *self._heard.get(peer, ())))
+        return _each_once((*self.vouched(peer), *self._heard_of(peer)))
 
     def vouched(self, peer: NodeId) -> tuple[PeerAddress, ...]:
         """As `of` without hearsay: what may be told to others."""
-        known = self._known.get(peer, _Known())
-        return _each_once(sorted((*known.worked, *known.told), key=lambda address: address.is_relayed))
+        known = self._known.get(peer) or _Known()
+        return _each_once(sorted(known.addresses, key=lambda address: address.is_relayed))
 
     def to_dial(self, peer: NodeId, now: float) -> tuple[PeerAddress, ...]:
         """As `of`, but hearsay only as long as not too much of it is dialled; `now` by any monotonic clock."""
-        for table in (self._known, self._heard):
-            if peer in table:
-                table.move_to_end(peer)
+        self._known.touch(peer)
+        self._heard.touch(peer)
         vouched, all_known = self.vouched(peer), self.of(peer)
         hearsay_count = len(all_known) - len(vouched)
         return all_known if hearsay_count == 0 or self._hearsay_dials.take(now, hearsay_count) else vouched
 
-    def _put(self, table: OrderedDict[NodeId, V], peer: NodeId, value: V) -> None:
-        table[peer] = value
-        table.move_to_end(peer)
-        while len(table) > self._max_peers:
-            table.popitem(last=False)
+    def _heard_of(self, peer: NodeId) -> tuple[PeerAddress, ...]:
+        return (self._heard.get(peer) or _Heard()).addresses
 
 
 def _each_once(addresses: Iterable[PeerAddress]) -> tuple[PeerAddress, ...]:

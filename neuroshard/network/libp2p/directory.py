@@ -61,6 +61,7 @@ class KademliaDirectory:
         report: Callable[[NodeId, ScoreReason], None],
         host_of: Callable[[NodeId], str | None],
         accepts: RecordCheck = any_record,
+        store: RecordStore | None = None,
     ) -> None:
         """`host_of`: the IP address at which a peer is connected, None through a relay."""
         self._transport = transport
@@ -71,7 +72,7 @@ class KademliaDirectory:
         self._host_of = host_of
         self._accepts = accepts
         self._table = RoutingTable(transport.local_id)
-        self._store = RecordStore()
+        self._store = store or RecordStore()
         self._first_peer = anyio.Event()
         self._is_closed = False
         self.refused: Counter[ScoreReason] = Counter()  # records, by what was wrong with them

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from random import Random
 
 import anyio
 import trio
@@ -149,12 +148,16 @@ class Libp2pGossip:
     """One node's gossip; see Gossip. A node hears nothing of what it publishes itself."""
 
     def __init__(
-        self, connections: Connections, report: Callable[[NodeId, ScoreReason], None], tasks: TaskGroup, random: Random
+        self,
+        connections: Connections,
+        report: Callable[[NodeId, ScoreReason], None],
+        tasks: TaskGroup,
+        router: GossipRouter,
     ) -> None:
         self._connections = connections
         self._report = report
         self._tasks = tasks
-        self._router = GossipRouter(random)
+        self._router = router
         self._outboxes: dict[NodeId, _Outbox] = {}
         self._subscriptions: dict[TopicId, GossipSubscription] = {}
         self._is_closed = False
@@ -230,6 +233,8 @@ class Libp2pGossip:
             self._report(peer, ScoreReason.MALFORMED_FRAME)
         finally:
             stream.abandon()
+            if self._connections.of(peer) is None:  # what it said last may have come after `part`
+                self._router.leave(peer)
 
     def _hear(self, peer: NodeId, item: Item) -> None:
         received = self._router.handle(peer, item, trio.current_time(), self._check)

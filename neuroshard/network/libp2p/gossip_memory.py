@@ -9,17 +9,21 @@ from neuroshard.network.libp2p.gossip_items import MessageId, TopicId
 from neuroshard.types import NodeId
 
 SEEN_SECONDS = 120.0  # remembered for at least as long, and at most twice
-MAX_SEEN = 32_768  # in each of two generations
+SEEN_BYTES = 4 * 1024 * 1024
+SEEN_ID_BYTES = 128  # that a remembered id takes, rather more than less
 KEPT_SECONDS = 30.0  # messages that can be given to whoever asks
 MAX_KEPT_BYTES = 8 * 1024 * 1024
-MAX_MISSING = 4096
+ENTRY_BYTES = 512  # that a kept message takes besides its own, rather more than less
+MISSING_BYTES = 4 * 1024 * 1024
+MISSING_ID_BYTES = 1024  # that an id takes with those who told of it, rather more than less
 MAX_ASKED = 5  # peers, one after the other, for one missing message
 
 
 class SeenIds:
     """Ids of messages that came by, in two generations."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = SEEN_BYTES) -> None:
+        self._most = max_bytes // SEEN_ID_BYTES // 2
         self._young: set[MessageId] = set()
         self._old: set[MessageId] = set()
         self._since = 0.0
@@ -29,7 +33,7 @@ class SeenIds:
 
     def add(self, message: MessageId, now: float) -> None:
         """Remember one more."""
-        if len(self._young) >= MAX_SEEN or now - self._since > SEEN_SECONDS:
+        if len(self._young) >= self._most or now - self._since > SEEN_SECONDS:
             self._old, self._young, self._since = self._young, set(), now
         self._young.add(message)
 
@@ -46,16 +50,17 @@ class KeptMessage:
 class KeptMessages:
     """The youngest messages, bounded in age and in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._messages: OrderedDict[MessageId, KeptMessage] = OrderedDict()
+        self._max_bytes = max_bytes
         self._bytes = 0
 
     def add(self, message: MessageId, kept: KeptMessage) -> None:
         """Keep one more; the oldest make room."""
         if message not in self._messages:
             self._messages[message] = kept
-            self._bytes += len(kept.data)
-        while self._bytes > MAX_KEPT_BYTES:
+            self._bytes += ENTRY_BYTES + len(kept.data)
+        while self._bytes > self._max_bytes:
             self._drop_oldest()
 
     def get(self, message: MessageId) -> KeptMessage | None:
@@ -79,7 +84,7 @@ class KeptMessages:
 
     def _drop_oldest(self) -> None:
         _, kept = self._messages.popitem(last=False)
-        self._bytes -= len(kept.data)
+        self._bytes -= ENTRY_BYTES + len(kept.data)
 
 
 @dataclass
@@ -93,7 +98,8 @@ class _Missing:
 class MissingMessages:
     """Messages that others have told of and that have not come."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MISSING_BYTES) -> None:
+        self._most = max_bytes // MISSING_ID_BYTES
         self._missing: OrderedDict[MessageId, _Missing] = OrderedDict()
 
     def __len__(self) -> int:
@@ -104,7 +110,7 @@ class MissingMessages:
         known = self._missing.setdefault(message, _Missing(topic, now, []))
         if holder not in known.holders and len(known.holders) < MAX_ASKED:
             known.holders.append(holder)
-        while len(self._missing) > MAX_MISSING:
+        while len(self._missing) > self._most:
             self._missing.popitem(last=False)
 
     def arrived(self, message: MessageId) -> None:

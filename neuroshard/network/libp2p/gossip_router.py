@@ -28,6 +28,7 @@ MAX_TOPICS_OF_PEER = 64
 ITEMS_A_SECOND = 100  # of one peer in the long run; a swarm's reports are ten a second, however many nodes it has
 BYTES_A_SECOND = 256 * 1024
 IDS_A_SECOND = 256
+GOSSIP_BYTES = 16 * 1024 * 1024  # that a node remembers, where nobody says less
 ALLOWANCE_SECONDS = 60.0  # so much of the above at once: after a stall of the line all that waited comes together
 MAX_GIVEN = 128  # messages given to one peer on demand between two heartbeats
 
@@ -80,13 +81,13 @@ def _flood(peer: _Peer) -> Received:
 class GossipRouter:
     """The decisions of one node."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, max_bytes: int = GOSSIP_BYTES) -> None:
         self._random = random
         self._peers: dict[NodeId, _Peer] = {}
         self._topics: dict[TopicId, _Topic] = {}
-        self._seen = SeenIds()
-        self._kept = KeptMessages()
-        self._missing = MissingMessages()
+        self._seen = SeenIds(max_bytes // 4)
+        self._kept = KeptMessages(max_bytes // 2)
+        self._missing = MissingMessages(max_bytes // 4)
         self._last_heartbeat = 0.0
         self.counts: Counter[str] = Counter()  # what came in, by kind; "duplicate", "refused"
 

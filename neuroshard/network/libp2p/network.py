@@ -24,6 +24,7 @@ from neuroshard.network.libp2p.directory import KademliaDirectory
 from neuroshard.network.libp2p.errors import NetworkFailedError
 from neuroshard.network.libp2p.events import PeerEvents
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, Libp2pGossip
+from neuroshard.network.libp2p.gossip_router import GossipRouter
 from neuroshard.network.libp2p.host import NodeHost, NodeSwarm, silence_libp2p
 from neuroshard.network.libp2p.keys import key_pair_of
 from neuroshard.network.libp2p.listening import Listening
@@ -32,6 +33,7 @@ from neuroshard.network.libp2p.observed_addresses import ObservedAddresses
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
 from neuroshard.network.libp2p.punching import PUNCH_PROTOCOL, Puncher
 from neuroshard.network.libp2p.receive_memory import ReceiveMemory
+from neuroshard.network.libp2p.record_store import RecordStore
 from neuroshard.network.libp2p.relay_client import RelayClient
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.relay_server import RelayServer
@@ -117,7 +119,7 @@ class _Node:
         self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
         self.swarm.listeners["tcp"] = listening
         self.host = NodeHost(self.swarm, tasks)
-        contacts = Contacts(identity.node_id)
+        contacts = Contacts(identity.node_id, parts.directory_bytes // 2)
         source = (options.host, listening.port) if options.relay and not options.is_local else None
         self.connections = Connections(self.swarm, identity.node_id, admission, contacts, source)
         self._server = RequestServer()
@@ -125,11 +127,13 @@ class _Node:
         self.transport = Libp2pTransport(
             self.connections,
             self._server,
-            RequestExchange(self._server, self._budget, self.report),
+            RequestExchange(self._server, self._budget, self.report, parts.heads),
             own_addresses=self._addresses,
             report=self.report,
         )
-        self.gossip = Libp2pGossip(self.connections, self.report, tasks, SystemRandom())
+        self.gossip = Libp2pGossip(
+            self.connections, self.report, tasks, GossipRouter(SystemRandom(), parts.gossip_bytes)
+        )
         self.directory = KademliaDirectory(
             self.transport,
             contacts,
@@ -138,6 +142,7 @@ class _Node:
             report=self.report,
             host_of=self.connections.direct_ip,
             accepts=parts.accepts_record,
+            store=RecordStore(parts.directory_bytes // 2),
         )
         self._relay_client = self._joined_relays(contacts)
         self._relay_server = self._serving_relay(now)

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from neuroshard.network.budget import ByteBudget
 from neuroshard.network.libp2p.addresses import is_loopback_host
 from neuroshard.network.libp2p.admission import ConnectionLimits
+from neuroshard.network.libp2p.gossip_router import GOSSIP_BYTES
 from neuroshard.network.libp2p.receive_memory import ReceiveLimits
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.network.records import RecordCheck, any_record
 from neuroshard.network.reputation import Reputation
+
+DIRECTORY_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,11 @@ class NetworkParts:
     """What a node's network shares with the rest of the node; whatever is None is made anew."""
 
     reputation: Reputation | None = None
-    budget: ByteBudget | None = None
+    budget: ByteBudget | None = None  # of tensors
+    heads: ByteBudget | None = None  # of what stands before them in a frame
     receive: ReceiveLimits | None = None
     pacer: UploadPacer | None = None
     outside: OutsidePorts | None = None  # where the network says what a router may pass on, and reads what it does
     accepts_record: RecordCheck = any_record  # of the directory, whoever stores or finds it
+    directory_bytes: int = DIRECTORY_BYTES  # half of them for records, half for addresses
+    gossip_bytes: int = GOSSIP_BYTES

@@ -1,6 +1,7 @@
 """The records a node keeps for the directory: small, signed, young, one for each node and namespace, all bounded.
 
-Whoever comes finds room: when there is none, the origin (an IP address, mostly) with the most records loses its oldest.
+Whoever comes finds room: when there is none, the origin (an IP address, mostly) whose records take the most loses its
+oldest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from neuroshard.types import JsonValue, NodeId
 MAX_NAMESPACE_CHARACTERS = 256
 MAX_RECORDS_OF_NAMESPACE = 1024
 MAX_RECORDS_OF_NODE = 64  # namespaces in which one node is kept
-MAX_RECORDS = 8192
+MAX_BYTES = 64 * 1024 * 1024
+ENTRY_BYTES = 1024  # that a record takes besides its own, rather more than less
 MAX_ADDRESSES_TOLD = 16  # in a record
 REASON_OF: Mapping[type[DataError], ScoreReason] = MappingProxyType(
     {
@@ -62,16 +64,22 @@ class Record:
         claim = checked_record(owner, data, now, accepts)
         return cls(claim.node_id, claim.issued_at, data, _addresses_in(claim.payload))
 
+    @property
+    def byte_count(self) -> int:
+        """What it takes in memory."""
+        return ENTRY_BYTES + len(self.data) + sum(map(len, self.addresses))
+
     def is_expired(self, now: float) -> bool:
         """Whether it is too old."""
         return self.issued_at < now - RECORD_SECONDS
 
 
 class RecordStore:
-    """All that this node keeps. Only checked records come in."""
+    """All that this node keeps, within so many bytes. Only checked records come in."""
 
-    def __init__(self, capacity: int = MAX_RECORDS) -> None:
-        self._capacity = capacity
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes: Counter[str] = Counter()  # by origin
         self._records: dict[str, dict[NodeId, Record]] = {}
         self._origins: dict[tuple[str, NodeId], str] = {}
         self._of_origin: dict[str, OrderedDict[tuple[str, NodeId], None]] = {}  # the one that came first is first
@@ -93,8 +101,6 @@ class RecordStore:
         records = self._records.get(namespace, {})
         if len(records) >= MAX_RECORDS_OF_NAMESPACE:
             self._drop(namespace, self._needless_in(namespace, records))
-        elif len(self) >= self._capacity:
-            self._drop(*next(iter(max(self._of_origin.values(), key=len))))
         self._keep(namespace, record, origin)
         return True
 
@@ -117,6 +123,10 @@ class RecordStore:
         return min((node for node in records if origins[node] == greediest), key=lambda node: records[node].issued_at)
 
     def _keep(self, namespace: str, record: Record, origin: str) -> None:
+        while self._origins and self._bytes.total() + record.byte_count > self._max_bytes:
+            ((greediest, _),) = self._bytes.most_common(1)
+            self._drop(*next(iter(self._of_origin[greediest])))
+        self._bytes[origin] += record.byte_count
         place = namespace, record.node_id
         self._records.setdefault(namespace, {})[record.node_id] = record
         self._origins[place] = origin
@@ -124,13 +134,14 @@ class RecordStore:
         self._of_node[record.node_id] += 1
 
     def _drop(self, namespace: str, node_id: NodeId) -> None:
-        del self._records[namespace][node_id]
+        dropped = self._records[namespace].pop(node_id)
         if not self._records[namespace]:
             del self._records[namespace]
         origin = self._origins.pop((namespace, node_id))
         del self._of_origin[origin][namespace, node_id]
+        self._bytes[origin] -= dropped.byte_count
         if not self._of_origin[origin]:
-            del self._of_origin[origin]
+            del self._of_origin[origin], self._bytes[origin]
         self._of_node[node_id] -= 1
         if not self._of_node[node_id]:
             del self._of_node[node_id]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 
 import anyio
 from libp2p.exceptions import BaseLibp2pError
 
 from neuroshard.errors import NeuroShardError
-from neuroshard.network.budget import ByteBudget, Reservation, contested_seconds
+from neuroshard.network.budget import ByteBudget, Reservation, contested_seconds, frame_budget
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.pool.exchange import encoded
@@ -39,6 +39,8 @@ _LOG = logging.getLogger(__name__)
 FRAME_PROTOCOL = "/neuroshard/frame/1"
 HEAD_SECONDS = 10.0  # for everything but tensors, which have their size over LEAST_RATE besides
 LEAST_RATE = 16 * 1024  # bytes a second; whoever is slower is cut
+HEADS_BYTES = 64 * 1024 * 1024
+SMALL_HEAD_BYTES = 4 * 1024  # as many may be held for every stream that others open
 MEMORY_SECONDS = 60.0  # how long a frame waits for room in memory before it is refused
 LOOK_SECONDS = 1.0  # whether whoever sends has become too slow
 LINGER_SECONDS = 5.0  # for a peer to read why it is refused before its stream breaks
@@ -73,10 +75,16 @@ class RequestExchange:
     """Both sides of requests over streams of this node."""
 
     def __init__(
-        self, server: RequestServer, budget: ByteBudget, report: Callable[[NodeId, ScoreReason], None]
+        self,
+        server: RequestServer,
+        budget: ByteBudget,
+        report: Callable[[NodeId, ScoreReason], None],
+        heads: ByteBudget | None = None,
     ) -> None:
+        """`budget` is for tensors, `heads` for what stands before them: who waits for the one may hold of the other."""
         self._server = server
         self._budget = budget
+        self._heads = heads or frame_budget(HEADS_BYTES)
         self._report = report
 
     def expect(self, limits: FrameLimits) -> None:
@@ -131,10 +139,14 @@ class RequestExchange:
 
     async def _answered(self, stream: YamuxStream, peer: NodeId) -> Frame | None:
         """The answer to what comes on the stream; None when there is nobody to tell it to."""
+        with ExitStack() as held:
+            return await self._answered_within(stream, peer, held)
+
+    async def _answered_within(self, stream: YamuxStream, peer: NodeId, held: ExitStack) -> Frame | None:
+        """As `_answered`; what is reserved for the head is released with `held`."""
         decoder = FrameDecoder(self._server.limits_of)
         try:
-            with anyio.fail_after(HEAD_SECONDS):
-                await _receive_head(stream, decoder)
+            await self._receive_large_head(stream, peer, decoder, held)
             request, reservation = await self._receive_body(stream, peer, decoder)
         except (RequestRefusedError, MessageTooLargeError) as error:
             return refusal(str(error))
@@ -149,6 +161,20 @@ class RequestExchange:
         finally:
             if reservation is not None:
                 reservation.release()
+
+    async def _receive_large_head(
+        self, stream: YamuxStream, peer: NodeId, decoder: FrameDecoder, held: ExitStack
+    ) -> None:
+        """Raises TimeoutError for a peer that is too slow, RequestRefusedError when there is no memory."""
+        began = anyio.current_time()
+        with anyio.fail_after(HEAD_SECONDS):
+            while decoder.head is None and not decoder.head_bytes:
+                await _fill(stream, decoder)
+        seconds_left = began + HEAD_SECONDS - anyio.current_time()
+        if decoder.head_bytes > SMALL_HEAD_BYTES:
+            held.callback((await _reserved(self._heads, peer, decoder.head_bytes)).release)
+        with anyio.fail_after(seconds_left):
+            await _receive_head(stream, decoder)
 
     async def _answer_while_asked(self, stream: YamuxStream, peer: NodeId, request: Frame) -> Frame | None:
         """None when the peer gave up waiting."""
@@ -166,11 +192,7 @@ class RequestExchange:
         if decoder.is_complete:
             return decoder.frame(), None
         byte_count = decoder.head.body_bytes if decoder.head else 0
-        reservation: Reservation | None = None
-        with anyio.move_on_after(MEMORY_SECONDS):
-            reservation = await self._budget.reserve(peer, byte_count)
-        if reservation is None:
-            raise RequestRefusedError("This node has no memory free for such a frame now; try again later.")
+        reservation = await _reserved(self._budget, peer, byte_count)
         try:
             await self._receive_rest(stream, peer, decoder, byte_count)
             return decoder.frame(), reservation
@@ -191,6 +213,16 @@ class RequestExchange:
         slow = transfer_seconds(byte_count)
         is_contested = self._budget.is_awaited_by_others(peer)
         return min(slow, contested_seconds(self._budget.used_by(peer))) if is_contested else slow
+
+
+async def _reserved(budget: ByteBudget, peer: NodeId, byte_count: int) -> Reservation:
+    """Raises RequestRefusedError when there is no room in time, MessageTooLargeError when there will never be."""
+    reservation: Reservation | None = None
+    with anyio.move_on_after(MEMORY_SECONDS):
+        reservation = await budget.reserve(peer, byte_count)
+    if reservation is None:
+        raise RequestRefusedError("This node has no memory free for such a frame now; try again later.")
+    return reservation
 
 
 async def _send_request(stream: YamuxStream, request: EncodedFrame) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from libp2p_nodes import identity
 
@@ -97,13 +99,35 @@ def test_a_peers_newest_word_of_itself_counts() -> None:
     assert len(texts(contacts)) == MAX_ADDRESSES
 
 
+@pytest.mark.parametrize("kind", ["longest", "usual"])
+def test_the_book_takes_no_more_memory_than_it_may(kind: str) -> None:
+    most = 1_000_000
+    peers = [identity(number).node_id for number in range(300 if kind == "longest" else 1500)]
+    contacts = Contacts(ME, most)
+    tracemalloc.start()
+    try:
+        for peer in peers:
+            end = f"/tcp/65535/p2p/{peer}"
+            long = [f"/dns4/{number:02}{('.' + 62 * 'a') * 3}"[: 256 - len(end)] + end for number in range(14)]
+            told = long if kind == "longest" else [at("1.1.1.1", port, peer) for port in (1, 2)]
+            contacts.learn_texts(peer, told[:8])
+            for text in told[8:12]:
+                contacts.note_worked(parse_address(text))
+            contacts.hear_texts(peer, told[12:], PUBLIC)
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+    assert texts(contacts, peers[-1])  # the last ones stay
+    assert len(contacts) > (40 if kind == "longest" else 400)
+
+
 def test_the_book_is_bounded_and_experience_outlives_hearsay() -> None:
-    contacts = Contacts(ME, max_peers=8)
+    contacts = Contacts(ME, max_bytes=32_000)
     contacts.note_worked(parse_address(at("1.1.1.1")))
     for number in range(10, 40):
         peer = identity(number).node_id
         contacts.hear_texts(peer, [at("9.9.9.9", 1, peer)], PUBLIC)
-    assert len(contacts) == 9
+    assert 5 < len(contacts) < 15
     assert texts(contacts) == [at("1.1.1.1")]
     contacts.hear_texts(ME, [at("9.9.9.9", 1, ME)], PUBLIC)
     assert contacts.of(ME) == ()

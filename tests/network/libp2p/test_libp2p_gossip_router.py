@@ -24,7 +24,6 @@ from neuroshard.network.libp2p.gossip_items import (
     topic_id,
     unpacked,
 )
-from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
 from neuroshard.network.libp2p.gossip_router import (
     ALLOWANCE_SECONDS,
     IDS_A_SECOND,
@@ -370,21 +369,3 @@ def test_a_small_message_cannot_become_a_large_one() -> None:
     with pytest.raises(MalformedGossipError):
         unpacked(bomb)
     assert len(unpacked(packed(bytes(64 * 1024)))) == 64 * 1024
-
-
-def test_memory_is_bounded() -> None:
-    seen, kept, missing = SeenIds(), KeptMessages(), MissingMessages()
-    for number in range(100_000):
-        seen.add(MessageId(number.to_bytes(12, "big")), 0)
-    assert MessageId((99_999).to_bytes(12, "big")) in seen
-    assert MessageId((0).to_bytes(12, "big")) not in seen
-    for number in range(10_000):
-        missing.hear(MessageId(number.to_bytes(12, "big")), TOPIC, A, 0)
-    assert len(missing) == 4096
-    ids = [MessageId(number.to_bytes(12, "big")) for number in range(200)]
-    for number, name in enumerate(ids):
-        kept.add(name, KeptMessage(TOPIC, bytes(64 * 1024), number))
-    assert kept.get(ids[0]) is None
-    assert len(kept.younger_than(-1, TOPIC)) == 128  # 8 MiB
-    kept.expire(1000)
-    assert kept.younger_than(-1, TOPIC) == []

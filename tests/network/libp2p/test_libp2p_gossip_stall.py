@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, STALE_SECONDS, Libp2pGossip
 from neuroshard.network.libp2p.gossip_items import Item, ItemKind, packed, topic_id
-from neuroshard.network.libp2p.gossip_router import ALLOWANCE_SECONDS, ITEMS_A_SECOND
+from neuroshard.network.libp2p.gossip_router import ALLOWANCE_SECONDS, ITEMS_A_SECOND, GossipRouter
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import accept, proposal
 from neuroshard.network.reputation import Reputation
@@ -74,8 +74,8 @@ async def linked() -> AsyncIterator[tuple[Libp2pGossip, Listener, Line, BoundedM
                 known = SimpleNamespace(muxed_conn=SimpleNamespace(peer_id=peer), muxed_stream=wrapped(stream))
                 tasks.start_soon(gossip.handle_stream, known)
 
-        a = Libp2pGossip(knowing(of_a), lambda *_: None, tasks, Random(1))
-        b = Listener(Libp2pGossip(knowing(of_b), opinion.report, tasks, Random(2)), opinion)
+        a = Libp2pGossip(knowing(of_a), lambda *_: None, tasks, GossipRouter(Random(1)))
+        b = Listener(Libp2pGossip(knowing(of_b), opinion.report, tasks, GossipRouter(Random(2))), opinion)
         tasks.start_soon(serve, of_a, a, B, lambda stream: stream)
         tasks.start_soon(serve, of_b, b.gossip, A, line.through)
         tasks.start_soon(a.run)

@@ -151,7 +151,7 @@ def test_a_store_is_bounded() -> None:
 
 
 def test_a_full_store_has_room_for_who_comes_new_and_the_greediest_pays() -> None:
-    store = RecordStore(capacity=200)
+    store = RecordStore(200 * Record(name(0), NOW, b"").byte_count)
     for number in range(100):  # two addresses with many identities in many namespaces
         for space in range(20):
             store.put(f"run/{space}", Record(name(1000 + number), NOW, b""), f"192.0.2.{number % 2}")
@@ -161,6 +161,30 @@ def test_a_full_store_has_room_for_who_comes_new_and_the_greediest_pays() -> Non
     assert len(store) == 200
     kept = {record.node_id for record in store.get("run/0", NOW, Random(1))}
     assert kept >= {name(number) for number in range(60)}
+
+
+def test_records_take_no_more_memory_than_they_may_and_the_largest_heap_pays() -> None:
+    most = 1_000_000
+    store = RecordStore(most)
+    for number in range(50):
+        store.put("run/0", Record(name(number), NOW, bytes(1500), ("/ip4/198.51.100.1/tcp/1",)), f"198.51.100.{number}")
+    long = tuple("x" * 256 for _ in range(16))
+    for number in range(200):  # as large as a record may be
+        store.put(f"run/{number % 10}", Record(name(1000 + number), NOW, bytes(MAX_RECORD_BYTES), long), "192.0.2.1")
+        kept = [record for space in range(10) for record in store.get(f"run/{space}", NOW, Random(1))]
+        assert sum(record.byte_count for record in kept) <= most
+        assert len(store) == len(kept)
+    names = {record.node_id for record in store.get("run/0", NOW, Random(1))}
+    assert names >= {name(number) for number in range(50)}
+    store.expire(NOW + RECORD_SECONDS + 1)
+    assert (len(store), store._bytes.total()) == (0, 0)
+
+
+def test_one_record_always_finds_room() -> None:
+    store = RecordStore(1)
+    for number in range(3):
+        assert store.put("run/0", Record(name(number), NOW, bytes(1500)))
+        assert len(store) == 1
 
 
 def test_a_full_namespace_keeps_those_who_share_their_address_with_few() -> None:
