@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.bulk_processes import bulk_pair
-from benchmarks.record import Report, Row, mean_with_interval
+from benchmarks.record import Report, Row, load_average, mean_with_interval
 from benchmarks.shaped_line import FAR_ADDRESS, NoLineError, shaped_line
 
 PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "20"))
@@ -87,7 +87,7 @@ def _loopback() -> tuple[list[Row], list[str]]:
     ]
     frames = "frames of 16 MiB, two at a time, hashed on both sides"
     turns = f"{PAIRS} interleaved turns of {LOOPBACK_SECONDS:g} s"
-    return rows, [f"Loopback: {turns}, {frames}; congestion control {algorithms}; load average {_load()}."]
+    return rows, [f"Loopback: {turns}, {frames}; congestion control {algorithms}; load average {load_average()}."]
 
 
 def _ratio_row(way: str, rates: dict[str, list[float]], goal: float) -> Row:
@@ -95,10 +95,6 @@ def _ratio_row(way: str, rates: dict[str, list[float]], goal: float) -> Row:
     mean, half = mean_with_interval(ratios)
     figure = f"{median(ratios):.2f} (mean {mean:.2f} ± {half:.2f}), {median(rates[way]):.0f} MiB/s"
     return Row(f"{way} / one TLS connection, loopback, median", figure, f">= {goal}", median(ratios) >= goal)
-
-
-def _load() -> str:
-    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def _shaped(condition: Condition) -> tuple[Row, str]:

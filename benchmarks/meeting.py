@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from benchmarks.first_record import ProcessArrival, process_arrivals
 from benchmarks.hivemind_process import hivemind_facts
-from benchmarks.record import Report, Row
+from benchmarks.record import Report, Row, load_average
 from benchmarks.society_process import NAMESPACE, OFFER, society, status
 from neuroshard.node.self_description import own_announcement
 from neuroshard.swarm.claim_kinds import signed_announcement
@@ -89,6 +89,7 @@ class Arrival:
 
 def measure() -> Report:
     """Arrivals into a crowd, then a node that idles beside many."""
+    load = load_average()
     with crowd(1, CROWD) as others:
         others.wait_until_seen(CROWD - 1)
         arrivals = [anyio.run(_arrive, others, 100 + number, backend="trio") for number in range(NEWCOMERS)]
@@ -114,6 +115,7 @@ def measure() -> Report:
             "All nodes of the crowd share one process; libp2p is imported before the clock starts.",
             PROCESS_WORDS,
             f"The {NEIGHBOURS} others share two processes; all knew all {idle.converged:.0f} s after the last start.",
+            f"Load average of the machine before the start: {load}.",
             other
             if isinstance(other, str)
             else "hivemind's peers have a process each; its get asks for the newest value.",

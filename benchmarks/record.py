@@ -99,6 +99,11 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def load_average() -> str:
+    """Of the last minute: how many programs wanted a core; for notes."""
+    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+
+
 def write_results_page() -> None:
     """Write RESULTS.md from the stored results."""
     parts = [
