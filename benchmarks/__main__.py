@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "kill": ("kill", ()),
     "membership": ("membership", ()),
     "meeting": ("meeting", ()),
+    "first_record": ("first_record", ()),
     "line_speed": ("line_speed", ("shaped",)),
     "loopback_speed": ("line_speed", ("loopback",)),
     "tensor_round_trip": ("tensor_round_trip", ()),

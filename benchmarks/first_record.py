@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from pydoc_data import topics
+from statistics import median
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ import httpx
 
 from benchmarks.identities import identity_of
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
+from benchmarks.record import Report, Row, load_average
 from neuroshard.genesis import BuildOptions, FolderText, build_genesis
 from neuroshard.identity import SignedClaim, Wallet, parse_token
 from neuroshard.network import Network
@@ -24,10 +26,15 @@ from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.types import NodeId, RunId
 
-WAIT_SECONDS = 60.0
+STARTS = 3
+WAIT_SECONDS = 180.0
 LOOK_SECONDS = 0.05
 ONLOOKER = 250  # its number
 TOPICS = 60  # of Python's own documentation, a small data set
+WAY = (
+    "They get --run and the address of a node of the run, which is paused meanwhile. Each imports PyTorch, "
+    "measures the computer, fetches the run and opens the data, and only then announces itself."
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,26 @@ class ProcessArrival:
     listening: float  # its network is up
     announced: float  # its record is found in the directory
     seen: float  # by the node whose address it was given
+
+
+def measure() -> Report:
+    """From the start of the process, and from the moment at which its network is up."""
+    load = load_average()
+    notes = (WAY, f"Load average of the machine before the start: {load}.")
+    return Report("first_record", "A process that joins a run", _rows(process_arrivals(STARTS)), notes)
+
+
+def _rows(arrivals: Sequence[ProcessArrival]) -> tuple[Row, ...]:
+    """What a user sees, counted from the start of the process and from the start of its network."""
+    whole = max(arrival.announced for arrival in arrivals)
+    alone = max(arrival.announced - arrival.listening for arrival in arrivals)
+    times = ", ".join(f"{median(getattr(a, f.name) for a in arrivals):.2f}" for f in fields(ProcessArrival))
+    name = f"`neuroshard` process, {len(arrivals)} starts"
+    return (
+        Row(f"{name}: its network is up, record announced, seen; median", f"{times} s", "report", None),
+        Row(f"{name}: record announced after the start of the process, worst", f"{whole:.2f} s", "< 2 s", whole < 2),
+        Row(f"{name}: record announced after its network is up, worst", f"{alone:.2f} s", "< 2 s", alone < 2),
+    )
 
 
 def process_arrivals(count: int) -> list[ProcessArrival]:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import IO, Any, cast
@@ -17,7 +17,6 @@ from typing import IO, Any, cast
 import anyio
 import anyio.to_thread
 
-from benchmarks.first_record import ProcessArrival, process_arrivals
 from benchmarks.hivemind_process import hivemind_facts
 from benchmarks.record import Report, Row, load_average
 from benchmarks.society_process import NAMESPACE, OFFER, society, status
@@ -26,17 +25,12 @@ from neuroshard.swarm.claim_kinds import signed_announcement
 
 CROWD = 10  # nodes that shall see a new one
 NEWCOMERS = 5
-PROCESSES = 3  # newcomers that are real `neuroshard` processes
 RECORDS = 20  # of hivemind's DHT
 NEIGHBOURS = 50  # of the idle node
 SETTLE_SECONDS = 45.0
 IDLE_SECONDS = 60.0
 WAIT_SECONDS = 240.0  # 50 nodes on two cores, each of which verifies what all others say
 LOOK_SECONDS = 0.05
-PROCESS_WORDS = (
-    "The processes get --run and the address of a node of the run, which is paused meanwhile. Each imports PyTorch, "
-    "measures the computer, fetches the run and opens the data, and only then announces itself."
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,6 @@ def measure() -> Report:
         others.wait_until_seen(CROWD - 1)
         arrivals = [anyio.run(_arrive, others, 100 + number, backend="trio") for number in range(NEWCOMERS)]
     other = hivemind_facts("benchmarks.hivemind_directory", CROWD + 1, RECORDS)
-    processes = process_arrivals(PROCESSES)
     idle = _idle()
     up, announced = median(a.up for a in arrivals), max(a.announced for a in arrivals)
     seen = max(a.seen_by_all for a in arrivals)
@@ -108,12 +101,10 @@ def measure() -> Report:
             Row(f"seen by {CROWD} others, worst of {NEWCOMERS}", f"{seen:.2f} s", "< 3 s", seen < 3),
             Row("directory, put and get from another node, median", _milliseconds(put, got), "report", None),
             *_hivemind_rows(other),
-            *_process_rows(processes),
             *idle.rows(),
         ),
         (
             "All nodes of the crowd share one process; libp2p is imported before the clock starts.",
-            PROCESS_WORDS,
             f"The {NEIGHBOURS} others share two processes; all knew all {idle.converged:.0f} s after the last start.",
             f"Load average of the machine before the start: {load}.",
             other
@@ -128,19 +119,6 @@ def _hivemind_rows(facts: dict[str, Any] | str) -> tuple[Row, ...]:
         return ()
     name = f"hivemind {facts['version']}, {facts['peers']} peers: store and get from another peer, median"
     return (Row(name, _milliseconds(facts["put"], facts["got"]), "report", None),)
-
-
-def _process_rows(arrivals: Sequence[ProcessArrival]) -> tuple[Row, ...]:
-    """What a user sees, counted from the start of the process and from the start of its network."""
-    whole = max(arrival.announced for arrival in arrivals)
-    alone = max(arrival.announced - arrival.listening for arrival in arrivals)
-    times = ", ".join(f"{median(getattr(a, f.name) for a in arrivals):.2f}" for f in fields(ProcessArrival))
-    name = f"`neuroshard` process, {len(arrivals)} starts"
-    return (
-        Row(f"{name}: its network is up, record announced, seen; median", f"{times} s", "report", None),
-        Row(f"{name}: record announced after the start of the process, worst", f"{whole:.2f} s", "< 2 s", whole < 2),
-        Row(f"{name}: record announced after its network is up, worst", f"{alone:.2f} s", "< 2 s", alone < 2),
-    )
 
 
 def _milliseconds(put: float, got: float) -> str:
