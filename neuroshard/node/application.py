@@ -151,7 +151,7 @@ class Application:
         is_swarm = self._demo is not None and self._demo.nodes > 1
         swarm = society.serve(run.offer, self._board.current, is_shared=is_swarm or run.is_joined)
         society.networking.attach(partial(tell_stages, swarm, self._publisher, self._board.current))
-        return Placing(swarm, society.networking)
+        return Placing(swarm, society.networking, is_first=self._demo is not None)
 
     async def _further_nodes(self, ground: Ground, society: Society) -> None:
         """The other nodes of `demo --nodes N`, which join the first one's run."""

@@ -66,7 +66,7 @@ class Observer:
             memory=memory,
             training=seen.training,
             verification=seen.verification,
-            diloco=among_replicas(seen.diloco, self._replicas()),
+            diloco=among_replicas(seen.diloco, self._replicas(), holds_all=self._holds_all),
             data=seen.data,
             checkpoints=seen.checkpoints,
             stages=seen.stages,
@@ -100,6 +100,10 @@ class Observer:
         has_lanes = self._node.ground.swarm.versions.offer.parameters.routing == "lanes"
         return self._standby.sentence(seen.stages, self._replicas(), has_lanes=has_lanes)
 
+    @property
+    def _holds_all(self) -> bool:
+        return self._node.stages is None or len(self._node.stages) == len(self._node.ground.swarm.plan)
+
     def _replicas(self) -> int:
         """Other nodes that hold the first of this node's stages."""
         node = self._node
@@ -115,10 +119,16 @@ class Observer:
             self._resources = await anyio.to_thread.run_sync(self._node.sampler.sample)
 
 
-def among_replicas(diloco: DilocoStatus, replicas: int) -> DilocoStatus:
-    """Outer steps as told while `replicas` other nodes hold the same layers and no common round has been yet."""
-    if replicas == 0 or diloco.members > 1:
+def among_replicas(diloco: DilocoStatus, replicas: int, *, holds_all: bool) -> DilocoStatus:
+    """Outer steps as told while `replicas` other nodes hold the same layers and no common round has been yet.
+
+    `holds_all`: this node's are the whole model.
+    """
+    if diloco.members > 1 or (replicas == 0 and holds_all):
         return diloco
+    if replicas == 0:
+        words = "No other computer holds the same layers: outer steps move their anchor only."
+        return replace(diloco, explanation=words)
     others = "Another node holds" if replicas == 1 else f"{replicas} other nodes hold"
     words = f"{others} the same layers: every {diloco.inner_steps_total:,} steps all of them agree on one average."
     return replace(diloco, explanation=words)

@@ -33,6 +33,7 @@ class Placing:
 
     swarm: StageSwarm
     networking: Networking
+    is_first: bool = False  # of a demo: it takes the first layers, so that the dashboard which opens shows all there is
 
     async def choose(self, windows: tuple[StageRange, ...], kept: StageRange | None) -> StageRange:
         """One of the windows; what is kept on disk comes first, because others may have nothing.
@@ -47,11 +48,13 @@ class Placing:
         if len(self.swarm.plan) > 1 and self.networking.is_wanted:
             await self._listen()
         coverage = self.swarm.coverage()
+        if self.is_first and not coverage.holders:
+            windows = tuple(window for window in windows if 0 in window) or windows
         chosen = choose_stages(self.swarm.node_id, self.swarm.wallet_id, windows, coverage)
         if chosen is None:
             raise ValueError("a node without a window for its memory must not come so far")
         if len(self.swarm.plan) > 1:
-            log.info("This node takes stages %d to %d of %d.", chosen.start + 1, chosen.stop, len(self.swarm.plan))
+            log.info("This node takes %s of %d.", chosen.words, len(self.swarm.plan))
         return chosen
 
     async def _listen(self) -> None:

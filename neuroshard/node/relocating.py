@@ -38,7 +38,7 @@ class Relocating:
             move = should_move(self.swarm.node_id, unrest, now, self.times)
             is_wanted = move is not None and self._fits(move.stages) and self.may_go()
             if move is not None and is_wanted and await self._can_begin(move) and self.may_go():
-                log.info("Going to stages %d to %d: %s.", move.stages.start + 1, move.stages.stop, move.reason.value)
+                log.info("Going to %s: %s.", move.stages.words, move.reason.value.replace("_", " "))
                 return move.stages
 
     def _fits(self, stages: StageRange) -> bool:

@@ -19,6 +19,8 @@ from neuroshard.node.tasks import Companion, accompanied
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.stage_coverage import StageRange
 
+OTHER_LAYERS = "Saving what it has learned, before it goes on with what the swarm needs now."
+
 
 class Observed(Protocol):
     """Tells others what the running parts do: an Observer."""
@@ -96,7 +98,7 @@ class TrainingLife:
 
         async def leave_for(wanted: Callable[[], Awaitable[StageRange]]) -> None:
             elsewhere.append(await wanted())
-            trainer.stop()
+            trainer.stop(OTHER_LAYERS)
 
         companions: list[Companion] = [observer.run]
         if node.stages is not None:

@@ -31,6 +31,12 @@ class StageRange:
     def __contains__(self, stage: object) -> bool:
         return isinstance(stage, int) and self.start <= stage < self.stop
 
+    @property
+    def words(self) -> str:
+        """For people, who count from 1: "stage 2", "stages 2 to 3"."""
+        first, last = self.start + 1, self.stop
+        return f"stage {first}" if first == last else f"stages {first} to {last}"
+
     def covers(self, other: StageRange) -> bool:
         """Whether every stage of the other range is one of these."""
         return self.start <= other.start and other.stop <= self.stop

@@ -54,8 +54,8 @@ def steps_behind(stages: Sequence[Stage]) -> tuple[str, ...]:
             found = f"goes on from step {steps:,}" if stage.is_restored else "begins anew"
             found = found if len(layers) == 1 else found.replace("goes", "go").replace("begins", "begin")
             warnings.append(
-                f"{numbers} {found}, while other layers here are at step {newest:,}: the node ended between the saving "
-                f"of the two, and {newest - steps:,} steps of these layers are lost."
+                f"{numbers} {found}, while other layers here are at step {newest:,}: nothing newer of them was saved, "
+                f"and {newest - steps:,} steps of these layers are lost."
             )
     return tuple(warnings)
 

@@ -22,6 +22,7 @@ from neuroshard.training.view import TrainerSnapshot, TrainerState, trainer_snap
 _LOG = logging.getLogger(__name__)
 
 PAUSED_BY_USER = "Paused by the user."
+FINAL_CHECKPOINT = "Saving a final checkpoint."
 
 
 class Trainer:
@@ -50,6 +51,7 @@ class Trainer:
         records = records or [TrainingRecord() for _ in parts.stages or (None,)]
         self._loops = compose(parts, records, Shared(self._control, wall_clock, monotonic, self._loop_changed))
         self._state = NodeState.STARTING
+        self._stop_words = FINAL_CHECKPOINT
         self._state_changed = anyio.Event()
         self._is_running = False
 
@@ -102,8 +104,9 @@ class Trainer:
         self._control.resume()
         self._wake_waiting()
 
-    def stop(self) -> None:
-        """End after the microbatches in work; `run` returns when the final checkpoints are on disk."""
+    def stop(self, words: str = FINAL_CHECKPOINT) -> None:
+        """End after the microbatches in work; `run` returns when the final checkpoints are on disk. `words` say why."""
+        self._stop_words = words
         self._control.stop()
         self._set_state(NodeState.STOPPING)
 
@@ -205,7 +208,7 @@ class Trainer:
             case NodeState.PAUSED:
                 return NodeState.PAUSED, self._control.pause_reason
             case NodeState.STOPPING:
-                return NodeState.STOPPING, "Saving a final checkpoint."
+                return NodeState.STOPPING, self._stop_words
             case NodeState.NOT_TRAINING:
                 return NodeState.NOT_TRAINING, "Training has ended."
             case _:

@@ -32,6 +32,7 @@ class Evidence:
     state_reason: str = ""  # why not, when not training
     learning_rate: float | None = None
     last_non_finite_step: int | None = None
+    is_measured_here: bool = True  # else those that drive the model measure it
 
 
 def verify(evidence: Evidence) -> VerificationStatus:
@@ -136,7 +137,9 @@ def _undecided(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
         reason = (
             "The model was measured once on held-out text; a second measurement follows when it has trained a while."
         )
-        if not evidence.evaluations:
+        if not evidence.is_measured_here:
+            reason = "Those that feed text to the model measure it on held-out text: their dashboards tell."
+        elif not evidence.evaluations:
             reason = "The model was not measured on held-out text yet."
         return VerificationStatus(False, Verdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)
     if _passes(evidence, counting[-1]):

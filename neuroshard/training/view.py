@@ -76,7 +76,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
             held_out_sequences=len(held_out.sequences) if held_out else 0,
             unigram_entropy=held_out.unigram_entropy if held_out else None,
         ),
-        verification=verification_status(record, parameters, state.state, state.reason),
+        verification=verification_status(record, parameters, state, is_measured_here=loops.drive is not None),
         diloco=NOTHING_HELD if held is None else held.outer.status(),
         data=data,
         checkpoints=checkpoint_status(checkpoints),
@@ -119,7 +119,7 @@ def training_status(
 
 
 def verification_status(
-    record: TrainingRecord, parameters: RunParameters, state: NodeState, reason: str
+    record: TrainingRecord, parameters: RunParameters, state: TrainerState, *, is_measured_here: bool
 ) -> VerificationStatus:
     """The verdict for a trainer in this state; waiting for data is part of training."""
     progress = record.progress
@@ -128,10 +128,11 @@ def verification_status(
             evaluations=record.evaluations.evaluations,
             recent=record.history.recent(TREND_POINTS),
             initial_loss=progress.initial_loss,
-            is_training=state in AT_WORK,
-            state_reason=reason,
+            is_training=state.state in AT_WORK,
+            state_reason=state.reason,
             learning_rate=parameters.inner.learning_rate,
             last_non_finite_step=progress.non_finite.last_step,
+            is_measured_here=is_measured_here,
         )
     )
 

@@ -107,7 +107,9 @@ def among(count: int) -> NodeStatus:
         peers=peers,
         network=network,
         swarm=swarm,
-        diloco=among_replicas(DilocoStatus(inner_step=264, inner_steps_total=500, outer_steps=1), count),
+        diloco=among_replicas(
+            DilocoStatus(inner_step=264, inner_steps_total=500, outer_steps=1), count, holds_all=True
+        ),
     )
 
 

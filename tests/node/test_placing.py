@@ -75,6 +75,16 @@ def test_the_other_nodes_of_a_demo_can_hold_what_one_of_them_held(nodes: int, st
     assert first + options.spare_stages_a_node <= stages
 
 
+def test_the_first_node_of_a_demo_takes_the_first_layers_unless_others_have_them(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        for _ in range(4):  # whatever its name, by which it would choose else
+            node = world.add()
+            assert await Placing(node.swarm, node.networking, is_first=True).choose(SINGLE, None) == SINGLE[0]
+            assert await Placing(node.swarm, node.networking, is_first=True).choose(SINGLE[1:], None) in SINGLE[1:]
+
+    play(tmp_path, scenario)
+
+
 def test_a_node_that_had_taken_more_stages_than_it_begins_with_goes_on_with_them(tmp_path: Path) -> None:
     async def scenario(world: StageWorld) -> None:
         node = world.add()

@@ -35,6 +35,10 @@ def test_layers_are_stages_when_they_begin_and_end_with_them() -> None:
         StageRange(3, 5).layers(PLAN)
 
 
+def test_stages_are_counted_from_one_for_people() -> None:
+    assert (StageRange(1, 2).words, StageRange(1, 3).words) == ("stage 2", "stages 2 to 3")
+
+
 def test_roles_follow_from_the_stages() -> None:
     roles = [StageRange(*ends).roles(4) for ends in ((0, 1), (1, 3), (3, 4), (0, 4), (0, 3))]
     assert roles[:3] == [(Role.DRIVER,), (Role.WORKER,), (Role.VALIDATOR,)]

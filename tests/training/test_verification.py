@@ -26,6 +26,11 @@ def evidence(held_out: Sequence[float], seed: int = 1, noise: float = 0.05) -> E
     return Evidence(evaluations, curve(training.tolist()), initial_loss=held_out[0], learning_rate=1e-3)
 
 
+def test_who_does_not_drive_says_who_measures() -> None:
+    assert "Those that feed text" in verify(Evidence(is_measured_here=False)).reason
+    assert "not measured on held-out text yet" in verify(Evidence()).reason
+
+
 def test_a_learning_run_is_verified_by_the_second_evaluation_after_the_first() -> None:
     losses = [7.5, 5.3, 4.7, 4.1]
     assert verify(evidence(losses[:1])).status is Verdict.INSUFFICIENT_DATA

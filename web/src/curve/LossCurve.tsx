@@ -4,6 +4,7 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { count, loss } from "../format";
+import { noCurveWords } from "../words/part";
 import { plotOptions } from "./options";
 import type { Curve } from "./series";
 import { columns, smoothedEnd, tableRows } from "./series";
@@ -11,10 +12,11 @@ import { columns, smoothedEnd, tableRows } from "./series";
 interface Props {
   curve: Curve;
   unigramEntropy: number | null;
+  roles: readonly string[];
   height?: "tall" | "normal";
 }
 
-export function LossCurve({ curve, unigramEntropy, height = "tall" }: Props) {
+export function LossCurve({ curve, unigramEntropy, roles, height = "tall" }: Props) {
   const frame = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const reading = useRef<HTMLParagraphElement>(null);
@@ -43,7 +45,7 @@ export function LossCurve({ curve, unigramEntropy, height = "tall" }: Props) {
     <figure class="curve">
       <Legend hasHeldOut={curve.heldOut.length > 0} hasReference={unigramEntropy !== null} />
       <div class={`curve-frame curve-frame-${height}`} ref={frame} role="img" aria-label={curveInWords(curve)}>
-        {isEmpty && <p class="curve-empty muted">The curve appears with the first learning step.</p>}
+        {isEmpty && <p class="curve-empty muted">{noCurveWords(roles)}</p>}
       </div>
       <p class="curve-reading small muted" ref={reading} aria-hidden="true">
         {isEmpty ? "" : RESTING}

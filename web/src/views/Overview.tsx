@@ -28,7 +28,7 @@ export function Overview({ dashboard, status, nodeNow, actions }: Props) {
       <SwarmLine status={status} />
       {starting && status.startup.length > 0 && <Startup stages={status.startup} />}
       <Card title="How well the model predicts text" hint="Loss measures its surprise at each next piece of text." wide>
-        <LossCurve curve={dashboard.curve} unigramEntropy={training.unigram_entropy} />
+        <LossCurve curve={dashboard.curve} unigramEntropy={training.unigram_entropy} roles={status.model?.roles ?? []} />
       </Card>
       <dl class="stats">
         <Stat label="Tokens read" value={bigCount(training.tokens)} note="pieces of words" />

@@ -43,7 +43,7 @@ export function Training({ dashboard, status, nodeNow }: Props) {
         <Stat label="Model Convergence" value={convergence} tone={tone} note="on text never trained on" />
       </dl>
       <Card title="Loss" wide>
-        <LossCurve curve={dashboard.curve} unigramEntropy={status.training.unigram_entropy} />
+        <LossCurve curve={dashboard.curve} unigramEntropy={status.training.unigram_entropy} roles={status.model?.roles ?? []} />
       </Card>
       <div class="grid">
         <Proof status={status} />

@@ -21,6 +21,14 @@ export function roleWords(roles: readonly string[], layers: Layers): string {
   return roles.map((role) => ROLE_WORDS[role] ?? role).join(", ");
 }
 
+/** In the middle of a pipeline nobody tells the loss. */
+export function noCurveWords(roles: readonly string[]): string {
+  if (roles.length > 0 && roles.every((role) => role === "worker")) {
+    return "This computer holds layers in the middle: the computers with the first and the last layers show the curve.";
+  }
+  return "The curve appears with the first learning step.";
+}
+
 export function shortRoleWords(roles: readonly string[], layers: Layers, between: string): string {
   return isTrainer(roles, layers) ? "trainer" : roles.join(between);
 }
