@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "line_speed": ("line_speed", ("shaped",)),
     "loopback_speed": ("line_speed", ("loopback",)),
     "tensor_round_trip": ("tensor_round_trip", ()),
+    "rounds": ("rounds", ()),
     "pipeline_speed": ("pipeline_speed", ()),
     "pipeline_quality": ("pipeline_quality", ()),
     "pipeline_kills": ("pipeline_kills", ()),

@@ -56,7 +56,7 @@ class HostNeed:
     velocity: int
     checkpoint_staging: int  # copies of weights and moments; the outer state is written by reference
     contribution: int  # the round: local weights and pseudo-gradient
-    exchange: int  # the round: what two members hand in, which the aggregate replaces
+    exchange: int  # the round: two members' encoded contributions and the aggregate, which lie here at any number
     next_outer_state: int  # the round: new anchor and velocity, before the old ones are dropped
     residual: int  # what a codec lost of the last contribution; none where nothing is lost
     answers: int = 0  # to drivers, kept for repetition, and those that are on their way
@@ -131,11 +131,6 @@ def memory_need(
             answers=_answer_streams(architecture, device, load) * stream_bytes(architecture, batch_size),
         ),
     )
-
-
-def member_bytes(architecture: Architecture, layers: LayerRange) -> int:
-    """What each member of a round beyond the second one takes: its contribution, until all are averaged."""
-    return _padded(4 * parameter_count(architecture, layers))
 
 
 def driving_bytes(a: Architecture, batch_size: int, stage_count: int, in_flight: int) -> int:

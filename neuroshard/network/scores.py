@@ -35,6 +35,7 @@ class ScoreReason(StrEnum):
     BAD_RECORD = "bad_record"
     REFUSED_GOSSIP = "refused_gossip"
     FALSE_REPORT = "false_report"
+    BROKEN_WORD = "broken_word"
     FLOOD = "flood"
     TOO_SLOW = "too_slow"
     TIMEOUT = "timeout"
@@ -68,6 +69,7 @@ RULES: Mapping[ScoreReason, ScoreRule] = MappingProxyType(
         # others judge by what they know: a late message may be refused here and be fine there
         ScoreReason.REFUSED_GOSSIP: ScoreRule(-2, -50, "It passed on gossip that was refused."),
         ScoreReason.FALSE_REPORT: ScoreRule(-30, LOWEST_SCORE, "It did not hold the layers that it reported."),
+        ScoreReason.BROKEN_WORD: ScoreRule(-40, LOWEST_SCORE, "It broke its word in a round."),
         ScoreReason.FLOOD: ScoreRule(-20, LOWEST_SCORE, "It sends far more than it may."),
         ScoreReason.TOO_SLOW: ScoreRule(-10, -80, "It sent so slowly that it was cut off."),
         # neither can lead to a ban: a peer behind a bad line does no harm

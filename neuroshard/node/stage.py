@@ -17,6 +17,7 @@ from neuroshard.node.own_run import OwnRun
 from neuroshard.node.probe import Device
 from neuroshard.node.stage_memory import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.swarm.certified.roster import Member
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import Stage, build_stage
 from neuroshard.training.checkpoint.limits import StorageLimits
@@ -29,7 +30,8 @@ from neuroshard.training.parts import StageParts
 from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.rounds.gathering import Replica
-from neuroshard.training.rounds.group_rounds import GroupRounds
+from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
+from neuroshard.training.rounds.vote_book import FolderBook
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.transfer.live_snapshots import LiveSnapshots
@@ -130,9 +132,7 @@ async def bring_up_stage(
         limits=work.limits,
         kept_graphs=work.kept_graphs,
     )
-    outer, group, snapshots = _outer_part(
-        compute, home, run, swarm, index=index, stage=stage, most_members=work.most_members
-    )
+    outer, group, snapshots = _outer_part(compute, home, run, swarm, index=index, stage=stage)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,
@@ -152,7 +152,6 @@ def _outer_part(
     *,
     index: int,
     stage: Stage,
-    most_members: int,
 ) -> tuple[OuterSync, GroupRounds, LiveSnapshots]:
     """The outer step with whoever holds the stage too, and what others are told of it."""
     model = stage.executor.model
@@ -171,16 +170,24 @@ def _outer_part(
     )
     snapshots = LiveSnapshots(stage.keeper, outer, lambda: stage.record.progress.steps)
     replica = Replica(
-        home.identity.node_id,
+        Member(home.identity.node_id, home.identity.wallet_id),
         swarm.name_of(index),
         rounds,
         run.parameters.sequences_per_step,
         snapshots.own,
         partial(swarm.replicas, index),
-        swarm.is_present,
-        most_members,
+        swarm.wallet_of,
+        run.parameters.admission == "strangers",
     )
-    group = GroupRounds(replica, swarm.asking, alone, vector_length=stage.outer_state.anchor.numel())
+    group = GroupRounds(
+        replica,
+        swarm.asking,
+        alone,
+        swarm.sign,
+        Judging(outer.root_after),
+        book=FolderBook(home.store.folder / "rounds"),
+        vector_length=stage.outer_state.anchor.numel(),
+    )
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
     return outer, group, snapshots
 

@@ -7,29 +7,23 @@ from dataclasses import dataclass
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.model.memory_need import (
-    MEGABYTE,
     REMEMBERED_MICROBATCHES,
     MemoryNeed,
     PipelineLoad,
-    member_bytes,
     memory_need,
 )
-from neuroshard.model.network_memory import planned_bytes
 from neuroshard.model.stage_plan import StagePlan
 from neuroshard.node.proposal import Room
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.service_limits import ServiceLimits
 from neuroshard.training.sessions import SessionLimits
 from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.transfer.standing import MAX_MEMBERS
 from neuroshard.types import LayerRange
 
 LEAST_OPEN = 4  # microbatches at a time: with fewer the other stages of a pipeline mostly wait
 USUAL_OPEN = 8  # those of one driver
 MOST_OPEN = SessionLimits().open_microbatches
 REMEMBERED_OF_DRIVER = 16
-LEAST_MEMBERS = 2  # of a round, whose vectors every need counts
-USUAL_MEMBERS = 4  # room for so many comes before kept activations: a replica without a place loses its work
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,6 @@ class StageWork:
 
     limits: ServiceLimits | None = None
     kept_graphs: int | None = None
-    most_members: int = MAX_MEMBERS  # of a round
 
 
 def need_of(parameters: RunParameters, stages: StageRange, room: Room, load: PipelineLoad | None) -> MemoryNeed:
@@ -56,30 +49,18 @@ def least_load(parameters: RunParameters, stages: StageRange) -> PipelineLoad | 
 def best_load(parameters: RunParameters, stages: StageRange, room: Room) -> PipelineLoad | None:
     """The most that fits the memory; the least when nothing does. None for a model in one stage.
 
-    The microbatches of one driver come first, then rounds of a usual size, then the microbatches' activations, then
-    those of further drivers.
+    The microbatches of one driver come first, then their activations, then those of further drivers.
     """
     for load in _loads(parameters, stages):
-        fits = need_of(parameters, stages, room, load).fits(room.tier_mb, room.device_tier_mb)
-        if fits and (not load.kept_graphs or round_members(parameters, stages, room, load) >= USUAL_MEMBERS):
+        if need_of(parameters, stages, room, load).fits(room.tier_mb, room.device_tier_mb):
             return load
     return least_load(parameters, stages)
 
 
-def round_members(parameters: RunParameters, stages: StageRange, room: Room, load: PipelineLoad | None) -> int:
-    """How many may meet in a round of these stages: what the others send lies in memory until it is averaged."""
-    need = need_of(parameters, stages, room, load).host_bytes
-    spare = room.tier_mb * MEGABYTE - planned_bytes(need, room.tier_mb)
-    further = max(0, spare) // member_bytes(parameters.architecture, stages.layers(plan_of(parameters)))
-    return min(LEAST_MEMBERS + further, MAX_MEMBERS)
-
-
-def stage_work(
-    parameters: RunParameters, layers: LayerRange, load: PipelineLoad | None, most_members: int = MAX_MEMBERS
-) -> StageWork:
+def stage_work(parameters: RunParameters, layers: LayerRange, load: PipelineLoad | None) -> StageWork:
     """What one stage of a load may have in work, so that its memory is what the need says."""
     if load is None:
-        return StageWork(most_members=most_members)
+        return StageWork()
     shapes = StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size)
     answer = shapes.kept_bytes(parameters.batch_size * parameters.architecture.sequence_length)
     sessions = SessionLimits(
@@ -88,7 +69,7 @@ def stage_work(
         kept_bytes=(load.open_microbatches + REMEMBERED_MICROBATCHES) * answer,
         kept_bytes_of_driver=(load.open_microbatches + REMEMBERED_OF_DRIVER) * answer,
     )
-    return StageWork(ServiceLimits(sessions), load.kept_graphs, most_members)
+    return StageWork(ServiceLimits(sessions), load.kept_graphs)
 
 
 def plan_of(parameters: RunParameters) -> StagePlan:

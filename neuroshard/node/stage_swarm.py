@@ -21,6 +21,9 @@ from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.slow_starts import SlowStarts
 from neuroshard.status.snapshot import NodeState
+from neuroshard.swarm.certified.messages import Signed
+from neuroshard.swarm.certified.packets import signed_by
+from neuroshard.swarm.certified.setting import AnyBody
 from neuroshard.swarm.global_view import GlobalView, Member
 from neuroshard.swarm.membership import Membership
 from neuroshard.swarm.stage_coverage import (
@@ -44,7 +47,7 @@ from neuroshard.training.transfer.donor import Donor
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.fields import StageName
 from neuroshard.training.wire_precision import WirePrecision
-from neuroshard.types import LayerRange, NodeId
+from neuroshard.types import LayerRange, NodeId, WalletId
 from neuroshard.wire import Frame, FrameLimits
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES})
@@ -186,6 +189,15 @@ class StageSwarm:
         member = self.membership.view.members.get(node_id)
         is_there = member is not None and member.report.state not in GONE and node_id not in self.lost
         return is_there and self.is_connected(node_id)
+
+    def wallet_of(self, node_id: NodeId) -> WalletId | None:
+        """The wallet of a node that reports; None for one that is not known."""
+        member = self.membership.view.members.get(node_id)
+        return None if member is None else member.wallet_id
+
+    def sign(self, body: AnyBody) -> Signed[AnyBody]:
+        """What a round says in this node's name."""
+        return signed_by(self._identity, body, time.time())
 
     def moved_bytes(self, node_id: NodeId) -> int:
         """What went to and came from a node over all present connections with it."""

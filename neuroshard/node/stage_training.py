@@ -27,7 +27,7 @@ from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_
 from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_copies import StageCopies
-from neuroshard.node.stage_memory import StageWork, best_load, round_members, stage_work
+from neuroshard.node.stage_memory import StageWork, best_load, stage_work
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.texts import text_generator
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
@@ -186,7 +186,6 @@ class StageTraining:
         """All compute in one precision, but for those whose checkpoints have another."""
         lives = list[LiveStage]()
         load = best_load(ground.run.parameters, stages, ground.room)
-        members = round_members(ground.run.parameters, stages, ground.room, load)
         for position, index in enumerate(stages):
             tell_percent = partial(_tell_percent, ground.swarm, position, len(stages))
             tell_percent(0)
@@ -195,7 +194,7 @@ class StageTraining:
                 self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
             )
             precision = lives[0].stage.executor.precision if lives else None
-            work = stage_work(ground.run.parameters, layers, load, members)
+            work = stage_work(ground.run.parameters, layers, load)
             lives.append(await self._bring_up(ground, index, home, work, precision, tell_percent=tell_percent))
         return lives
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from neuroshard.aggregation import aggregator_config, make_aggregator
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.swarm.certified.roster import Roster, Step
 from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name
 from neuroshard.swarm.outcome import Aborted, Completed
 from neuroshard.swarm.round import Messenger, NobodyElse, run_round
@@ -33,6 +34,13 @@ class StageRounds:
         """Of the round that ends this outer step; `view` counts those of it that were abandoned."""
         codec = make_codec(self.parameters_at(outer_step).codec)
         return RoundDescriptor(self.run_id, self.stage, outer_step, codec.name, aggregator, self.schema_hash, view)
+
+    def step(self, outer_step: int, root: str, voters: Roster, *, is_open: bool) -> Step:
+        """The certified round that ends this outer step, from the state of this root."""
+        parameters = self.parameters_at(outer_step)
+        codec, aggregator = make_codec(parameters.codec).name, aggregator_name(aggregator_config(parameters))
+        terms = f"{codec} {aggregator} {self.schema_hash}"
+        return Step(self.run_id, self.stage, outer_step, root, terms, voters, is_open)
 
     def parameters_at(self, outer_step: int) -> OuterOptimization:
         """Those that hold for the round that ends this outer step."""

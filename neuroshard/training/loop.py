@@ -170,7 +170,7 @@ class Trainer:
             for stage in self.parts.stages:
                 companions.start_soon(stage.service.run)
                 if stage.group is not None:
-                    companions.start_soon(stage.group.gathering.run)
+                    companions.start_soon(stage.group.run)
                     companions.start_soon(stage.outer.update_root)  # others look for replicas with the same
             if self._loops.drive is not None:
                 companions.start_soon(self._loops.drive.driver.run)

@@ -31,6 +31,7 @@ class Agreed:
     aggregate: Tensor  # (d,)
     members: int  # this node included
     sent: Tensor | None = None  # (d,), the own contribution as the others decoded it; None: nothing is lost, or refused
+    late_for: Tensor | None = None  # (d,), the own contribution of earlier that is in it, when training went on since
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class OuterProgress:
     last_sync: float | None = None  # seconds since the epoch
     state_root: str = ""
     last_failure: str = ""
+    wallet_rounds: int = 0  # contributions that certified rounds accepted, over the whole line
 
 
 def next_outer_state(state: OuterState, local: Tensor, agreed: Agreed, parameters: OuterOptimization) -> OuterState:
@@ -150,13 +152,30 @@ class OuterSync:
                 self._count_failure(outcome)
                 return False
             case Agreed():
-                residual = await anyio.to_thread.run_sync(next_residual, contribution, outcome.sent)
-                del contribution  # its memory is wanted for the next state
+                late = outcome.late_for
+                encoded = contribution if late is None else late
+                residual = await anyio.to_thread.run_sync(next_residual, encoded, outcome.sent)
+                del contribution, encoded  # their memory is wanted for the next state
                 after = await anyio.to_thread.run_sync(next_outer_state, before, local, outcome, parameters)
-                await self._commit(local, after, residual, outcome.members, now)
+                weights = None
+                if after.anchor is not local:
+                    weights = await anyio.to_thread.run_sync(_weights_after, before, local, after, late, self.residual)
+                await self._commit(weights, after, residual, outcome.members, now)
                 return True
             case _:
                 assert_never(outcome)
+
+    async def root_after(self, aggregate: Tensor, outer_step: int) -> str:
+        """The hex root that this aggregate (d,) of several members leads to; "" when the state is another step's."""
+        state, parameters = self.state, self.parameters
+        if state.outer_step != outer_step:
+            return ""
+
+        def root() -> str:
+            momentum = momentum_at(state.outer_step, parameters.momentum)
+            return state_root(nesterov_outer_step(state, aggregate, parameters.learning_rate, momentum))
+
+        return await anyio.to_thread.run_sync(root)
 
     async def update_root(self) -> None:
         """Compute the root of the present state on another thread, while training goes on."""
@@ -192,17 +211,18 @@ class OuterSync:
         )
 
     async def _commit(
-        self, local: Tensor, after: OuterState, residual: Tensor | None, members: int, now: float
+        self, weights: Tensor | None, after: OuterState, residual: Tensor | None, members: int, now: float
     ) -> None:
         with anyio.CancelScope(shield=True):  # weights and outer state change together or not at all
-            if after.anchor is not local:
-                await self._compute.run(lambda: load_vector(self._model, after.anchor), Priority.SMALL)
+            if weights is not None:
+                await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
             self.state, self.residual = after, residual
             self.progress = OuterProgress(
                 successful=self.progress.successful + 1,
                 failed=self.progress.failed,
                 members=members,
                 last_sync=now,
+                wallet_rounds=self.progress.wallet_rounds + (members if members > 1 else 0),
             )
 
     def _count_failure(self, outcome: Abandoned) -> None:
@@ -219,6 +239,19 @@ class OuterSync:
 
 def _contribution(anchor: Tensor, local: Tensor, residual: Tensor | None) -> Tensor:
     return with_residual(pseudo_gradient(anchor, local), residual)
+
+
+def _weights_after(
+    before: OuterState, local: Tensor, after: OuterState, late_for: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """The anchor; with what was trained since, when the round ended late: a' + (w_now - w_sent) (DESIGN 4.3).
+
+    `residual` is what the contribution `late_for` carried of the one before it.
+    """
+    if late_for is None:
+        return after.anchor
+    sent = before.anchor - (late_for if residual is None else late_for - residual)
+    return after.anchor + (local - sent)
 
 
 def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:

@@ -81,14 +81,14 @@ class StageTrainer:
     @property
     def is_called(self) -> bool:
         """Whether a round with other replicas waits for this stage."""
-        return self.parts.group is not None and self.parts.group.gathering.is_called
+        return self.parts.group is not None and self.parts.group.is_called
 
     async def called(self) -> None:
         """Wait until `is_called`."""
         if self.parts.group is None:
             await anyio.sleep_forever()
         else:
-            await self.parts.group.gathering.called()
+            await self.parts.group.called()
 
     def withdraw(self) -> None:
         """Let a round that waits go on without this stage."""

@@ -10,26 +10,21 @@ from hypothesis import strategies as st
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.model.family import architecture_for
-from neuroshard.model.memory_need import DeviceKind, PipelineLoad, member_bytes
-from neuroshard.model.network_memory import planned_bytes
+from neuroshard.model.memory_need import DeviceKind, PipelineLoad
 from neuroshard.node.proposal import Room
 from neuroshard.node.stage_memory import (
-    LEAST_MEMBERS,
     LEAST_OPEN,
     MOST_OPEN,
     REMEMBERED_OF_DRIVER,
-    USUAL_MEMBERS,
     USUAL_OPEN,
     StageWork,
     best_load,
     least_load,
     need_of,
     plan_of,
-    round_members,
     stage_work,
 )
 from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.training.transfer.standing import MAX_MEMBERS
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 64, 7, PINS)
@@ -114,20 +109,3 @@ def test_activations_of_open_microbatches_count() -> None:
     assert all_ == seven  # nothing is computed again, which would need the room of one more
     last = PipelineLoad((plan_of(STAGED)[3],), 8, 8)
     assert need_of(STAGED, StageRange(3, 4), room(9_000), last).device.activations == none  # both passes in one job
-
-
-def test_a_round_has_as_many_members_as_memory_has_room_for() -> None:
-    layers = MIDDLE.layers(plan_of(STAGED))
-    sizes = list[int]()
-    for tier in range(500, 30_000, 100):
-        load = best_load(STAGED, MIDDLE, room(tier))
-        assert load is not None
-        members = round_members(STAGED, MIDDLE, room(tier), load)
-        need = need_of(STAGED, MIDDLE, room(tier), load)
-        held = need.host_bytes + (members - LEAST_MEMBERS) * member_bytes(STAGED.architecture, layers)
-        planned, least = planned_bytes(held, tier), planned_bytes(need.host_bytes, tier)
-        assert planned <= max(least, tier * 1_000_000)
-        assert not load.kept_graphs or members >= USUAL_MEMBERS
-        sizes.append(members)
-    assert sizes[0] == LEAST_MEMBERS
-    assert sizes[-1] == MAX_MEMBERS

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
 
-from neuroshard.aggregation import Verdict
+from neuroshard.aggregation import Verdict, WeightedSum
 from neuroshard.swarm.certified.bodies import Phase
 from neuroshard.swarm.certified.effects import (
     Accuse,
@@ -21,6 +21,7 @@ from neuroshard.swarm.certified.effects import (
     Effect,
     GiveUp,
     Judge,
+    Judged,
     MakeStatistics,
     Persist,
     Reduce,
@@ -75,11 +76,13 @@ class Participant:
 class World:
     """What has been sent and not come is in `pending`."""
 
-    def __init__(self, names: Iterable[str], *, seed: int = 0, tolerated: int = 0, is_founding: bool = False) -> None:
+    def __init__(
+        self, names: Iterable[str], *, seed: int = 0, is_open: bool = False, is_founding: bool = False
+    ) -> None:
         members = tuple(member_named(name) for name in names)
         self.now = 0.0
         self.random = Random(seed)
-        self.tolerated = tolerated
+        self.is_open = is_open
         self.pending: list[Envelope] = []
         self.side: dict[NodeId, int] = {}  # of a partition
         self.dies_after: dict[NodeId, int] = {}  # effects
@@ -105,6 +108,13 @@ class World:
         parts = tuple(self._part(node, one, index) for index in range(PLAN.count))
         contribution = Contribution(parts, tokens=100, upload=1000, made_at=one.attempts)
         self._carry_out(one, machine, machine.enter(contribution, self.now, machine.view + (known is not None)))
+
+    def ask_for_the_end(self, node: NodeId) -> None:
+        """Of the step that the node is at."""
+        one = self.nodes[node]
+        step = self._step(one)
+        machine = one.machines.setdefault(step.id, RoundMember(self._setting(one, step), one.records.get(step.id)))
+        self._carry_out(one, machine, machine.ask_for_the_end())
 
     def start_all(self) -> None:
         for node in sorted(self.nodes):
@@ -170,14 +180,14 @@ class World:
         assert len({number for number, _ in after}) == len(after), "two histories"
 
     def _step(self, one: Participant) -> Step:
-        return Step(RunId("1" * 64), 0, one.number, one.root, "terms", one.roster, self.tolerated)
+        return Step(RunId("1" * 64), 0, one.number, one.root, "terms", one.roster, self.is_open)
 
     def _setting(self, one: Participant, step: Step) -> Setting:
         def sign(body: AnyBody) -> Signed[AnyBody]:
             return Signed(one.member, body, repr((one.member, body)).encode())
 
         expected = frozenset(node for node, other in self.nodes.items() if other.root == one.root)
-        return Setting(step, PLAN, one.member, expected, sign, lambda _: 64, TIMING)
+        return Setting(step, PLAN, one.member, expected, sign, lambda _, part: len(part) <= 64, TIMING)
 
     def _part(self, node: NodeId, one: Participant, index: int) -> bytes:
         return sha256(f"{node} {one.number} {one.attempts} {index}".encode()).digest()
@@ -223,7 +233,7 @@ class World:
                 return {index: b"s" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
             case Judge(tokens=tokens, copies=copies):
                 accepted = tuple(row for row in range(len(tokens)) if row not in copies)
-                return verdict_of(accepted)
+                return Judged(verdict_of(accepted), WeightedSum(accepted, (1.0,) * len(accepted), 1.0))
             case Reduce(rows=rows):
                 return {index: b"r" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
             case Check(digests=digests):

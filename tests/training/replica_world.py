@@ -13,19 +13,25 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import OuterState
+from neuroshard.swarm.certified.messages import Signed
+from neuroshard.swarm.certified.packets import signed_by
+from neuroshard.swarm.certified.roster import Member
+from neuroshard.swarm.certified.setting import AnyBody
 from neuroshard.training.control import first_of
 from neuroshard.training.exchange import StageRounds
 from neuroshard.training.outer_sync import Abandoned, Agreed, next_outer_state, state_root
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.door import RoundDoor
 from neuroshard.training.rounds.gathering import Replica
-from neuroshard.training.rounds.group_rounds import GroupRounds
+from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
+from neuroshard.training.rounds.vote_book import ForgetfulBook
 from neuroshard.training.transfer.donor import Donor
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.standing import MAX_MEMBERS, Standing
+from neuroshard.training.transfer.standing import Standing
 from neuroshard.types import LayerRange, NodeId, RunId
 
 RUN = RunId("1" * 64)
@@ -33,6 +39,17 @@ STAGE = StageName(RUN, LayerRange(0, 2))
 LENGTH = 50
 OUTER = OuterOptimization(inner_steps=10, learning_rate=0.7, momentum=0.9)
 SEQUENCES_PER_STEP = 2
+NOW = 1_700_000_000.0  # by everybody's clock
+
+
+def identity(number: int) -> NodeIdentity:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number] * 32)))
+    key = NodeKey.from_seed(bytes([number + 100] * 32))
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
+
+
+IDENTITIES = {one.node_id: one for one in (identity(number) for number in range(8))}
+NAMES = tuple(IDENTITIES)
 
 
 @dataclass
@@ -49,33 +66,47 @@ class SimulatedReplica:
     state: OuterState = field(default_factory=lambda: OuterState(torch.zeros(LENGTH), torch.zeros(LENGTH), 0))
     outcomes: list[Agreed | Abandoned] = field(default_factory=list[Agreed | Abandoned])
     known: Callable[[], Sequence[NodeId]] | None = None
+    wallet_rounds: int = 0
+    is_open: bool = False  # to strangers
     may_be_alone: bool = False  # it makes rounds of its own when it is alone
     is_reluctant: bool = False  # it agrees to rounds and then does not come
-    absent: set[NodeId] = field(default_factory=set[NodeId])  # it has no connection with
     dies_at_message: int | None = None  # of its rounds
-    most_members: int = MAX_MEMBERS  # of a round
+    book: ForgetfulBook = field(default_factory=ForgetfulBook)  # what lies on its disk
+    objection: str = ""  # why it votes for nothing
 
     def __post_init__(self) -> None:
         self.weights = self.state.anchor.clone()
         self._generator = torch.Generator().manual_seed(self.seed)
         transport = self.network.join(self.name)
+        identity = IDENTITIES[self.name]
         replica = Replica(
-            self.name,
+            Member(self.name, identity.wallet_id),
             STAGE,
             StageRounds(RUN, 0, "schema", OUTER),
             SEQUENCES_PER_STEP,
-            lambda: Standing(True, self.steps, self.state.outer_step, state_root(self.state), sequences=self.sequences),
+            self._standing,
             self._peers,
-            lambda node: node in self.network.nodes() and node not in self.absent,
-            self.most_members,
+            lambda node: IDENTITIES[node].wallet_id,
+            self.is_open,
         )
+
+        def sign(body: AnyBody) -> Signed[AnyBody]:
+            return signed_by(identity, body, NOW)
+
         self.group = GroupRounds(
-            replica, Asking(transport, offload=at_once), self._alone, vector_length=LENGTH, offload=at_once
+            replica,
+            Asking(transport, offload=at_once),
+            self._alone,
+            sign,
+            Judging(self._root_after, self._object),
+            book=self.book,
+            vector_length=LENGTH,
+            offload=at_once,
         )
         donor, door = Donor(lambda node: node in self.network.nodes(), offload=at_once), RoundDoor()
         donor.offer(STAGE, self)  # type: ignore[arg-type]
-        self._send = self.group.line.send
-        self.group.line.send = self._send_or_die  # type: ignore[method-assign]
+        self._send = self.group.actor.mail.send
+        self.group.actor.mail.send = self._send_or_die  # type: ignore[method-assign]
         donor.serve(transport)
         door.add(self.group)
         door.serve(transport)
@@ -85,12 +116,12 @@ class SimulatedReplica:
 
     async def live(self) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.group.gathering.run)
+            tasks.start_soon(self.group.run)
             while True:
-                await first_of(lambda: anyio.sleep(self.step_seconds), self.group.gathering.called)
-                if self.group.gathering.is_called and self.is_reluctant:
+                await first_of(lambda: anyio.sleep(self.step_seconds), self.group.called)
+                if self.group.is_called and self.is_reluctant:
                     self.group.withdraw()
-                elif self.group.gathering.is_called:
+                elif self.group.is_called:
                     await self.take_part()
                 elif not self.is_idle:
                     await self._step()
@@ -98,8 +129,12 @@ class SimulatedReplica:
     def follow(self, other: SimulatedReplica) -> None:
         """Take another one's state over, as a download does."""
         self.state, self.weights = other.state, other.weights.clone()
-        self.steps, self.sequences = other.steps, other.sequences
+        self.steps, self.sequences, self.wallet_rounds = other.steps, other.sequences, other.wallet_rounds
         self.group.gathering.must_follow = anyio.Event()
+
+    def _standing(self) -> Standing:
+        root, rounds = state_root(self.state), self.wallet_rounds
+        return Standing(True, self.steps, self.state.outer_step, root, sequences=self.sequences, wallet_rounds=rounds)
 
     async def _step(self) -> None:
         self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
@@ -113,15 +148,27 @@ class SimulatedReplica:
         outcome = await self.group.exchange(before.anchor - self.weights, before.outer_step)
         self.outcomes.append(outcome)
         if isinstance(outcome, Agreed):
+            sent = self.weights if outcome.late_for is None else before.anchor - outcome.late_for
             self.state = next_outer_state(before, self.weights, outcome, OUTER)
-            self.weights, self.sequences = self.state.anchor.clone(), 0
+            self.weights, self.sequences = self.state.anchor + (self.weights - sent), 0
+            self.wallet_rounds += outcome.members if outcome.members > 1 else 0
 
-    async def _send_or_die(self, peer: NodeId, kind: str, payload: bytes) -> None:
+    def _send_or_die(self, peer: NodeId, payload: bytes) -> None:
         if self.dies_at_message == 0:
             self.network.kill(self.name)
         if self.dies_at_message is not None:
             self.dies_at_message -= 1
-        await self._send(peer, kind, payload)
+        self._send(peer, payload)
+
+    async def _root_after(self, aggregate: Tensor, outer_step: int) -> str:
+        await anyio.lowlevel.checkpoint()
+        if outer_step != self.state.outer_step:
+            return ""
+        return state_root(next_outer_state(self.state, self.weights, Agreed(aggregate, 2), OUTER))
+
+    async def _object(self, _aggregate: Tensor) -> str:
+        await anyio.lowlevel.checkpoint()
+        return self.objection
 
     def _peers(self) -> Sequence[NodeId]:
         if self.known is not None:

@@ -9,12 +9,17 @@ from pathlib import Path
 import anyio
 import torch
 import trio
-from replica_world import QUICK
+from replica_world import IDENTITIES, NOW, QUICK
+from replica_world import NAMES as REPLICAS
 from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
 
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.model.tensor_schema import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork
+from neuroshard.swarm.certified.messages import Signed
+from neuroshard.swarm.certified.packets import signed_by
+from neuroshard.swarm.certified.roster import Member
+from neuroshard.swarm.certified.setting import AnyBody
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds
 from neuroshard.training.loop import Trainer
@@ -22,7 +27,8 @@ from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.rounds.door import RoundDoor
 from neuroshard.training.rounds.gathering import Replica
-from neuroshard.training.rounds.group_rounds import GroupRounds
+from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
+from neuroshard.training.rounds.vote_book import FolderBook
 from neuroshard.training.routing import FixedRouting
 from neuroshard.training.transfer.donor import Donor
 from neuroshard.training.transfer.download import Asking
@@ -32,7 +38,7 @@ from neuroshard.types import DataPosition, NodeId, ShardId
 
 TOGETHER = replace(PARAMETERS, outer=OuterOptimization(inner_steps=6))
 STAGE = StageName(IDENTITY.run_id, IDENTITY.layers)
-NAMES = (NodeId("a"), NodeId("b"))
+NAMES = REPLICAS[:2]
 
 
 @dataclass
@@ -53,11 +59,27 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
     def peers() -> Sequence[NodeId]:
         return [node for node in NAMES if node != name]
 
-    replica = Replica(name, STAGE, rounds, TOGETHER.sequences_per_step, snapshots.own, peers)
+    known = IDENTITIES[name]
+
+    def sign(body: AnyBody) -> Signed[AnyBody]:
+        return signed_by(known, body, NOW)
+
+    replica = Replica(
+        Member(name, known.wallet_id),
+        STAGE,
+        rounds,
+        TOGETHER.sequences_per_step,
+        snapshots.own,
+        peers,
+        lambda node: IDENTITIES[node].wallet_id,
+    )
     group = GroupRounds(
         replica,
         Asking(transport),
         alone.outer.exchange,
+        sign,
+        Judging(alone.outer.root_after),
+        book=FolderBook(folder / name / "rounds"),
         vector_length=stage.outer_state.anchor.numel(),
         times=QUICK,
     )

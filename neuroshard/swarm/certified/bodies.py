@@ -185,6 +185,7 @@ class Value:
     """What is voted on: one aggregate, who made it, and the state that it leads to."""
 
     step_id: str
+    root: str  # hex, of the state that the members started from
     round_id: str
     aggregate: tuple[str, ...]  # hex digests of the encoded slices
     members: tuple[Member, ...]  # who contributed: the voters of the next step
@@ -205,6 +206,7 @@ class Value:
         """What `from_json` reads."""
         return {
             "step": self.step_id,
+            "root": self.root,
             "round": self.round_id,
             "aggregate": list(self.aggregate),
             "members": [[member.node_id, member.wallet_id] for member in self.members],
@@ -216,7 +218,7 @@ class Value:
     @classmethod
     def from_json(cls, value: JsonValue) -> Value:
         """Raises ValueError that names what is wrong."""
-        names = {"step", "round", "aggregate", "members", "accepted", "refused", "next_root"}
+        names = {"step", "root", "round", "aggregate", "members", "accepted", "refused", "next_root"}
         fields = exact_object(value, names, "a value")
         refused = [list_field(one, 2, "refused") for one in list_field(fields["refused"], MAX_MEMBERS, "refused")]
         members = [list_field(one, 2, "members") for one in list_field(fields["members"], MAX_MEMBERS, "members")]
@@ -224,6 +226,7 @@ class Value:
             raise ValueError("members and refused must be pairs, and there are members")
         return cls(
             step_id=hash_field(fields["step"], "step"),
+            root=hash_field(fields["root"], "root"),
             round_id=hash_field(fields["round"], "round"),
             aggregate=tuple(
                 hash_field(one, "aggregate") for one in list_field(fields["aggregate"], MAX_SLICES, "aggregate")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from neuroshard.aggregation import Verdict
+from neuroshard.aggregation import Reduction, Verdict
 from neuroshard.swarm.certified.messages import Message, Quorum
 from neuroshard.types import NodeId
 
@@ -47,7 +47,7 @@ class MakeStatistics:
 
 @dataclass(frozen=True)
 class Judge:
-    """One verdict on whole contributions, from the statistics of all slices; answered by a Verdict."""
+    """One verdict on whole contributions, from the statistics of all slices; answered by Judged."""
 
     round_id: str
     statistics: Sequence[bytes] = field(repr=False)
@@ -56,13 +56,21 @@ class Judge:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """Answer to Judge."""
+
+    verdict: Verdict
+    reduction: Reduction | None  # how the accepted become one; None when the round comes to nothing
+    abort_reason: str = ""
+
+
+@dataclass(frozen=True)
 class Reduce:
     """The encoded aggregate of slices; answered by bytes for each."""
 
     round_id: str
     rows: Mapping[int, Sequence[bytes]] = field(repr=False)
-    verdict: Verdict
-    tokens: Sequence[int]
+    reduction: Reduction
 
 
 @dataclass(frozen=True)
@@ -106,5 +114,5 @@ class GiveUp:
 
 
 Job: TypeAlias = MakeStatistics | Judge | Reduce | Check
-Answer: TypeAlias = Mapping[int, bytes] | Verdict | Checked
+Answer: TypeAlias = Mapping[int, bytes] | Judged | Checked
 Effect: TypeAlias = Say | Persist | Job | Accuse | Complete | GiveUp

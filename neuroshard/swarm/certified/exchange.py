@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from neuroshard.aggregation import Verdict
+from neuroshard.aggregation import Reduction, Verdict
 from neuroshard.swarm.certified.bodies import Intent, Result, Statement, commitment_of
-from neuroshard.swarm.certified.effects import Accuse, Effect, Judge, MakeStatistics, Reduce, Say
+from neuroshard.swarm.certified.effects import Accuse, Effect, Judge, Judged, MakeStatistics, Reduce, Say
 from neuroshard.swarm.certified.messages import (
     ContributionSent,
     ResultSaid,
@@ -73,6 +73,7 @@ class Exchange:
         upload = {node: intent.upload for node, intent in self._intents.items()}
         self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, round_id)]
         self._is_judging = False
+        self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
         self._claims: dict[tuple[NodeId, int], bytes] = {}  # of results
         self._accused: set[NodeId] = set()
@@ -148,7 +149,7 @@ class Exchange:
         for index, part in message.slices.items():
             if not 0 <= index < count or not self._reduces(self._slices[index]):
                 continue
-            if len(part) > self._setting.part_bytes(index) or sha256(part).digest() != digests[index]:
+            if sha256(part).digest() != digests[index] or not self._setting.is_part(index, part):
                 return self._accuse(sender, "It sent a part that is not the one that was promised.")
             self._slices[index].parts[message.author] = part
         return self._state()
@@ -170,8 +171,8 @@ class Exchange:
             if one.results.setdefault(reducer, digest) != digest:
                 continue
             self._claims[reducer, index] = message.signed.claim
-            size = self._setting.part_bytes(index)
-            if content is not None and len(content) <= size and sha256(content).hexdigest() == digest:
+            is_slice = content is not None and self._setting.is_part(index, content)
+            if content is not None and is_slice and sha256(content).hexdigest() == digest:
                 one.content[digest] = content
         return self._liars()
 
@@ -183,11 +184,11 @@ class Exchange:
         said = StatementSaid(self._setting.sign(Statement(self.round_id, digests)), statistics)
         return [Say(self.others, said), *self.take_statement(said), *self._reduce(statistics)]
 
-    def judged(self, verdict: Verdict) -> list[Effect]:
+    def judged(self, judged: Judged) -> list[Effect]:
         """The verdict is there."""
-        self.verdict = verdict
+        self.verdict, self._reduction = judged.verdict, judged.reduction
         stated = [index for index, one in enumerate(self._slices) if self._setting.self_id in one.statements]
-        return [] if verdict.abort_reason is not None else self._reduce(stated)
+        return self._reduce(stated)
 
     def reduced(self, results: Mapping[int, bytes]) -> list[Effect]:
         """The own results are ready."""
@@ -242,10 +243,10 @@ class Exchange:
         return tuple(self._intents[node].tokens for node in self._order)
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
-        if self.verdict is None or self.verdict.abort_reason is not None:
+        if self._reduction is None:
             return []
         rows = {index: self._rows(self._slices[index]) for index in indices}
-        return [Reduce(self.round_id, rows, self.verdict, self._tokens())] if rows else []
+        return [Reduce(self.round_id, rows, self._reduction)] if rows else []
 
     def _reduced_by(self, reducer: NodeId, body: Statement | Result) -> Iterable[tuple[int, _Slice, str]]:
         for index, digest in body.digests:

@@ -46,8 +46,8 @@ class Views:
 
     def add_intent(self, signed: Signed[Intent]) -> None:
         """Keep it when it is for this step and newer than its author's last; a wallet has one node in the round."""
-        roster, intent = self._setting.step.roster, signed.body
-        if intent.step_id != self._setting.step.id or roster.has_other_node_of(signed.member):
+        step, intent = self._setting.step, signed.body
+        if intent.step_id != step.id or not step.may_meet([signed.member]):
             return
         known = self.intents.get(signed.member.node_id)
         if known is None or (known.body.view, known.body.made_at) < (intent.view, intent.made_at):
@@ -90,17 +90,16 @@ class Views:
     def chosen_intents(self) -> tuple[Signed[Intent], ...]:
         """Of those that are here; without whom others accuse of sending nothing, if enough are left."""
         here = self._here() & self.intents.keys()
-        chosen = self._one_a_wallet(here - self._accused())
-        return chosen if self.are_fit(chosen) else self._one_a_wallet(here)
+        chosen = self._fitting(here - self._accused())
+        return chosen if self.are_fit(chosen) else self._fitting(here)
 
     def are_fit(self, intents: Sequence[Signed[Intent]]) -> bool:
         """Whether these may make a round: a quorum of voters contributes, each once, with one node a wallet."""
         roster, members = self._setting.step.roster, [one.member for one in intents]
         return (
             2 <= len(members) <= MAX_MEMBERS
-            and len({member.wallet_id for member in members}) == len(members)
             and len({member.node_id for member in members}) == len(members)
-            and not any(roster.has_other_node_of(member) for member in members)
+            and self._setting.step.may_meet(members)
             and all(one.body.step_id == self._setting.step.id for one in intents)
             and len(roster.nodes & {member.node_id for member in members}) >= self._setting.step.quorum
         )
@@ -124,13 +123,14 @@ class Views:
             return set(self.intents)
         return {node for node, said in self._new_views.items() if said.body.view == self.view}
 
-    def _one_a_wallet(self, nodes: Iterable[NodeId]) -> tuple[Signed[Intent], ...]:
+    def _fitting(self, nodes: Iterable[NodeId]) -> tuple[Signed[Intent], ...]:
         """As many as a round may have, voters before newcomers."""
-        voters, chosen = self._setting.step.roster.nodes, dict[str, Signed[Intent]]()
-        for node in sorted(nodes, key=lambda node: (node not in voters, node)):
-            if len(chosen) < MAX_MEMBERS:
-                chosen.setdefault(self.intents[node].member.wallet_id, self.intents[node])
-        return tuple(sorted(chosen.values(), key=lambda one: one.member))
+        step, chosen = self._setting.step, list[Signed[Intent]]()
+        for node in sorted(nodes, key=lambda node: (node not in step.roster.nodes, node)):
+            members = [one.member for one in chosen]
+            if len(chosen) < MAX_MEMBERS and step.may_meet([*members, self.intents[node].member]):
+                chosen.append(self.intents[node])
+        return tuple(sorted(chosen, key=lambda one: one.member))
 
     def _accused(self) -> set[NodeId]:
         """Of whom more members than may lie had nothing, in any view so far."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 
-from neuroshard.aggregation import Verdict
 from neuroshard.swarm.certified.bodies import Intent, NewView, Proposal, Value, commitment_of
 from neuroshard.swarm.certified.effects import (
     Answer,
@@ -19,6 +18,7 @@ from neuroshard.swarm.certified.effects import (
     GiveUp,
     Job,
     Judge,
+    Judged,
     MakeStatistics,
     Reduce,
     Say,
@@ -45,6 +45,8 @@ from neuroshard.swarm.certified.messages import (
 from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import Voting
 from neuroshard.types import NodeId
+
+NO_VALUE = "0" * 64  # asks for the certificate
 
 
 class RoundMember:
@@ -92,6 +94,10 @@ class RoundMember:
             effects += self._say_new_view(())
         return [*effects, *self._propose(now)]
 
+    def ask_for_the_end(self) -> list[Effect]:
+        """Ask how the step has ended, when others have gone on without this node."""
+        return [Say(self.setting.others, AggregateWanted(self.setting.step.id, NO_VALUE, ()))]
+
     def tick(self, now: float) -> list[Effect]:
         """Time goes on. To be called every second or so."""
         if self.completed is not None:
@@ -130,10 +136,10 @@ class RoundMember:
             return []
         effects = list[Effect]()
         match job, answer:
-            case Judge(), Verdict():
-                effects = exchange.judged(answer)
-                if answer.abort_reason is not None:
+            case Judge(), Judged():
+                if answer.reduction is None:
                     return [GiveUp(answer.abort_reason)]
+                effects = exchange.judged(answer)
             case MakeStatistics(), Mapping():
                 effects = exchange.made_statistics(answer)
             case Reduce(), Mapping():
@@ -263,6 +269,7 @@ class RoundMember:
         def value_of(checked: Checked) -> Value:
             return Value(
                 step_id=self.setting.step.id,
+                root=self.setting.step.root,
                 round_id=exchange.round_id,
                 aggregate=digests,
                 members=exchange.members,

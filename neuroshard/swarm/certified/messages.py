@@ -163,3 +163,12 @@ def round_id_of(step: Step, view: int, intents: Sequence[Signed[Intent]]) -> str
 def members_of(intents: Collection[Signed[Intent]]) -> tuple[Member, ...]:
     """Contributors of a round, in the order of their rows."""
     return tuple(sorted(one.member for one in intents))
+
+
+def author_of(message: Message) -> NodeId | None:
+    """Who signed a message and so has to send it itself; None: anybody may hand it on."""
+    match message:
+        case ContributionSent() | CertificateSaid() | AggregateWanted() | AggregateSent():
+            return None
+        case _:
+            return message.signed.member.node_id

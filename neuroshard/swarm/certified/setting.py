@@ -57,7 +57,7 @@ class Setting:
     member: Member  # this node
     expected: frozenset[NodeId]  # who was called: a proposer waits for them
     sign: Sign
-    part_bytes: Callable[[int], int]  # most bytes of the encoded slice of this number
+    is_part: Callable[[int, bytes], bool]  # whether bytes can be the encoded slice of this number
     timing: Timing = Timing()
 
     @property

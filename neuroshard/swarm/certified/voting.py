@@ -14,12 +14,14 @@ from dataclasses import replace
 from neuroshard.swarm.certified.ballots import Ballots
 from neuroshard.swarm.certified.bodies import Phase, Value, Vote
 from neuroshard.swarm.certified.effects import Accuse, Complete, Effect, Persist, Say, VoteRecord
-from neuroshard.swarm.certified.known_values import KnownValues
+from neuroshard.swarm.certified.known_values import Aggregate, KnownValues
 from neuroshard.swarm.certified.messages import (
     AggregateSent,
     AggregateWanted,
     CertificateSaid,
+    IntentSaid,
     Message,
+    NewViewSaid,
     Quorum,
     Signed,
     VoteSaid,
@@ -97,19 +99,18 @@ class Voting:
     def ask(self, whom: frozenset[NodeId] | None = None) -> list[Effect]:
         """Ask for aggregates of values that others hold."""
         to, step_id = whom or self._setting.others, self._setting.step.id
+        if self.completed is not None:
+            return []
         return [Say(to, AggregateWanted(step_id, value, missing)) for value, missing in self.values.wanted().items()]
 
     def help(self, sender: NodeId, message: Message) -> list[Effect]:
         """What others lack: the end of the step, and the slices of an aggregate."""
-        effects, to = list[Effect](), frozenset({sender})
-        if self.completed is not None and not isinstance(message, CertificateSaid | AggregateSent | VoteSaid):
-            effects.append(Say(to, CertificateSaid(self.completed.certificate)))
+        if self.completed is not None:
+            return help_with(self.completed, sender, message)
         known = self.values.get(message.value) if isinstance(message, AggregateWanted) else None
-        if isinstance(message, AggregateWanted) and known is not None:
-            _, aggregate = known
-            sent = {index: aggregate[index] for index in message.slices if 0 <= index < len(aggregate)}
-            effects.append(Say(to, AggregateSent(message.value, sent)))
-        return effects
+        if not isinstance(message, AggregateWanted) or known is None:
+            return []
+        return [_slices_for(sender, message, known[1])]
 
     @property
     def _is_voter(self) -> bool:
@@ -155,3 +156,22 @@ class Voting:
         self.completed = Complete(certificate, aggregate)
         to = self._setting.others | {member.node_id for member in value.members} - {self._setting.self_id}
         return [self.completed, Say(to, CertificateSaid(certificate))]
+
+
+def help_with(completed: Complete, sender: NodeId, message: Message) -> list[Effect]:
+    """What somebody needs for whom the step has not ended yet."""
+    value, to = completed.certificate.value, frozenset({sender})
+    match message:
+        case IntentSaid(signed) | NewViewSaid(signed) if signed.body.step_id == value.step_id:
+            return [Say(to, CertificateSaid(completed.certificate))]
+        case AggregateWanted(step_id, wanted) if step_id == value.step_id:
+            if wanted == value.digest:
+                return [_slices_for(sender, message, completed.aggregate)]
+            return [Say(to, CertificateSaid(completed.certificate))]
+        case _:
+            return []
+
+
+def _slices_for(sender: NodeId, message: AggregateWanted, aggregate: Aggregate) -> Effect:
+    sent = {index: aggregate[index] for index in message.slices if 0 <= index < len(aggregate)}
+    return Say(frozenset({sender}), AggregateSent(message.value, sent))

@@ -1,7 +1,7 @@
 """Who takes part in the next round of a stage and when it is called: decisions and messages. Pure.
 
 One replica calls: it asks those of its line whether they will take part, then tells those who will who they all are.
-Nothing here makes a round safe: members that do not agree on who they are do not exchange anything.
+A call is advice: what makes a round safe is that its members vote.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from enum import StrEnum
 
 from neuroshard.identity import hash_parts
 from neuroshard.network import RequestRefusedError
-from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
+from neuroshard.swarm.certified.bodies import MAX_MEMBERS, MAX_NODE_ID_CHARACTERS
+from neuroshard.swarm.certified.roster import Member, Roster
+from neuroshard.swarm.claim_fields import flag_field, hash_field, line_field, list_field, whole_field
 from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_request_about, request_about
-from neuroshard.training.transfer.standing import MAX_MEMBERS, Standing, leading_line
-from neuroshard.types import NodeId
+from neuroshard.training.transfer.standing import Standing, leading_line
+from neuroshard.types import JsonValue, NodeId, WalletId
 from neuroshard.wire import Frame, FrameLimits
 
 CALL = "round/call"
-MAX_NODE_ID_CHARACTERS = 64
-CALL_LIMITS = FrameLimits(max_header_bytes=16 * 1024)
+CALL_LIMITS = FrameLimits(max_header_bytes=32 * 1024)
 ANSWER_LIMITS = FrameLimits(max_header_bytes=256)
 
 
@@ -36,6 +37,7 @@ class RoundTimes:
     retry_seconds: float = 5.0  # after a round that was abandoned; doubled from one to the next
     longest_retry_seconds: float = 300.0
     behind_seconds: float = 15.0  # a replica that is of another line than the others for so long follows them
+    partition_seconds: float = 600.0  # without a quorum, until those who are left go on by themselves (DESIGN 4.5)
 
 
 class CallStep(StrEnum):
@@ -52,9 +54,19 @@ class Call:
 
     outer_step: int
     root: str
-    view: int
-    members: tuple[NodeId, ...]  # with the caller; those that are asked, and then those that take part
+    members: tuple[Member, ...]  # with the caller; those that are asked, and then those that take part
+    roster: tuple[Member, ...] | None  # the voters; None: the members found a line, and all vote
     step: CallStep
+
+    @property
+    def voters(self) -> Roster:
+        """Who votes in the round. Raises ValueError when two of them have one wallet."""
+        return Roster(self.members, is_founding=True) if self.roster is None else Roster(self.roster)
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The members' ids."""
+        return tuple(member.node_id for member in self.members)
 
 
 def call_frame(stage: StageName, call: Call) -> Frame:
@@ -64,26 +76,29 @@ def call_frame(stage: StageName, call: Call) -> Frame:
         stage,
         outer_step=call.outer_step,
         root=call.root,
-        view=call.view,
-        members=list(call.members),
+        members=[[one.node_id, one.wallet_id] for one in call.members],
+        roster=[[one.node_id, one.wallet_id] for one in call.roster or ()],
+        founds=call.roster is None,
         step=call.step.value,
     )
 
 
 def read_call(frame: Frame) -> tuple[StageName, Call]:
     """The call in a request. Raises RequestRefusedError."""
-    stage, fields = read_request_about(frame, "outer_step", "root", "view", "members", "step")
+    stage, fields = read_request_about(frame, "outer_step", "root", "members", "roster", "founds", "step")
     try:
-        members = list_field(fields["members"], MAX_MEMBERS, "members")
-        return stage, Call(
+        roster, founds = _members(fields["roster"], "roster"), flag_field(fields["founds"], "founds")
+        call = Call(
             outer_step=whole_field(fields["outer_step"], 0, LARGEST_NUMBER, "outer_step"),
             root=hash_field(fields["root"], "root"),
-            view=whole_field(fields["view"], 0, LARGEST_NUMBER, "view"),
-            members=tuple(NodeId(line_field(member, MAX_NODE_ID_CHARACTERS, "member")) for member in members),
+            members=_members(fields["members"], "members"),
+            roster=None if founds else roster,
             step=CallStep(line_field(fields["step"], 16, "step")),
         )
+        _ = call.voters  # raises when nobody votes
     except ValueError as error:
         raise RequestRefusedError(f"The call cannot be read: {error}.") from None
+    return stage, call
 
 
 def turn_order(stage: StageName, own: Standing, nodes: Sequence[NodeId]) -> list[NodeId]:
@@ -93,20 +108,15 @@ def turn_order(stage: StageName, own: Standing, nodes: Sequence[NodeId]) -> list
     )
 
 
-def roster_of(stage: StageName, self_id: NodeId, own: Standing, others: Mapping[NodeId, Standing]) -> list[NodeId]:
-    """Those who could take part now: of one's own line, with work to contribute; as many as fit everyone's memory.
+def ready_nodes(stage: StageName, self_id: NodeId, own: Standing, others: Mapping[NodeId, Standing]) -> list[NodeId]:
+    """Those who could take part now: of one's own line, with work to contribute; this node first.
 
-    Of more than that other ones take part from round to round.
+    Of more than MAX_MEMBERS other ones take part from round to round. Nobody, while this node itself is not ready.
     """
     if not own.root or not own.sequences:
         return []
     fitting = [node for node, told in others.items() if told.is_live and told.line == own.line and told.sequences]
-    in_turn = turn_order(stage, own, fitting)
-    for size in range(min(own.most_members, MAX_MEMBERS, len(fitting) + 1), 1, -1):
-        able = [node for node in in_turn if others[node].most_members >= size]
-        if len(able) >= size - 1:
-            return [self_id, *able[: size - 1]]
-    return [self_id]
+    return [self_id, *turn_order(stage, own, fitting)[: MAX_MEMBERS - 1]]
 
 
 def must_follow(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
@@ -120,3 +130,13 @@ def must_follow(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
     if line == own.line:
         return own.steps == 0 and any(other.steps > 0 for other in live if other.line == line)
     return any(other.steps > 0 for other in live if other.line == line)
+
+
+def _members(value: JsonValue, where: str) -> tuple[Member, ...]:
+    pairs = [list_field(one, 2, where) for one in list_field(value, MAX_MEMBERS, where)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f"{where} must be pairs of node and wallet")
+    return tuple(
+        Member(NodeId(line_field(node, MAX_NODE_ID_CHARACTERS, where)), WalletId(line_field(wallet, 16, where)))
+        for node, wallet in pairs
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.training.rounds.calls import CALL, CALL_LIMITS, read_call
 from neuroshard.training.rounds.group_rounds import GroupRounds
-from neuroshard.training.rounds.line import PART, PART_LIMITS, PARTS_AT_ONCE, read_part
+from neuroshard.training.rounds.mail import PART, PART_LIMITS, PARTS_AT_ONCE, read_part
 from neuroshard.training.transfer.fields import StageName
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame
@@ -19,12 +19,10 @@ class RoundDoor:
 
     def add(self, group: GroupRounds) -> None:
         """Let others call this stage to rounds."""
-        self._groups[group.line.stage] = group
+        self._groups[group.stage] = group
 
     def clear(self) -> None:
         """Refuse everything."""
-        for group in self._groups.values():
-            group.line.close()
         self._groups.clear()
 
     def serve(self, transport: Transport) -> None:
@@ -38,9 +36,9 @@ class RoundDoor:
         return await self._of(stage, sender).gathering.answer(sender, call)
 
     async def take_part(self, sender: NodeId, frame: Frame) -> Frame:
-        """See RoundLine.take. Raises RequestRefusedError."""
+        """See RoundMail.take. Raises RequestRefusedError."""
         stage, _ = read_part(frame)
-        return await self._of(stage, sender).line.take(sender, frame)
+        return await self._of(stage, sender).actor.mail.take(sender, frame)
 
     def _of(self, stage: StageName, sender: NodeId) -> GroupRounds:
         group = self._groups.get(stage)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import anyio
 
 from neuroshard.network import RequestRefusedError
-from neuroshard.swarm.group import Group
+from neuroshard.swarm.certified.roster import Member, Roster, Step, has_one_node_a_wallet
 from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.exchange import StageRounds
 from neuroshard.training.rounds.calls import (
@@ -20,15 +20,15 @@ from neuroshard.training.rounds.calls import (
     RoundTimes,
     call_frame,
     must_follow,
-    roster_of,
+    ready_nodes,
     turn_order,
 )
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.standing import MAX_MEMBERS, Standing
+from neuroshard.training.transfer.standing import Standing
 from neuroshard.training.transfer.standings import standings_of
-from neuroshard.types import NodeId
+from neuroshard.types import NodeId, WalletId
 from neuroshard.wire import Frame
 
 log = logging.getLogger(__name__)
@@ -40,23 +40,29 @@ ANSWER_SECONDS = 10.0
 class Replica:
     """This node's replica of a stage, as those see it who bring replicas together."""
 
-    node_id: NodeId
+    member: Member
     stage: StageName
     rounds: StageRounds
     sequences_per_step: int
-    standing: Callable[[], Standing]  # without view and in_round
+    standing: Callable[[], Standing]  # without is_certified and in_round
     peers: Callable[[], Sequence[NodeId]]  # other nodes at work on the stage, by what is known here
-    is_present: Callable[[NodeId], bool] = lambda _: True  # whether a node is connected and has not said that it goes
-    most_members: int = MAX_MEMBERS  # of a round that fits the memory
+    wallet_of: Callable[[NodeId], WalletId | None]
+    is_open: bool = False  # to strangers
+
+    @property
+    def node_id(self) -> NodeId:
+        """This node."""
+        return self.member.node_id
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """A round that its members have agreed on."""
+    """A round that its members were called to."""
 
     outer_step: int
-    view: int
-    group: Group
+    root: str
+    members: tuple[Member, ...]
+    voters: Roster
 
 
 @dataclass(frozen=True)
@@ -74,31 +80,38 @@ class Gathering:
         self,
         replica: Replica,
         asking: Asking,
-        agreed: Callable[[Agreement], None],
+        voters: Callable[[str], Roster | None],
         times: RoundTimes | None = None,
     ) -> None:
-        """`agreed` is told of a round before others learn that this node takes part."""
+        """`voters` gives those whom a certificate names for the round from a state, by its root."""
         self.replica = replica
         self.agreement: Agreement | None = None  # not begun, or under way
         self.in_round = False
         self.may_take_part: Callable[[], bool] = lambda: True
+        self.locked_step: Callable[[str], str | None] = lambda _root: None  # that may have ended elsewhere
         self.must_follow = anyio.Event()  # set once this replica's state is not the one that the others go on with
         self._asking = asking
-        self._agreed = agreed
+        self._voters = voters
         self._times = times or RoundTimes()
         self._promise: _Promise | None = None
-        self._views = (0, 0)  # outer step, and how many of its rounds were heard of
         self._called = anyio.Event()
         self._round_ended = 0.0
         self._due_since: float | None = None
         self._apart_since: float | None = None
         self._retry_at = 0.0
         self._failures = 0
+        self._quorumless_since: float | None = None  # too few of the voters that a certificate names answer since then
         self._unable_since: float | None = None  # all others answer since then, and none of them can take part
 
     @property
     def is_alone(self) -> bool:
-        """Whether a round of this node alone is in order: others that cannot take part may only be starting."""
+        """Whether a round of this node alone is in order: others that cannot take part may only be starting.
+
+        While a certificate names other voters they may be elsewhere and complete the step without this node.
+        """
+        voters = self._voters(self.replica.standing().root)
+        if voters is not None and voters.members != (self.replica.member,) and not self._is_cut_off:
+            return False
         if not self.replica.peers():
             return True
         since = self._unable_since
@@ -117,13 +130,8 @@ class Gathering:
     def standing(self) -> Standing:
         """How this replica stands, for others."""
         own = self.replica.standing()
-        outer_step, view = self._views
-        return replace(
-            own,
-            view=view if outer_step == own.outer_step else 0,
-            in_round=self.in_round or self.agreement is not None,
-            most_members=self.replica.most_members,
-        )
+        is_certified = self._voters(own.root) is not None
+        return replace(own, is_certified=is_certified, in_round=self.in_round or self.agreement is not None)
 
     def withdraw(self) -> None:
         """Take no part in what was agreed on."""
@@ -152,30 +160,30 @@ class Gathering:
         peers = list(self.replica.peers())
         if not peers:
             self._apart_since = self._due_since = self._unable_since = None
+            self._note_quorum(self.standing(), {}, anyio.current_time())
             return
         others = await standings_of(self._asking, self.replica.stage, peers)
         own, now = self.standing(), anyio.current_time()
         self._note_line(own, others, now)
-        roster = roster_of(self.replica.stage, self.replica.node_id, own, others)
-        self._note_unable(are_unable=len(others) == len(peers) and len(roster) == 1 and not self.must_follow.is_set())
-        if len(roster) < 2 or own.in_round or not self._is_due(own, others, roster, now):
+        self._note_quorum(own, others, now)
+        ready = ready_nodes(self.replica.stage, self.replica.node_id, own, others)
+        self._note_unable(are_unable=len(others) == len(peers) and len(ready) == 1 and not self.must_follow.is_set())
+        if len(ready) < 2 or own.in_round or not self._is_due(own, others, ready, now):
             return
         due_since = self._due_since = now if self._due_since is None else self._due_since
-        order = turn_order(self.replica.stage, own, roster)
+        order = turn_order(self.replica.stage, own, ready)
         caller = order[int((now - due_since) / self._times.turn_seconds) % len(order)]
         if caller == self.replica.node_id and now >= self._retry_at:
             is_patient = now - due_since < self._times.patience_seconds
             if not is_patient or len(others) == len(peers):
-                await self._call(own, others, roster, is_patient=is_patient)
+                await self._call(own, others, ready, is_patient=is_patient)
 
     async def answer(self, sender: NodeId, call: Call) -> Frame:
         """Answer a call. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
         now, own_id = anyio.current_time(), self.replica.node_id
-        if not {sender, own_id} <= set(call.members) or len(set(call.members)) != len(call.members):
+        if not {sender, own_id} <= set(call.nodes) or self.replica.member not in call.members:
             raise RequestRefusedError("The call names other members.")
-        if len(call.members) > self.replica.most_members:
-            raise RequestRefusedError(f"The memory here takes rounds of {self.replica.most_members} members at most.")
         promise = None if self._promise is None or self._promise.until < now else self._promise
         if call.step is CallStep.CANCEL:
             if promise is not None and promise.caller == sender:
@@ -183,6 +191,8 @@ class Gathering:
             return Frame(CALL)
         if (call.outer_step, call.root) != self.standing().line:
             raise RequestRefusedError("This replica is of another line.")
+        if not self._is_rightful(call):
+            raise RequestRefusedError("Here a certificate names other voters.")
         if self.agreement is not None or not self.may_take_part():
             raise RequestRefusedError("This node cannot take part now.")
         if promise is not None and promise.caller != sender:
@@ -212,46 +222,88 @@ class Gathering:
             log.info("Other replicas of layers %d-%d went on: taking over theirs.", layers.start + 1, layers.stop)
             self.must_follow.set()
 
+    def _note_quorum(self, own: Standing, others: Mapping[NodeId, Standing], now: float) -> None:
+        voters = self._voters(own.root)
+        on_line = {self.replica.node_id, *(node for node, told in others.items() if told.line == own.line)}
+        if voters is None or len(voters.nodes & on_line) >= self._step(own.outer_step, own.root, voters).quorum:
+            self._quorumless_since = None
+        elif self._quorumless_since is None:
+            self._quorumless_since = now
+
+    def _step(self, outer_step: int, root: str, voters: Roster) -> Step:
+        return self.replica.rounds.step(outer_step, root, voters, is_open=self.replica.is_open)
+
     def _note_unable(self, *, are_unable: bool) -> None:
         if not are_unable:
             self._unable_since = None
         elif self._unable_since is None:
             self._unable_since = anyio.current_time()
 
-    def _is_due(self, own: Standing, others: Mapping[NodeId, Standing], roster: Sequence[NodeId], now: float) -> bool:
+    def _is_due(self, own: Standing, others: Mapping[NodeId, Standing], ready: Sequence[NodeId], now: float) -> bool:
         parameters = self.replica.rounds.parameters_at(own.outer_step)
         return round_is_due(
-            counted_sequences=own.sequences + sum(others[node].sequences for node in roster[1:]),
+            counted_sequences=own.sequences + sum(others[node].sequences for node in ready[1:]),
             inner_steps=parameters.inner_steps,
             sequences_per_step=self.replica.sequences_per_step,
-            members=len(roster),
+            members=len(ready),
             elapsed_seconds=now - self._round_ended,
             max_round_seconds=parameters.max_round_seconds,
         )
 
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether there has been no quorum for so long that those who are left may go on by themselves."""
+        since = self._quorumless_since
+        return since is not None and anyio.current_time() - since >= self._times.partition_seconds
+
+    def _is_rightful(self, call: Call) -> bool:
+        """Whether those whom a call names as voters are those whom the own certificate names, if there is one."""
+        own = self._voters(call.root)
+        if self._is_cut_off and call.roster is None:
+            return True
+        locked, step = self.locked_step(call.root), self._step(call.outer_step, call.root, call.voters)
+        return own in (None, call.voters) and locked in (None, step.id)
+
+    def _members(self, nodes: Sequence[NodeId]) -> tuple[Member, ...]:
+        """Those of them whose wallets are known; of a wallet only one, when strangers are let in."""
+        known = [(node, self.replica.wallet_of(node)) for node in nodes if node != self.replica.node_id]
+        members = [self.replica.member]
+        for node, wallet in known:
+            member = None if wallet is None else Member(node, wallet)
+            if member is not None and (not self.replica.is_open or has_one_node_a_wallet([*members, member])):
+                members.append(member)
+        return tuple(sorted(members))
+
     async def _call(
-        self, own: Standing, others: Mapping[NodeId, Standing], roster: Sequence[NodeId], *, is_patient: bool
+        self, own: Standing, others: Mapping[NodeId, Standing], ready: Sequence[NodeId], *, is_patient: bool
     ) -> None:
         """Ask who takes part, then tell them. A patient caller begins only when nobody is missing."""
-        now, own_id = anyio.current_time(), self.replica.node_id
+        now, own_id, voters = anyio.current_time(), self.replica.node_id, self._voters(own.root)
+        is_new = voters is None and any(others[node].is_certified for node in ready[1:])
         has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
-        if has_promised or not self.may_take_part():
+        if has_promised or is_new or not self.may_take_part():
             return
         self._promise = _Promise(own_id, now + self._times.promise_seconds)
-        view = max(own.view, *(others[node].view for node in roster[1:]))
-        call = Call(own.outer_step, own.root, view, tuple(roster), CallStep.ASK)
+        roster = None if voters is None or self._is_cut_off else voters.members
+        call = Call(own.outer_step, own.root, self._members(ready), roster, CallStep.ASK)
         willing = await self._told(call)
-        missing = len(roster) - 1 - len(willing)
+        missing = len(call.members) - 1 - len(willing)
         is_same = self.standing().line == own.line and self.agreement is None and self.may_take_part()
-        if not willing or (missing and is_patient) or not is_same:
+        final = replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
+        if not willing or (missing and is_patient) or not is_same or not self._may_begin(final):
             self._promise = None
             await self._told(replace(call, step=CallStep.CANCEL))
             return
-        final = Call(own.outer_step, own.root, view, (own_id, *sorted(willing)), CallStep.BEGIN)
         self._agree(final)
         reached = await self._told(final)
         for node in willing - reached:
             log.info("Node %s was called to a round and does not answer any more.", node)
+
+    def _may_begin(self, call: Call) -> bool:
+        if not self._is_rightful(call):
+            return False
+        step = self._step(call.outer_step, call.root, call.voters)
+        return len(call.voters.nodes & set(call.nodes)) >= step.quorum
 
     async def _told(self, call: Call) -> set[NodeId]:
         """Those who said yes."""
@@ -267,16 +319,17 @@ class Gathering:
                 willing.add(node)
 
         async with anyio.create_task_group() as tasks:
-            for node in call.members:
+            for node in call.nodes:
                 if node != self.replica.node_id:
                     tasks.start_soon(tell, node)
         return willing
 
     def _agree(self, call: Call) -> None:
-        self._views = (call.outer_step, call.view + 1)
         self._promise = None
-        agreement = Agreement(call.outer_step, call.view, Group(call.members, self.replica.node_id))
-        self._agreed(agreement)
-        self.agreement = agreement
+        self.agreement = Agreement(call.outer_step, call.root, call.members, call.voters)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let those who wait for a call look."""
         waking, self._called = self._called, anyio.Event()
         waking.set()

@@ -1,65 +1,125 @@
-"""The exchange of a stage that may have several replicas: with the group that was agreed on, else alone."""
+"""The exchange of a stage that may have several replicas: certified rounds with those who were called, else alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from statistics import median
 
 import anyio
 import anyio.to_thread
 from torch import Tensor
 
-from neuroshard.aggregation import Mean, make_aggregator
-from neuroshard.compression import make_codec
-from neuroshard.swarm.frames import HASH_BYTES
-from neuroshard.swarm.group import aggregator_name, round_id
-from neuroshard.swarm.outcome import Aborted, Completed
-from neuroshard.swarm.round import CONTRIBUTION_KIND, ROOT_KIND, Offload, run_round
+from neuroshard.aggregation import aggregator_config
+from neuroshard.compression import MalformedVectorError, make_codec
+from neuroshard.swarm.certified.effects import Check, Checked, Complete
+from neuroshard.swarm.certified.packets import most_bytes
+from neuroshard.swarm.certified.roster import Roster
+from neuroshard.swarm.certified.setting import Contribution, Setting, Sign, Timing
+from neuroshard.swarm.certified.slices import SlicePlan
+from neuroshard.swarm.round import Offload
 from neuroshard.training.control import first_of
-from neuroshard.training.exchange import StageRounds
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
+from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
-from neuroshard.training.rounds.line import RoundLine
+from neuroshard.training.rounds.mail import RoundMail
+from neuroshard.training.rounds.vote_book import VoteBook
+from neuroshard.training.rounds.work import RoundWork
 from neuroshard.training.transfer.download import Asking
-from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import NodeId
 
-LEAST_DEADLINE_SECONDS = 60.0
+_LOG = logging.getLogger(__name__)
+
+LEAST_VIEW_SECONDS = 20.0
 SLOWEST_BYTES_PER_SECOND = 250_000
-PRESENCE_LOOK_SECONDS = 1.0
-GONE_SECONDS = 5.0  # a member may lose its connection so long and come back
-_MEAN = Mean()
+DEVIATIONS = 4.0  # k of DESIGN 4.5, point 8
+WAITING_VIEWS = 2.0  # so many views' time training waits for a round; then it goes on, and the round with it
+KEPT_DURATIONS = 20
+UNMEASURED_UPLOAD = 1_000_000  # bytes a second
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How this node finds out what an aggregate is worth."""
+
+    root_after: Callable[[Tensor, int], Awaitable[str]]  # of an aggregate (d,) at an outer step; "" for another step
+    objection: Callable[[Tensor], Awaitable[str]] | None = None  # why not to vote for it; "" for nothing
+
+
+@dataclass
+class _Sent:
+    """The contribution that this node has in a round."""
+
+    step_id: str
+    contribution: Tensor
+    work: RoundWork
+    parts: tuple[bytes, ...]
+    is_late: bool = False  # training has gone on since
 
 
 class GroupRounds:
-    """One stage's rounds: who gathers, over which line, and the exchange that the outer step uses.
-
-    The aggregator is the plain mean, whatever the run names: what else it asks for needs certified rounds.
-    """
+    """One stage's rounds: who is called, the protocol, and the exchange that the outer step uses."""
 
     def __init__(
         self,
         replica: Replica,
         asking: Asking,
         alone: Exchange,
+        sign: Sign,
+        judging: Judging,
         *,
+        book: VoteBook,
         vector_length: int,
         times: RoundTimes | None = None,
         offload: Offload = anyio.to_thread.run_sync,
     ) -> None:
         """`vector_length` numbers are a contribution."""
-        self.line = RoundLine(replica.stage, asking.requester)
-        self.gathering = Gathering(replica, asking, self._open_line, times)
-        self._rounds: StageRounds = replica.rounds
+        self.stage = replica.stage
+        self._replica = replica
+        self._book = book
+        self._voters: dict[str, Roster] = {}  # by the root that they vote from
+        self.gathering = Gathering(replica, asking, self._voters.get, times)
         self._alone = alone
-        self._length = vector_length
+        self._sign = sign
+        self._judging = judging
+        self._plan = SlicePlan(vector_length)
         self._offload = offload
-        self._asking = asking
-        self._is_present = replica.is_present
+        self._sent: _Sent | None = None
+        self._durations = deque[float](maxlen=KEPT_DURATIONS)  # seconds of completed rounds
+        largest = most_bytes(make_codec("fp32").encoded_size(vector_length))
+        self.actor = RoundActor(
+            lambda received: RoundMail(replica.stage, asking.requester, largest, received),
+            Surroundings(book, self._check, asking.report, offload),
+        )
+
+        self.gathering.locked_step = self.actor.locked_step
+
+    @property
+    def is_called(self) -> bool:
+        """Whether this node should enter a round now, or take over how one has ended meanwhile."""
+        return self.gathering.is_called or (self.actor.ended is not None and not self.gathering.in_round)
+
+    async def called(self) -> None:
+        """Wait until `is_called`."""
+        while not self.is_called:
+            await first_of(self.gathering.called, self.actor.changed.wait)
+
+    async def run(self) -> None:
+        """Look at the others, call rounds and carry them out until cancelled."""
+        for _, complete in await self._offload(lambda: list(self._book.ended())):
+            self._note(complete)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.actor.run)
+            await self.gathering.run()
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
         """See Exchange."""
-        agreement = self.gathering.agreement
+        agreement, ended = self.gathering.agreement, self.actor.ended
+        if ended is not None and self._sent is not None and self._sent.step_id == ended.certificate.value.step_id:
+            return await self._agreed(ended, self._sent)
         if agreement is None:
             return await self._alone(contribution, outer_step)
         if agreement.outer_step != outer_step:
@@ -68,82 +128,85 @@ class GroupRounds:
         self.gathering.in_round = True
         completed = False
         try:
-            outcome = await self._unless_one_goes(contribution, agreement)
+            outcome = await self._with_group(contribution, agreement)
             completed = isinstance(outcome, Agreed)
         finally:
-            self.line.close()
+            if self._sent is not None:
+                self._sent.is_late = True
             self.gathering.ended(completed=completed)
         return outcome
 
     def knows(self, node: NodeId) -> bool:
         """Whether a node may have a part in this stage's rounds; nothing of others is kept, not even for a while."""
         agreement = self.gathering.agreement
-        return node in self.gathering.replica.peers() or (agreement is not None and node in agreement.group.others)
+        return node in self._replica.peers() or (
+            agreement is not None and any(node == member.node_id for member in agreement.members)
+        )
 
     def withdraw(self) -> None:
-        """Take no part in what was agreed on: the others learn it when they send."""
+        """Take no part in what was agreed on: the others go on without this node."""
         if self.gathering.is_called:
-            self.line.close()
             self.gathering.withdraw()
 
-    async def _unless_one_goes(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
-        """The round, which a member that still has something to send ends by being gone: nobody waits for the dead."""
-        ended = list[Agreed | Abandoned]()
-
-        async def work() -> None:
-            ended.append(await self._with_group(contribution, agreement))
-
-        async def watch() -> None:
-            gone = await self._gone_member()
-            ended.append(Abandoned(f"member {gone} is gone", is_soon_again=True))
-
-        await first_of(work, watch)
-        return ended[0]
-
-    async def _gone_member(self) -> NodeId:
-        """Wait until a member is gone whose part of the round has not come."""
-        gone_since = dict[NodeId, float]()
-        while True:
-            await anyio.sleep(PRESENCE_LOOK_SECONDS)
-            now = anyio.current_time()
-            absent = [node for node in self.line.awaited(ROOT_KIND) if not self._is_present(node)]
-            gone_since = {node: gone_since.get(node, now) for node in absent}
-            suspects = [node for node, since in sorted(gone_since.items()) if now - since >= GONE_SECONDS]
-            told = await standings_of(self._asking, self.line.stage, suspects) if suspects else {}
-            for node in suspects:
-                if node not in told or not told[node].in_round:
-                    return node
-                del gone_since[node]  # only its connection was closed
-
     async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
-        sizes, members = self._largest(agreement.outer_step), len(agreement.group.members)
-        deadline = LEAST_DEADLINE_SECONDS + 2 * members * sum(sizes.values()) / SLOWEST_BYTES_PER_SECOND
-        codec = make_codec(self._rounds.parameters_at(agreement.outer_step).codec)
-        outcome = await run_round(
-            self.line,
-            self._rounds.descriptor(agreement.outer_step, agreement.view, aggregator_name(_MEAN)),
-            agreement.group,
-            contribution,
-            aggregator=make_aggregator(_MEAN),
-            codec=codec,
-            deadline_seconds=deadline,
-            offload=self._offload,
-        )
-        match outcome:
-            case Completed(aggregate=aggregate, members=together, accepted=accepted):
-                is_in_it = agreement.group.self_id in accepted
-                sent = await self._offload(lambda: codec.round_trip(contribution)) if is_in_it else None
-                return Agreed(aggregate, len(together), sent)
-            case Aborted(reason=reason):
-                return Abandoned(reason, is_soon_again=True)
+        setting, work = self._round(agreement)
+        parts = await self._offload(lambda: work.encoded(contribution))
+        self._sent = _Sent(setting.step.id, contribution, work, parts)
+        upload = self.actor.mail.upload or UNMEASURED_UPLOAD
+        tokens = self._replica.standing().sequences
+        began = anyio.current_time()
+        await self.actor.enter(setting, agreement.outer_step, work, Contribution(parts, tokens, upload, made_at()))
+        with anyio.move_on_after(WAITING_VIEWS * setting.timing.view_seconds):
+            outcome = await self.actor.outcome()
+            if isinstance(outcome, Complete):
+                self._durations.append(anyio.current_time() - began)
+                return await self._agreed(outcome, self._sent)
+            return Abandoned(outcome, is_soon_again=True)
+        return Abandoned("too few members answered in time", is_soon_again=True)
 
-    def _open_line(self, agreement: Agreement) -> None:
-        """Messages of the others may come before this node enters the round."""
-        descriptor = self._rounds.descriptor(agreement.outer_step, agreement.view, aggregator_name(_MEAN))
-        name = round_id(descriptor, agreement.group).hex()
-        self.line.open(name, frozenset(agreement.group.others), self._largest(agreement.outer_step))
+    def _round(self, agreement: Agreement) -> tuple[Setting, RoundWork]:
+        rounds, is_open = self._replica.rounds, self._replica.is_open
+        parameters = rounds.parameters_at(agreement.outer_step)
+        step = rounds.step(agreement.outer_step, agreement.root, agreement.voters, is_open=is_open)
+        work = RoundWork(self._plan, make_codec(parameters.codec), aggregator_config(parameters), step.tolerated)
+        expected = frozenset(member.node_id for member in agreement.members)
+        timing = self._timing(work)
+        return Setting(step, self._plan, self._replica.member, expected, self._sign, work.is_part, timing), work
 
-    def _largest(self, outer_step: int) -> Mapping[str, int]:
-        codec = make_codec(self._rounds.parameters_at(outer_step).codec)
-        contribution = 2 * HASH_BYTES + codec.encoded_size(self._length)
-        return {CONTRIBUTION_KIND: contribution, ROOT_KIND: 2 * HASH_BYTES}
+    def _timing(self, work: RoundWork) -> Timing:
+        """Deadlines from what rounds have taken: median + k MAD; before the first from the size."""
+        if self._durations:
+            middle = median(self._durations)
+            usual = middle + DEVIATIONS * median(abs(one - middle) for one in self._durations)
+        else:
+            usual = 4 * work.encoded_bytes / SLOWEST_BYTES_PER_SECOND
+        view = max(LEAST_VIEW_SECONDS, 3 * usual)
+        return Timing(gather_seconds=view / 4, redo_seconds=view / 2, view_seconds=view)
+
+    async def _check(self, job: Check, work: RoundWork) -> Checked:
+        try:
+            aggregate = await self._offload(lambda: work.decoded(job.aggregate))
+        except MalformedVectorError as error:
+            return Checked("", str(error))
+        root = await self._judging.root_after(aggregate, self._replica.standing().outer_step)
+        objection = "" if self._judging.objection is None else await self._judging.objection(aggregate)
+        return Checked(root, objection)
+
+    async def _agreed(self, complete: Complete, sent: _Sent) -> Agreed | Abandoned:
+        value = complete.certificate.value
+        self._note(complete)
+        self.actor.ended = None
+        aggregate = await self._offload(lambda: sent.work.decoded(complete.aggregate))
+        is_in = self._replica.member in value.members
+        decoded = None
+        if self._replica.node_id in value.accepted and sent.work.codec.name != "fp32":
+            decoded = await self._offload(lambda: sent.work.decoded(sent.parts))
+        late_for = sent.contribution if sent.is_late and is_in else None
+        return Agreed(aggregate, len(value.members), decoded, late_for)
+
+    def _note(self, complete: Complete) -> None:
+        """From its state on the members of the round are the voters."""
+        value = complete.certificate.value
+        self._voters[value.next_root] = value.next_roster()
+        for old in list(self._voters)[:-KEPT_DURATIONS]:
+            del self._voters[old]

@@ -46,6 +46,7 @@ class LiveSnapshots:
             root=progress.state_root,
             copied_seconds=None if self.copy is None else max(0.0, self.now() - self.copy.taken_at),
             sequences=progress.sequences,
+            wallet_rounds=progress.wallet_rounds,
         )
 
     def newest(self) -> CheckpointGeneration | None:

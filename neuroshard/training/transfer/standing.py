@@ -14,7 +14,6 @@ from neuroshard.wire import Frame, FrameLimits
 
 STANDING = "stage/standing"
 LIMITS = FrameLimits(max_header_bytes=1024)  # of request and answer
-MAX_MEMBERS = 64  # of a round, whatever the memory
 _LONGEST_SECONDS = 1e10
 
 
@@ -29,9 +28,9 @@ class Standing:
     age_seconds: float = 0.0  # of a copy: since its state was taken
     copied_seconds: float | None = None  # of a live one: age of the newest copy that another node keeps of it
     sequences: int = 0  # counted since the last round
-    view: int = 0  # of the next round of this outer step, as far as this node has heard
     in_round: bool = False
-    most_members: int = MAX_MEMBERS  # of a round that fits its memory
+    is_certified: bool = False  # a certificate names the voters of the next round
+    wallet_rounds: int = 0  # certified contributions to this state so far, one a wallet and round
 
     @property
     def line(self) -> tuple[int, str]:
@@ -47,17 +46,19 @@ class Standing:
 def leading_line(standings: Iterable[Standing]) -> tuple[int, str] | None:
     """The line that replicas of a stage follow when they have come apart; None when none of them names one.
 
-    That of most replicas; of equally many the one with more outer steps, then more inner ones, then the lower root:
-    everybody who sees the same replicas comes to the same line. Nothing is certified: friends are trusted.
+    The one with more certified wallet-rounds (DESIGN 4.5, point 7); of equal ones that of most replicas, then the one
+    with more outer steps, then more inner ones, then the lower root: everybody who sees the same replicas comes to the
+    same line. The numbers are their nodes' word; what is taken over is checked against the root.
     """
     lines: dict[tuple[int, str], list[Standing]] = {}
     for standing in standings:
         if standing.is_live and standing.root:
             lines.setdefault(standing.line, []).append(standing)
 
-    def key(line: tuple[int, str]) -> tuple[int, int, int]:
+    def key(line: tuple[int, str]) -> tuple[int, int, int, int]:
         replicas = lines[line]
-        return len(replicas), line[0], max(replica.steps for replica in replicas)
+        rounds = max(replica.wallet_rounds for replica in replicas)
+        return rounds, len(replicas), line[0], max(replica.steps for replica in replicas)
 
     return max(sorted(lines, key=lambda line: line[1]), key=key, default=None)
 
@@ -106,9 +107,9 @@ def read_standing(frame: Frame) -> Standing | None:
             age_seconds=_age(number_field(fields["age_seconds"], "age_seconds")),
             copied_seconds=None if copied is None else _age(number_field(copied, "copied_seconds")),
             sequences=whole_field(fields["sequences"], 0, LARGEST_NUMBER, "sequences"),
-            view=whole_field(fields["view"], 0, LARGEST_NUMBER, "view"),
             in_round=flag_field(fields["in_round"], "in_round"),
-            most_members=whole_field(fields["most_members"], 1, LARGEST_NUMBER, "most_members"),
+            is_certified=flag_field(fields["is_certified"], "is_certified"),
+            wallet_rounds=whole_field(fields["wallet_rounds"], 0, LARGEST_NUMBER, "wallet_rounds"),
         )
     except ValueError as error:
         raise LyingDonorError(f"What it says of its state cannot be read: {error}.") from None

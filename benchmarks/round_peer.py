@@ -1,0 +1,130 @@
+"""One member of certified rounds as a process of its own, over a real network on loopback.
+
+Says {"address", "node", "wallet"}; obeys JSON objects on stdin, one a line: {"peers": [...]} names the others and
+connects to them, {"round": n, "codec": name} takes part in a round of step n with a vector of NUMBERS random
+numbers, and answers with its seconds, CPU seconds and bytes. The end of stdin ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import torch
+
+from benchmarks.identities import identity_of
+from neuroshard.aggregation import TrimmedMean
+from neuroshard.compression import make_codec
+from neuroshard.identity import NodeIdentity
+from neuroshard.network import Network
+from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.swarm.certified.effects import Check, Checked, Complete
+from neuroshard.swarm.certified.messages import Signed
+from neuroshard.swarm.certified.packets import most_bytes, signed_by
+from neuroshard.swarm.certified.roster import Member, Roster, Step
+from neuroshard.swarm.certified.setting import AnyBody, Contribution, Setting, Timing
+from neuroshard.swarm.certified.slices import SlicePlan
+from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
+from neuroshard.training.rounds.mail import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMail
+from neuroshard.training.rounds.vote_book import FolderBook
+from neuroshard.training.rounds.work import RoundWork
+from neuroshard.training.transfer.fields import StageName
+from neuroshard.types import LayerRange, RunId
+
+NUMBERS = 25_000_000
+RUN = RunId("1" * 64)
+STAGE = StageName(RUN, LayerRange(0, 1))
+ROOT = "ab" * 32
+
+
+class Peer:
+    """Takes part in what it is told."""
+
+    def __init__(self, identity: NodeIdentity, network: Network, folder: Path) -> None:
+        self._identity = identity
+        self._network = network
+        self._members = [Member(identity.node_id, identity.wallet_id)]
+        self._plan = SlicePlan(NUMBERS)
+        self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
+        largest = most_bytes(4 * NUMBERS)
+        self.actor = RoundActor(
+            lambda received: RoundMail(STAGE, network.transport, largest, received),
+            Surroundings(FolderBook(folder / identity.node_id), self._check),
+        )
+        network.transport.serve(PART, self.actor.mail.take, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
+
+    async def meet(self, peers: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Connect to the others."""
+        for peer in peers:
+            self._members.append(Member(peer["node"], peer["wallet"]))
+            await self._network.transport.connect(peer["address"])
+        return {"members": len(self._members)}
+
+    async def round(self, number: int, codec: str) -> Mapping[str, Any]:
+        """One round of all members."""
+        step = Step(RUN, 0, number, ROOT, codec, Roster(tuple(self._members)))
+        work = RoundWork(self._plan, make_codec(codec), TrimmedMean(0.1))  # type: ignore[arg-type]
+        expected = frozenset(member.node_id for member in self._members)
+        me = Member(self._identity.node_id, self._identity.wallet_id)
+        setting = Setting(step, self._plan, me, expected, self._sign, work.is_part, Timing(60, 120, 240))
+        moved, cpu, start = self._moved(), time.process_time(), time.perf_counter()
+        parts = await anyio.to_thread.run_sync(work.encoded, self._vector)
+        await self.actor.enter(setting, number, work, Contribution(parts, 100, 1_000_000, made_at()))
+        outcome = await self.actor.outcome()
+        if not isinstance(outcome, Complete):
+            raise SystemExit(outcome)
+        await anyio.to_thread.run_sync(work.decoded, outcome.aggregate)
+        seconds = time.perf_counter() - start
+        return {
+            "seconds": seconds,
+            "cpu": time.process_time() - cpu,
+            "bytes": self._moved() - moved,
+            "value": outcome.certificate.value.digest,
+            "encoded": sum(map(len, parts)),
+        }
+
+    def _moved(self) -> int:
+        return sum(one.bytes_sent for one in self._network.transport.connections())
+
+    def _sign(self, body: AnyBody) -> Signed[AnyBody]:
+        return signed_by(self._identity, body, time.time())
+
+    async def _check(self, job: Check, _work: RoundWork) -> Checked:
+        """Its digest stands for the root: what the outer step costs is no part of a round's comparison."""
+        await anyio.lowlevel.checkpoint()
+        return Checked(sha256("".join(job.digests).encode()).hexdigest())
+
+
+async def main() -> None:
+    """See above."""
+    number, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    identity = identity_of(number)
+    options = NetworkOptions("127.0.0.1", lan_discovery=False, port_mapping=False, relay=False)
+    async with libp2p_network(identity, options) as network, anyio.create_task_group() as tasks:
+        peer = Peer(identity, network, folder)
+        tasks.start_soon(peer.actor.run)
+        address = network.transport.addresses()[0]
+        _tell({"address": address, "node": identity.node_id, "wallet": identity.wallet_id})
+        while line := await anyio.to_thread.run_sync(sys.stdin.readline):
+            match json.loads(line):
+                case {"peers": peers}:
+                    _tell(await peer.meet(peers))
+                case {"round": int(step), "codec": str(codec)}:
+                    _tell(await peer.round(step, codec))
+        tasks.cancel_scope.cancel()
+
+
+def _tell(facts: Mapping[str, Any]) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    anyio.run(main, backend="trio")

@@ -1,0 +1,195 @@
+"""What a member writes down before it is said: its votes, what it is locked on, and how the last steps have ended.
+
+Texts are JSON; aggregates lie beside them as the bytes that were voted on, found and checked by their digests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol, cast
+
+from neuroshard.config.atomic_write import write_atomically
+from neuroshard.errors import DataError, StorageError
+from neuroshard.identity import parse_json
+from neuroshard.identity.fields import exact_object
+from neuroshard.swarm.certified.bodies import MAX_MEMBERS, MAX_VIEW
+from neuroshard.swarm.certified.effects import Complete, VoteRecord
+from neuroshard.swarm.certified.messages import Quorum
+from neuroshard.swarm.certified.packets import quorum_from, quorum_to_json
+from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
+from neuroshard.types import JsonValue
+
+KEPT_STEPS = 5  # whose aggregates are kept: who missed no more than those catches up with them (DESIGN 4.6)
+MAX_TEXT_BYTES = 16 << 20
+_MAX_CLAIM_CHARACTERS = 64 * 1024
+
+
+class VoteBook(Protocol):
+    """The memory of one stage's rounds. Its methods block."""
+
+    def newest(self) -> VoteRecord | None:
+        """The votes that were written down last. Raises StorageError."""
+        ...
+
+    def write(self, record: VoteRecord) -> None:
+        """Write down a record; it is on the disk when this returns. Raises StorageError."""
+        ...
+
+    def end(self, number: int, complete: Complete) -> None:
+        """Write down how a step has ended. Raises StorageError."""
+        ...
+
+    def ended(self) -> Iterable[tuple[int, Complete]]:
+        """The last steps that have ended, with their numbers, the oldest first."""
+        ...
+
+
+class ForgetfulBook:
+    """The book of tests, and of whoever has no disk: it lasts as long as the process."""
+
+    def __init__(self) -> None:
+        self._record: VoteRecord | None = None
+        self._ended: list[tuple[int, Complete]] = []
+
+    def newest(self) -> VoteRecord | None:
+        """See VoteBook."""
+        return self._record
+
+    def write(self, record: VoteRecord) -> None:
+        """See VoteBook."""
+        self._record = record
+
+    def end(self, number: int, complete: Complete) -> None:
+        """See VoteBook."""
+        self._ended = [*self._ended, (number, complete)][-KEPT_STEPS:]
+
+    def ended(self) -> Iterable[tuple[int, Complete]]:
+        """See VoteBook."""
+        return tuple(self._ended)
+
+
+class FolderBook:
+    """The book in a folder of its own beside the stage's checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def newest(self) -> VoteRecord | None:
+        """See VoteBook."""
+        path = self._folder / "votes.json"
+        try:
+            fields = exact_object(_read_json(path), {"step", "view", "prepared", "lock", "votes"}, "votes")
+            lock = None if fields["lock"] is None else quorum_from(fields["lock"], _claims(fields["votes"]))
+            prepared = fields["prepared"]
+            return VoteRecord(
+                hash_field(fields["step"], "step"),
+                whole_field(fields["view"], -1, MAX_VIEW, "view"),
+                "" if prepared == "" else hash_field(prepared, "prepared"),
+                lock,
+                () if lock is None else self._aggregate(lock),
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, DataError) as error:
+            # to vote again without knowing the own votes could split the swarm
+            advice = "Remove the folder to take part again as a newcomer: the state is then fetched from others."
+            raise StorageError(f"The votes in {path} cannot be read: {error}.", advice) from None
+
+    def write(self, record: VoteRecord) -> None:
+        """See VoteBook."""
+        fields: JsonValue = {
+            "step": record.step_id,
+            "view": record.view,
+            "prepared": record.prepared,
+            "lock": None if record.lock is None else quorum_to_json(record.lock),
+            "votes": [] if record.lock is None else [vote.claim.decode() for vote in record.lock.votes],
+        }
+        try:
+            if record.lock is not None:
+                self._write_aggregate(record.lock, record.aggregate)
+            self._write_json("votes.json", fields)
+        except OSError as error:
+            raise StorageError(f"A vote could not be written to {self._folder}: {error}.", "Make room.") from None
+
+    def end(self, number: int, complete: Complete) -> None:
+        """See VoteBook."""
+        certificate = complete.certificate
+        fields: JsonValue = {
+            "number": number,
+            "certificate": quorum_to_json(certificate),
+            "votes": [vote.claim.decode() for vote in certificate.votes],
+        }
+        try:
+            self._write_aggregate(certificate, complete.aggregate)
+            self._write_json(f"step-{number:010d}.json", fields)
+            for old in sorted(self._folder.glob("step-*.json"))[:-KEPT_STEPS]:
+                old.unlink()
+            kept = {quorum.value.digest for _, quorum in self._certificates()}
+            for path in self._folder.glob("aggregate-*.bin"):
+                if path.stem.removeprefix("aggregate-") not in kept:
+                    path.unlink()
+        except OSError as error:
+            raise StorageError(
+                f"A certificate could not be written to {self._folder}: {error}.", "Make room."
+            ) from None
+
+    def ended(self) -> Iterable[tuple[int, Complete]]:
+        """See VoteBook. What is damaged is left out: it can be fetched from others."""
+        found = list[tuple[int, Complete]]()
+        for number, certificate in self._certificates():
+            try:
+                found.append((number, Complete(certificate, self._aggregate(certificate))))
+            except (OSError, ValueError):
+                continue
+        return found
+
+    def _certificates(self) -> list[tuple[int, Quorum]]:
+        found = list[tuple[int, Quorum]]()
+        for path in sorted(self._folder.glob("step-*.json")):
+            try:
+                fields = exact_object(_read_json(path), {"number", "certificate", "votes"}, "a certificate")
+                certificate = quorum_from(fields["certificate"], _claims(fields["votes"]))
+                found.append((whole_field(fields["number"], 0, 10**10, "number"), certificate))
+            except (OSError, ValueError, DataError):
+                continue
+        return found
+
+    def _write_json(self, name: str, fields: JsonValue) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._folder / name, json.dumps(fields).encode())
+
+    def _write_aggregate(self, quorum: Quorum, aggregate: tuple[bytes, ...]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path_of(quorum)
+        if not path.exists():
+            sizes = b"".join(len(part).to_bytes(8, "big") for part in aggregate)
+            write_atomically(path, b"".join((sizes, *aggregate)))
+
+    def _aggregate(self, quorum: Quorum) -> tuple[bytes, ...]:
+        """Raises OSError, ValueError when the file is not what was voted on."""
+        data = memoryview(self._path_of(quorum).read_bytes())
+        digests, parts = quorum.value.aggregate, list[bytes]()
+        position = 8 * len(digests)
+        for index, digest in enumerate(digests):
+            size = int.from_bytes(data[8 * index : 8 * index + 8], "big")
+            part = bytes(data[position : position + size])
+            if sha256(part).hexdigest() != digest:
+                raise ValueError("the aggregate is damaged")
+            parts.append(part)
+            position += size
+        return tuple(parts)
+
+    def _path_of(self, quorum: Quorum) -> Path:
+        return self._folder / f"aggregate-{quorum.value.digest}.bin"
+
+
+def _read_json(path: Path) -> JsonValue:
+    return parse_json(path.read_bytes(), MAX_TEXT_BYTES)
+
+
+def _claims(value: JsonValue) -> list[bytes]:
+    texts = list_field(value, MAX_MEMBERS, "votes")
+    return [line_field(cast("str", text), _MAX_CLAIM_CHARACTERS, "vote").encode() for text in texts]

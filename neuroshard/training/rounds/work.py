@@ -1,0 +1,100 @@
+"""The computing of a certified round: encoded slices in, statistics, verdict and encoded aggregate out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from neuroshard.aggregation import (
+    AggregatorConfig,
+    MalformedStatisticsError,
+    SliceRows,
+    Verdict,
+    judge_statistics,
+    read_statistics,
+    reduce_slice,
+    reduction_by,
+    slice_statistics,
+    statistics_bytes,
+    sum_statistics,
+)
+from neuroshard.compression import Codec, MalformedVectorError
+from neuroshard.swarm.certified.effects import Judge, Judged, MakeStatistics, Reduce
+from neuroshard.swarm.certified.slices import SlicePlan
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """What a round of this codec and aggregator computes."""
+
+    plan: SlicePlan
+    codec: Codec
+    aggregator: AggregatorConfig
+    tolerated: int = 0  # liars
+
+    def encoded(self, vector: Tensor) -> tuple[bytes, ...]:
+        """The slices of a contribution (d,) fp32."""
+        return tuple(self.codec.encode(vector[slice(*self.plan.bounds(index))]) for index in range(self.plan.count))
+
+    def decoded(self, slices: Sequence[bytes]) -> Tensor:
+        """The vector (d,) fp32 of encoded slices. Raises MalformedVectorError."""
+        vector = torch.empty(self.plan.length)
+        for index, data in enumerate(slices):
+            size = self.plan.size(index)
+            self.codec.decode_range(data, 0, size, size, out=vector[slice(*self.plan.bounds(index))])
+        return vector
+
+    def is_part(self, index: int, data: bytes) -> bool:
+        """Whether this can be the encoded slice of that number."""
+        size = self.plan.size(index)
+        if len(data) > self.codec.encoded_size(size):
+            return False
+        try:
+            self.codec.check(data, size)
+        except MalformedVectorError:
+            return False
+        return True
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Most bytes of a whole contribution."""
+        return sum(self.codec.encoded_size(self.plan.size(index)) for index in range(self.plan.count))
+
+    def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
+        """See MakeStatistics."""
+        with_gram = False
+        return {
+            index: statistics_bytes(slice_statistics(self._rows(index, parts), with_gram=with_gram))
+            for index, parts in job.rows.items()
+        }
+
+    def judged(self, job: Judge) -> Judged:
+        """See Judge."""
+        count, with_gram = len(job.tokens), False
+        try:
+            total = sum_statistics([read_statistics(one, count, with_gram=with_gram) for one in job.statistics])
+        except MalformedStatisticsError as error:  # two reducers of a slice lie together
+            return Judged(Verdict((), {}, (), robust=False), None, str(error))
+        verdict = judge_statistics(total, job.copies)
+        if verdict.abort_reason is not None:
+            return Judged(verdict, None, verdict.abort_reason)
+        work = [float(one) for one in job.tokens]
+        return Judged(verdict, reduction_by(self.aggregator, total, verdict, work=work))
+
+    def reduced(self, job: Reduce) -> Mapping[int, bytes]:
+        """See Reduce."""
+        return {
+            index: self.codec.encode(reduce_slice(self._rows(index, parts), job.reduction))
+            for index, parts in job.rows.items()
+        }
+
+    def _rows(self, index: int, parts: Sequence[bytes]) -> SliceRows:
+        size = self.plan.size(index)
+        return SliceRows(
+            len(parts),
+            size,
+            lambda row, start, stop, out: self.codec.decode_range(parts[row], start, stop, size, out=out),
+        )

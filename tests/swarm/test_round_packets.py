@@ -1,0 +1,163 @@
+"""Messages of rounds as bytes: what is written is read, and no lie is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.swarm.certified.bodies import (
+    Body,
+    Intent,
+    NewView,
+    Phase,
+    Proposal,
+    Result,
+    Statement,
+    Value,
+    Vote,
+)
+from neuroshard.swarm.certified.messages import (
+    AggregateSent,
+    AggregateWanted,
+    CertificateSaid,
+    ContributionSent,
+    IntentSaid,
+    Message,
+    NewViewSaid,
+    ProposalSaid,
+    Quorum,
+    ResultSaid,
+    StatementSaid,
+    VoteSaid,
+)
+from neuroshard.swarm.certified.packets import (
+    MalformedMessageError,
+    from_frame,
+    limits_for,
+    most_bytes,
+    read_signed,
+    signed_by,
+    to_frame,
+)
+from neuroshard.swarm.certified.roster import Member, Roster, Step
+from neuroshard.types import NodeId, RunId
+from neuroshard.wire import Frame, TensorPart, TensorSpec, WireError, decode, encode
+
+NOW = 1_700_000_000.0
+HASH, OTHER = "ab" * 32, "cd" * 32
+
+
+def identity(number: int) -> NodeIdentity:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number] * 32)))
+    key = NodeKey.from_seed(bytes([number + 100] * 32))
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
+
+
+NODES = [identity(number) for number in range(3)]
+MEMBERS = tuple(sorted(Member(one.node_id, one.wallet_id) for one in NODES))
+STEP = Step(RunId("1" * 64), 0, 3, HASH, "int8", Roster(MEMBERS))
+VALUE = Value(STEP.id, HASH, OTHER, (HASH, OTHER), MEMBERS, (MEMBERS[0].node_id,), ((MEMBERS[1].node_id, "no"),), OTHER)
+INTENT = Intent(STEP.id, 0, HASH, 100, 1000, 5)
+SLICES = {0: b"zero", 5: b"", 63: bytes(range(256))}
+
+
+def votes(phase: Phase, count: int = 3, value: Value = VALUE) -> Quorum:
+    said = [signed_by(one, Vote(STEP.id, 2, phase, value.digest), NOW) for one in NODES[:count]]
+    return Quorum(value, 2, phase, tuple(said))
+
+
+MESSAGES: list[Message] = [
+    IntentSaid(signed_by(NODES[0], INTENT, NOW)),
+    NewViewSaid(signed_by(NODES[0], NewView(STEP.id, 1, (NODES[1].node_id,)), NOW)),
+    NewViewSaid(signed_by(NODES[0], NewView(STEP.id, 1, ()), NOW), votes(Phase.PREPARE)),
+    ProposalSaid(
+        signed_by(NODES[0], Proposal(STEP.id, 4, HASH, None), NOW), tuple(signed_by(one, INTENT, NOW) for one in NODES)
+    ),
+    ProposalSaid(signed_by(NODES[0], Proposal(STEP.id, 4, HASH, VALUE.digest), NOW), (), votes(Phase.PREPARE)),
+    ContributionSent(HASH, NODES[0].node_id, (sha256(b"1").digest(), sha256(b"2").digest()), SLICES),
+    StatementSaid(signed_by(NODES[0], Statement(HASH, ((0, HASH), (5, OTHER))), NOW), SLICES),
+    ResultSaid(signed_by(NODES[0], Result(HASH, ((0, HASH),)), NOW), SLICES),
+    VoteSaid(signed_by(NODES[0], Vote(STEP.id, 0, Phase.COMMIT, HASH), NOW)),
+    CertificateSaid(votes(Phase.COMMIT)),
+    AggregateWanted(STEP.id, HASH, (0, 3)),
+    AggregateSent(HASH, SLICES),
+]
+
+
+def through_bytes(message: Message) -> Message:
+    frame = encode(to_frame(message))
+    data = b"".join((frame.head, *frame.body))
+    assert len(data) <= most_bytes(1000)
+    return from_frame(decode(data, lambda _: limits_for(1000)))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_what_is_written_is_read(message: Message) -> None:
+    assert through_bytes(message) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_that_is_cut_or_has_more_is_refused(message: Message) -> None:
+    frame = to_frame(message)
+    spoilt = [
+        replace(frame, header={}),
+        replace(frame, header={**frame.header, "type": "Pickle"}),
+        replace(frame, header={**frame.header, "fields": {"x": 1}}),
+        replace(frame, tensors=(*frame.tensors, TensorPart(TensorSpec("slice 64", "uint8", (1,)), b"x"))),
+        replace(frame, tensors=(*frame.tensors, TensorPart(TensorSpec("slice x", "uint8", (1,)), b"x"))),
+        replace(frame, tensors=(*frame.tensors, TensorPart(TensorSpec("other", "uint8", (1,)), b"x"))),
+    ]
+    if frame.tensors and frame.tensors[0].spec.name == "claim 0":
+        spoilt.append(replace(frame, tensors=frame.tensors[1:] if len(frame.tensors) == 1 else ()))
+    for one in spoilt:
+        with pytest.raises((MalformedMessageError, WireError)):
+            from_frame(one)
+
+
+BODIES: list[Body] = [
+    INTENT,
+    NewView(STEP.id, 1, ()),
+    Proposal(STEP.id, 4, HASH, None),
+    Statement(HASH, ((0, HASH),)),
+    Result(HASH, ((0, HASH),)),
+    Vote(STEP.id, 0, Phase.COMMIT, HASH),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_a_body_with_a_flipped_byte_or_of_another_kind_is_refused(body: Body) -> None:
+    claim = signed_by(NODES[0], body, NOW).claim
+    assert read_signed(claim, type(body)).body == body
+    for place in range(0, len(claim), 7):
+        damaged = claim[:place] + bytes([claim[place] ^ 1]) + claim[place + 1 :]
+        with pytest.raises(MalformedMessageError):
+            read_signed(damaged, type(body))
+    others = [other for other in BODIES if type(other) is not type(body)]
+    for other in others:
+        with pytest.raises(MalformedMessageError):
+            read_signed(claim, type(other))
+
+
+def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:
+    assert votes(Phase.COMMIT, 2).is_valid_for(STEP)
+    assert not votes(Phase.COMMIT, 1).is_valid_for(STEP)
+    twice = votes(Phase.COMMIT, 1)
+    assert not replace(twice, votes=twice.votes * 3).is_valid_for(STEP)
+    assert not replace(votes(Phase.COMMIT), phase=Phase.PREPARE).is_valid_for(STEP)
+    assert not replace(votes(Phase.COMMIT), view=3).is_valid_for(STEP)
+    assert not replace(votes(Phase.COMMIT), value=replace(VALUE, next_root=HASH)).is_valid_for(STEP)
+    others = replace(STEP, roster=Roster(tuple(Member(NodeId(f"n{i}"), MEMBERS[0].wallet_id) for i in range(3))))
+    assert not votes(Phase.COMMIT).is_valid_for(others)
+    foreign = tuple(replace(vote, member=replace(vote.member, wallet_id=MEMBERS[0].wallet_id)) for vote in twice.votes)
+    assert not replace(twice, votes=(*foreign, *twice.votes)).is_valid_for(STEP)
+
+
+def test_golden_digests() -> None:
+    """Other versions of the program have to come to the same."""
+    assert isinstance(to_frame(MESSAGES[0]), Frame)
+    step = Step(RunId("1" * 64), 0, 3, HASH, "int8", Roster((Member(NodeId("a"), MEMBERS[0].wallet_id),)))
+    value = replace(VALUE, members=(Member(NodeId("a"), MEMBERS[0].wallet_id),), accepted=(), refused=())
+    assert (step.id[:16], replace(value, step_id=HASH).digest[:16]) == ("0ab7fc71ed2a354b", "e55034c204641e35")

@@ -1,0 +1,77 @@
+"""What a member of rounds writes down survives its process, and damage is noticed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from replica_world import IDENTITIES, NOW
+
+from neuroshard.errors import StorageError
+from neuroshard.swarm.certified.bodies import Phase, Value, Vote
+from neuroshard.swarm.certified.effects import Complete, VoteRecord
+from neuroshard.swarm.certified.messages import Quorum
+from neuroshard.swarm.certified.packets import signed_by
+from neuroshard.swarm.certified.roster import Member
+from neuroshard.training.rounds.vote_book import KEPT_STEPS, FolderBook
+
+HASH = "ab" * 32
+AGGREGATE = (b"first slice", b"", b"third")
+MEMBERS = tuple(sorted(Member(one.node_id, one.wallet_id) for one in IDENTITIES.values()))[:3]
+
+
+def quorum(phase: Phase, root: str = HASH) -> Quorum:
+    digests = tuple(sha256(part).hexdigest() for part in AGGREGATE)
+    value = Value(HASH, root, HASH, digests, MEMBERS, (), (), HASH)
+    vote = Vote(HASH, 4, phase, value.digest)
+    said = tuple(signed_by(IDENTITIES[member.node_id], vote, NOW) for member in MEMBERS)
+    return Quorum(value, 4, phase, said)
+
+
+RECORD = VoteRecord(HASH, 4, quorum(Phase.PREPARE).value.digest, quorum(Phase.PREPARE), AGGREGATE)
+
+
+def test_votes_and_locks_are_read_as_they_were_written(tmp_path: Path) -> None:
+    book = FolderBook(tmp_path / "rounds")
+    assert book.newest() is None
+    plain = replace(RECORD, lock=None, aggregate=())
+    for record in (plain, RECORD, replace(RECORD, view=7, prepared="cd" * 32)):
+        book.write(record)
+        assert FolderBook(tmp_path / "rounds").newest() == record
+
+
+def test_the_last_steps_are_kept_with_their_aggregates_and_no_more(tmp_path: Path) -> None:
+    book = FolderBook(tmp_path / "rounds")
+    ends = [Complete(quorum(Phase.COMMIT, f"{number:064x}"), AGGREGATE) for number in range(KEPT_STEPS + 3)]
+    for number, end in enumerate(ends):
+        book.end(number, end)
+    kept = list(FolderBook(tmp_path / "rounds").ended())
+    assert kept == list(enumerate(ends))[3:]
+    assert len(list((tmp_path / "rounds").glob("aggregate-*"))) == KEPT_STEPS
+
+
+def test_damaged_votes_are_an_error_and_a_damaged_aggregate_is_fetched_again(tmp_path: Path) -> None:
+    folder = tmp_path / "rounds"
+    book = FolderBook(folder)
+    book.write(RECORD)
+    (folder / "votes.json").write_bytes(b"{}")
+    with pytest.raises(StorageError, match="cannot be read"):
+        book.newest()
+    book.write(RECORD)
+    (aggregate,) = folder.glob("aggregate-*")
+    aggregate.write_bytes(aggregate.read_bytes()[:-1])
+    with pytest.raises(StorageError, match="damaged"):
+        book.newest()
+    aggregate.unlink()
+    book.end(1, Complete(quorum(Phase.COMMIT), AGGREGATE))
+    (aggregate,) = folder.glob("aggregate-*")
+    aggregate.write_bytes(b"x")
+    assert list(book.ended()) == []
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rounds").write_bytes(b"in the way")
+    with pytest.raises(StorageError, match="could not be written"):
+        FolderBook(tmp_path / "rounds").write(RECORD)
