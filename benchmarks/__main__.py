@@ -14,6 +14,8 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "data": ("data", ()),
     "loss_kernel": ("loss_kernel", ()),
     "learning": ("learning", ()),
+    "codecs": ("codecs", ()),
+    "diloco": ("diloco", ()),
     "dashboards": ("dashboards", ()),
     "kill": ("kill", ()),
     "membership": ("membership", ()),
