@@ -21,7 +21,7 @@ import trio
 from torch import Tensor
 
 from benchmarks.record import NotHereError, Report, Row
-from neuroshard.aggregation import aggregator_config, clipped, judge, make_aggregator
+from neuroshard.aggregation import SliceRows, aggregator_config, judge, reduce_slice, reduction_by, slice_statistics
 from neuroshard.compression import Codec, make_codec
 from neuroshard.config.run_parameters import CodecName, InnerOptimization, OuterOptimization
 from neuroshard.model.initial_weights import initialise
@@ -92,12 +92,14 @@ class _Meeting:
 
     def _aggregated(self, contributions: Sequence[Tensor]) -> Tensor | None:
         rows = torch.stack([self.codec.round_trip(row) for row in contributions])
-        verdict = judge(rows)
+        whole = SliceRows.of(rows)
+        total = slice_statistics(whole)
+        verdict = judge(rows, total)
         self.refused += len(verdict.refused)
         if verdict.abort_reason is not None:
             return None
-        aggregator = make_aggregator(aggregator_config(OUTER))
-        return self.codec.round_trip(aggregator(clipped(rows, verdict)))
+        reduction = reduction_by(aggregator_config(OUTER), total, verdict)
+        return self.codec.round_trip(reduce_slice(whole, reduction))
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,19 @@
 """Robust aggregation: one verdict on whole contributions, then a rule, slice by slice. Pure functions."""
 
-from neuroshard.aggregation.averages import (
-    Aggregator,
+from neuroshard.aggregation.aggregators import (
     AggregatorConfig,
+    CentredClipping,
+    Krum,
     Mean,
     Median,
+    MultiKrum,
     TrimmedMean,
-    abstaining,
     aggregator_config,
-    capped_weights,
-    coordinate_median,
-    make_aggregator,
-    mean,
+    needs_gram,
     trim_count,
-    trimmed_mean,
 )
-from neuroshard.aggregation.gates import Refusal, Verdict, clipped, judge, judge_statistics, max_refused
+from neuroshard.aggregation.gates import Refusal, Verdict, judge, judge_statistics, max_refused
+from neuroshard.aggregation.gram_rules import TooFewContributionsError, check_krum_count
 from neuroshard.aggregation.reduction import MiddleMean, Reduction, WeightedSum, reduce_slice, reduction_by
 from neuroshard.aggregation.slice_statistics import SliceStatistics, slice_statistics, sum_statistics
 from neuroshard.aggregation.slices import SliceRows
@@ -25,31 +23,33 @@ from neuroshard.aggregation.statistics_form import (
     statistics_bytes,
     statistics_size,
 )
+from neuroshard.aggregation.work import abstaining, capped_weights
 
 __all__ = [
-    "Aggregator",
     "AggregatorConfig",
+    "CentredClipping",
+    "Krum",
     "MalformedStatisticsError",
     "Mean",
     "Median",
     "MiddleMean",
+    "MultiKrum",
     "Reduction",
     "Refusal",
     "SliceRows",
     "SliceStatistics",
+    "TooFewContributionsError",
     "TrimmedMean",
     "Verdict",
     "WeightedSum",
     "abstaining",
     "aggregator_config",
     "capped_weights",
-    "clipped",
-    "coordinate_median",
+    "check_krum_count",
     "judge",
     "judge_statistics",
-    "make_aggregator",
     "max_refused",
-    "mean",
+    "needs_gram",
     "read_statistics",
     "reduce_slice",
     "reduction_by",
@@ -58,5 +58,4 @@ __all__ = [
     "statistics_size",
     "sum_statistics",
     "trim_count",
-    "trimmed_mean",
 ]

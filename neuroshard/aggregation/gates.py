@@ -93,23 +93,10 @@ def judge_statistics(total: SliceStatistics, copies: Collection[int] = ()) -> Ve
     return Verdict(accepted, refused, tuple(_fp32(min(1.0, median_norm / norms[i])) for i in accepted), robust)
 
 
-def judge(contributions: Tensor) -> Verdict:
-    """Verdict over (n, d) fp32 contributions in memory: the one slice of `judge_statistics` is all of them."""
-    total = slice_statistics(SliceRows.of(contributions))
+def judge(contributions: Tensor, total: SliceStatistics | None = None) -> Verdict:
+    """Verdict over (n, d) fp32 contributions in memory, whose statistics are known or made here."""
+    total = slice_statistics(SliceRows.of(contributions)) if total is None else total
     return judge_statistics(total, _copies(contributions, total))
-
-
-def clipped(contributions: Tensor, verdict: Verdict) -> Tensor:
-    """The accepted rows (|A|, d), each scaled by its clip factor, in the place of the contributions.
-
-    A round holds as many vectors as its memory has room for, so none is copied; the others are lost.
-    """
-    for place, (row, factor) in enumerate(zip(verdict.accepted, verdict.clip_factors, strict=True)):
-        if place != row:  # rows are in order: what lies there is refused, or was moved
-            contributions[place].copy_(contributions[row])
-        if factor != 1.0:
-            contributions[place].mul_(torch.tensor(factor, dtype=torch.float32))
-    return contributions[: len(verdict.accepted)]
 
 
 def _broken(total: SliceStatistics, copies: Collection[int]) -> dict[int, Refusal]:

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import TypeAlias, assert_never
 
 import torch
 from torch import Tensor
 
-from neuroshard.aggregation.averages import AggregatorConfig, Mean, Median, TrimmedMean, capped_weights, trim_count
+from neuroshard.aggregation.aggregators import (
+    AggregatorConfig,
+    CentredClipping,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+    trim_count,
+)
 from neuroshard.aggregation.gates import Verdict
-from neuroshard.aggregation.slice_statistics import SliceStatistics
+from neuroshard.aggregation.gram_rules import centred_clipping_weights, check_krum_count, krum_order
+from neuroshard.aggregation.slice_statistics import Matrix, SliceStatistics
 from neuroshard.aggregation.slices import SliceRows
 from neuroshard.aggregation.sorting import middle_mean
+from neuroshard.aggregation.work import capped_weights
 
 
 @dataclass(frozen=True)
@@ -42,13 +54,19 @@ Reduction: TypeAlias = MiddleMean | WeightedSum
 
 
 def reduction_by(
-    config: AggregatorConfig, total: SliceStatistics, verdict: Verdict, *, work: Sequence[float] | None = None
+    config: AggregatorConfig,
+    total: SliceStatistics,
+    verdict: Verdict,
+    *,
+    tolerated: int = 0,
+    work: Sequence[float] | None = None,
 ) -> Reduction:
     """What an aggregator does with the contributions that a verdict on the whole vector's statistics accepted.
 
+    `tolerated` is the number of liars that the run tolerates; Krum needs it, and counts who is refused as one of them.
     `work` is what each of the n judged members says it did (tokens); only the mean weighs by it, within
-    `capped_weights`. Raises ValueError when nothing was accepted, or when the
-    arguments are not about the same number of contributions.
+    `capped_weights`. Raises TooFewContributionsError when Krum cannot hold its promise, and ValueError when nothing was
+    accepted or the arguments are not about the same number of contributions.
     """
     if not verdict.accepted:
         raise ValueError("a round without an accepted contribution is abandoned; there is nothing to reduce")
@@ -65,8 +83,16 @@ def reduction_by(
             if work is None:
                 return WeightedSum(rows, factors, float(len(rows)))
             shares = capped_weights([work[row] for row in rows])
-            weights = tuple(share * factor for share, factor in zip(shares, factors, strict=True))
-            return WeightedSum(rows, weights, sum(shares))
+            return WeightedSum(rows, _products(shares, factors), fsum(shares))
+        case Krum() | MultiKrum():
+            check_krum_count(total.count, tolerated)
+            left = max(0, tolerated - len(verdict.refused))
+            order = krum_order(_clipped_gram(total, verdict), left)
+            chosen = sorted(order[: 1 if isinstance(config, Krum) else max(1, len(rows) - left)])
+            return WeightedSum(tuple(rows[i] for i in chosen), tuple(factors[i] for i in chosen), float(len(chosen)))
+        case CentredClipping():
+            weights = centred_clipping_weights(_clipped_gram(total, verdict))
+            return WeightedSum(rows, _products(weights, factors), 1.0)
         case _:
             assert_never(config)
 
@@ -83,6 +109,18 @@ def reduce_slice(rows: SliceRows, reduction: Reduction, out: Tensor | None = Non
         part = result[start : start + chunk.shape[1]]
         part.copy_(_reduced(chunk, reduction)[: part.shape[0]])
     return result
+
+
+def _clipped_gram(total: SliceStatistics, verdict: Verdict) -> Matrix:
+    """Dot products of the accepted contributions after their clipping."""
+    if total.gram is None:
+        raise ValueError("this aggregator needs statistics with a Gram matrix")
+    gram, kept = total.gram, tuple(zip(verdict.accepted, verdict.clip_factors, strict=True))
+    return tuple(tuple(gram[i][j] * (factor * other) for j, other in kept) for i, factor in kept)
+
+
+def _products(left: Sequence[float], right: Sequence[float]) -> tuple[float, ...]:
+    return tuple(a * b for a, b in zip(left, right, strict=True))
 
 
 def _reduced(chunk: Tensor, reduction: Reduction) -> Tensor:

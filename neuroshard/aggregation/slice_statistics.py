@@ -16,7 +16,7 @@ from torch import Tensor
 
 from neuroshard.aggregation.slices import SliceRows
 from neuroshard.aggregation.sorting import middle_mean
-from neuroshard.aggregation.sums import BLOCK, block_sums
+from neuroshard.aggregation.sums import BLOCK, LANES, fold_products, folded
 
 LARGEST_SUM = 2.0**320  # 2^64 products of fp32 numbers, each below 2^256: sums of such sums cannot overflow
 
@@ -98,24 +98,43 @@ def sum_statistics(slices: Sequence[SliceStatistics]) -> SliceStatistics:
 
 
 def _chunk_sums(chunk: Tensor, with_gram: bool) -> tuple[list[bool], Tensor]:
-    """Which of n rows are finite, and the sums of every block (sums, blocks) in the order of `sums_in_order`."""
-    count, values = chunk.shape[0], chunk.double()
-    squares = block_sums(values * values)
-    finite = squares.isfinite()  # exactly when all numbers are: float64 cannot overflow on squares of fp32
+    """Which of n rows are finite, and the sums of every block (sums, blocks) in the order of `sums_in_order`.
+
+    No operation is so large that PyTorch would share it among threads: threads that wait for each other are slow on a
+    computer that trains meanwhile.
+    """
+    count, blocks = chunk.shape[0], chunk.shape[1] // BLOCK
+    values, scratch = torch.empty(chunk.shape, dtype=torch.float64), torch.empty(chunk.shape[1], dtype=torch.float64)
+    pairs = [(i, j) for i in range(count) for j in range(i)] if with_gram else []
+    lanes = torch.empty(2 * count + 1 + len(pairs), blocks, LANES, dtype=torch.float64)
+    for row, value, line in zip(chunk, values, lanes, strict=False):
+        value.copy_(row)
+        fold_products(value, value, scratch, line)
+    # finite exactly when all numbers of the block are: float64 cannot overflow on squares of fp32
+    finite = folded(lanes[:count]).isfinite()
     if not finite.all():
-        values.view(count, -1, BLOCK)[~finite] = 0.0
-        squares[~finite] = 0.0
-    products = [block_sums(values[i:] * values[i]) for i in range(count)] if with_gram else [squares]
+        values.view(count, blocks, BLOCK)[~finite] = 0.0
+        lanes[:count][~finite] = 0.0
     center = _center(chunk, finite)
-    dots, center_square = block_sums(values.mul_(center)), block_sums(center * center)
-    return [bool(flags.all()) for flags in finite], torch.cat([*products, dots, center_square[None]])
+    for value, line in zip(values, lanes[count:], strict=False):
+        fold_products(value, center, scratch, line)
+    fold_products(center, center, scratch, lanes[2 * count])
+    for (i, j), line in zip(pairs, lanes[2 * count + 1 :], strict=True):
+        fold_products(values[i], values[j], scratch, line)
+    folded(lanes[count:])
+    everywhere = [True] * count if finite.all() else [bool(flags.all()) for flags in finite]
+    return everywhere, lanes[..., 0].clone()
 
 
 def _center(chunk: Tensor, finite: Tensor) -> Tensor:
-    """Float64 median of every column, among the rows that are finite in its block; zero where none is."""
+    """Float64 median of every column, among the rows that are finite in its block, zero where none is.
+
+    Overwrites the chunk.
+    """
+    if finite.all():
+        return middle_mean(chunk, (chunk.shape[0] - 1) // 2)
     center = torch.zeros(chunk.shape[1], dtype=torch.float64)
-    patterns = {tuple(bool(flag) for flag in of_block) for of_block in finite.T}
-    for pattern in patterns:  # nearly always one: all
+    for pattern in {tuple(bool(flag) for flag in of_block) for of_block in finite.T}:
         among = [row for row, flag in enumerate(pattern) if flag]
         if among:
             blocks = (finite == torch.tensor(pattern)[:, None]).all(dim=0)
@@ -125,31 +144,27 @@ def _center(chunk: Tensor, finite: Tensor) -> Tensor:
 
 
 def sums_in_order(statistics: SliceStatistics) -> list[float]:
-    """All sums in a row: squared norms, or the upper half of the Gram matrix; dot products; the center's square."""
-    gram = statistics.gram
-    products = statistics.squared_norms if gram is None else chain(*(row[i:] for i, row in enumerate(gram)))
-    return [*products, *statistics.center_dots, statistics.center_squared_norm]
+    """All sums in a row: squared norms, dot products, the center's square, the lower half of the Gram matrix."""
+    pairs = chain(*(row[:i] for i, row in enumerate(statistics.gram or ())))
+    return [*statistics.squared_norms, *statistics.center_dots, statistics.center_squared_norm, *pairs]
 
 
 def arranged(finite: Sequence[bool], sums: Sequence[float], *, with_gram: bool) -> SliceStatistics:
     """The inverse of `sums_in_order`; rows that are not finite lose their sums."""
     count = len(finite)
     tidy = [value + 0.0 for value in sums]  # no -0.0
-    products, dots, center = tidy[: -count - 1], tidy[-count - 1 : -1], tidy[-1]
-    center_dots = tuple(dot if good else 0.0 for dot, good in zip(dots, finite, strict=True))
-    if with_gram:
-        gram = _mirrored(products, finite)
-        norms = tuple(gram[i][i] for i in range(count))
-        return SliceStatistics(tuple(finite), norms, center_dots, center, gram)
-    norms = tuple(product if good else 0.0 for product, good in zip(products, finite, strict=True))
-    return SliceStatistics(tuple(finite), norms, center_dots, center)
+    norms = tuple(norm if good else 0.0 for norm, good in zip(tidy[:count], finite, strict=True))
+    dots = tuple(dot if good else 0.0 for dot, good in zip(tidy[count : 2 * count], finite, strict=True))
+    gram = _mirrored(norms, tidy[2 * count + 1 :], finite) if with_gram else None
+    return SliceStatistics(tuple(finite), norms, dots, tidy[2 * count], gram)
 
 
-def _mirrored(upper: Sequence[float], finite: Sequence[bool]) -> Matrix:
-    count, values = len(finite), iter(upper)
+def _mirrored(diagonal: Sequence[float], pairs: Sequence[float], finite: Sequence[bool]) -> Matrix:
+    count, values = len(finite), iter(pairs)
     full = [[0.0] * count for _ in range(count)]
     for i in range(count):
-        for j in range(i, count):
+        full[i][i] = diagonal[i]
+        for j in range(i):
             value = next(values)
             if finite[i] and finite[j]:
                 full[i][j] = full[j][i] = value

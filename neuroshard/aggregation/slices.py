@@ -10,7 +10,8 @@ from torch import Tensor
 
 from neuroshard.aggregation.sums import BLOCK
 
-_VALUES_AT_ONCE = 1 << 17  # of all rows together: they stay in the cache
+_VALUES_AT_ONCE = 1 << 18  # of all rows together: they stay in the cache
+_MOST_BLOCKS = 7  # of a row at once: PyTorch shares operations on 32,768 numbers and more among threads
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class SliceRows:
 
         Every chunk overwrites the one before. The columns of the last one are filled up to whole blocks with zeros.
         """
-        blocks = min(max(1, _VALUES_AT_ONCE // (BLOCK * len(among))), -(-self.length // BLOCK))
+        blocks = min(_MOST_BLOCKS, max(1, _VALUES_AT_ONCE // (BLOCK * len(among))), -(-self.length // BLOCK))
         buffer = torch.empty(len(among), blocks * BLOCK)
         for start in range(0, self.length, buffer.shape[1]):
             width = min(buffer.shape[1], self.length - start)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,29 +30,43 @@ def comparators(count: int) -> Iterator[tuple[int, int]]:
         part //= 2
 
 
-def sorted_rows(rows: Tensor) -> Tensor:
-    """(n, d) with every column in ascending order, in memory of its own."""
+@cache
+def pruned_comparators(count: int, first: int, last: int) -> tuple[tuple[int, int, bool, bool], ...]:
+    """The `comparators` on which places first .. last - 1 depend: (i, j, the lower value is needed, the higher is)."""
+    needed = set(range(first, last))
+    steps: list[tuple[int, int, bool, bool]] = []
+    for low, high in reversed(list(comparators(count))):
+        if low in needed or high in needed:
+            steps.append((low, high, low in needed, high in needed))
+            needed |= {low, high}
+    return tuple(reversed(steps))
+
+
+def sorted_middle(rows: Tensor, trim: int) -> list[Tensor]:
+    """The columns of (n, d) in ascending order without the `trim` lowest and highest numbers; overwrites the rows."""
     count = rows.shape[0]
     if count > _MAX_NETWORK_ROWS:
-        return torch.from_numpy(np.sort(rows.numpy(), axis=0))  # pyright: ignore[reportUnknownMemberType]
-    ordered = list(rows.clone())
-    spare = torch.empty_like(ordered[0])
-    for low, high in comparators(count):
-        torch.minimum(ordered[low], ordered[high], out=spare)
-        torch.maximum(ordered[low], ordered[high], out=ordered[high])
-        ordered[low], spare = spare, ordered[low]
-    return torch.stack(ordered)
+        rows.numpy().sort(axis=0)
+        return list(rows[trim : count - trim])
+    lines = list(rows)
+    spare = torch.empty_like(lines[0])
+    for low, high, needs_low, needs_high in pruned_comparators(count, trim, count - trim):
+        if needs_low and needs_high:
+            torch.minimum(lines[low], lines[high], out=spare)
+            torch.maximum(lines[low], lines[high], out=lines[high])
+            lines[low], spare = spare, lines[low]
+        elif needs_low:
+            torch.minimum(lines[low], lines[high], out=lines[low])
+        else:
+            torch.maximum(lines[low], lines[high], out=lines[high])
+    return lines[trim : count - trim]
 
 
 def middle_mean(rows: Tensor, trim: int) -> Tensor:
-    """Float64 mean (d,) of every column of (n, d) without its `trim` lowest and highest numbers."""
-    return row_mean(sorted_rows(rows)[trim : rows.shape[0] - trim])
-
-
-def row_mean(rows: Tensor) -> Tensor:
-    """Float64 mean (d,) of the rows (n, d), added one after the other."""
+    """Float64 mean (d,) of every column of (n, d) without its `trim` lowest and highest numbers; overwrites rows."""
+    middle = sorted_middle(rows, trim)
     # beginning with zero makes -0.0 and 0.0, which sorting does not order, one value
     total = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for row in rows:
+    for row in middle:
         total.add_(row)
-    return total.div_(rows.shape[0])
+    return total.div_(len(middle))

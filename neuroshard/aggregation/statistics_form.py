@@ -26,7 +26,7 @@ def statistics_bytes(statistics: SliceStatistics) -> bytes:
 
 def read_statistics(data: bytes | memoryview, count: int, *, with_gram: bool) -> SliceStatistics:
     """The inverse of `statistics_bytes`. Raises MalformedStatisticsError; then the sender is at fault."""
-    if len(data) != statistics_size(count, with_gram=with_gram):
+    if count < 1 or len(data) != statistics_size(count, with_gram=with_gram):
         raise MalformedStatisticsError(f"{len(data)} bytes are not the statistics of {count} contributions.")
     flags, sums = bytes(data[:count]), struct.unpack(f"<{_sum_count(count, with_gram)}d", data[count:])
     if max(flags) > 1 or any(value == 0 and copysign(1.0, value) < 0 for value in sums):
@@ -41,4 +41,4 @@ def read_statistics(data: bytes | memoryview, count: int, *, with_gram: bool) ->
 
 
 def _sum_count(count: int, with_gram: bool) -> int:
-    return (count * (count + 1) // 2 if with_gram else count) + count + 1
+    return 2 * count + 1 + (count * (count - 1) // 2 if with_gram else 0)

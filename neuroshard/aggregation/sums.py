@@ -9,18 +9,31 @@ _LANES = 1 << 16
 
 
 BLOCK = 4096  # numbers that are summed by halving
+LANES = 128  # how far a product is folded before it waits for others
+_LINES_AT_ONCE = 32  # folded together: few calls, and each too small to be shared among threads
 
 
-def block_sums(values: Tensor) -> Tensor:
-    """(n, blocks * 4,096) contiguous float64 to (n, blocks) sums, or (blocks * 4,096,) to (blocks,); overwrites them.
+def fold_products(left: Tensor, right: Tensor, scratch: Tensor, out: Tensor) -> None:
+    """Products of two (blocks * 4,096,) float64 vectors, every block folded to 128 lanes, into `out` (blocks, 128)."""
+    lanes = torch.mul(left, right, out=scratch).view(-1, BLOCK)
+    while lanes.shape[1] > 2 * LANES:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half].add_(lanes[:, half:])
+    torch.add(lanes[:, :LANES], lanes[:, LANES:], out=out)
 
-    Every block is added by halving: element i and element i + 2,048, then i and i + 1,024, and so on.
+
+def folded(lanes: Tensor) -> Tensor:
+    """(n, blocks, 128) to the sums (n, blocks) of every block; overwrites the lanes.
+
+    Together with `fold_products` every block is added by halving: elements i and i + 2,048, then i and i + 1,024, and
+    so on.
     """
-    lanes = values.view(*values.shape[:-1], -1, BLOCK)
-    while lanes.shape[-1] > 1:
-        half = lanes.shape[-1] // 2
-        lanes = lanes[..., :half].add_(lanes[..., half:])
-    return lanes[..., 0].clone()
+    for start in range(0, lanes.shape[0], _LINES_AT_ONCE):
+        rest = lanes[start : start + _LINES_AT_ONCE]
+        while rest.shape[-1] > 1:
+            half = rest.shape[-1] // 2
+            rest = rest[..., :half].add_(rest[..., half:])
+    return lanes[..., 0]
 
 
 def dot_product(left: Tensor, right: Tensor) -> float:

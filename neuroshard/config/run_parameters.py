@@ -49,7 +49,7 @@ class OuterOptimization:
     learning_rate: float = 0.7
     momentum: float = 0.9
     lone_outer: Literal["keep", "apply"] = "keep"
-    aggregator: Literal["trimmed_mean", "median", "mean"] = "trimmed_mean"
+    aggregator: Literal["trimmed_mean", "median", "mean", "krum", "multi_krum", "centred_clipping"] = "trimmed_mean"
     trim_fraction: float = 0.1
     codec: CodecName = "fp32"  # how contributions travel in a round of several
     max_round_seconds: float = 3600.0

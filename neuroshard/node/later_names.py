@@ -33,7 +33,6 @@ LATER_NAMES: Mapping[str, LaterName] = {
 }
 LATER_VALUES: Mapping[str, frozenset[str]] = {
     "codec": frozenset({"int4", "powersgd", "topk"}),
-    "aggregator": frozenset({"krum", "multi_krum", "centred_clipping"}),
 }
 _HINT = "Leave the name out."
 

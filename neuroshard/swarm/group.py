@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from neuroshard.aggregation import AggregatorConfig, Mean, Median, TrimmedMean
+from neuroshard.aggregation import AggregatorConfig, CentredClipping, Krum, Mean, Median, MultiKrum, TrimmedMean
 from neuroshard.identity import canonical_json, hash_parts
 from neuroshard.types import NodeId, RunId
 
@@ -81,3 +81,9 @@ def aggregator_name(config: AggregatorConfig) -> str:
             return "median"
         case Mean():
             return "mean"
+        case Krum():
+            return "krum"
+        case MultiKrum():
+            return "multi_krum"
+        case CentredClipping():
+            return "centred_clipping"

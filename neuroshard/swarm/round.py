@@ -17,7 +17,16 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
-from neuroshard.aggregation import Aggregator, clipped, judge
+from neuroshard.aggregation import (
+    AggregatorConfig,
+    SliceRows,
+    TooFewContributionsError,
+    judge,
+    needs_gram,
+    reduce_slice,
+    reduction_by,
+    slice_statistics,
+)
 from neuroshard.aggregation.sums import dot_product
 from neuroshard.compression import Codec, Fp32Codec, MalformedVectorError, checked_vector
 from neuroshard.identity import hash_parts
@@ -90,7 +99,7 @@ async def run_round(
     group: Group,
     contribution: Tensor,
     *,
-    aggregator: Aggregator,
+    aggregator: AggregatorConfig,
     codec: Codec,
     deadline_seconds: float,
     offload: Offload = anyio.to_thread.run_sync,
@@ -144,13 +153,19 @@ async def _contributions(exchange: _Exchange, own: Tensor, codec: Codec, offload
     return received if isinstance(received, Aborted) else rows
 
 
-def _reduced(rows: Tensor, the_round: bytes, group: Group, aggregator: Aggregator, codec: Codec) -> RoundOutcome:
-    """Gates, clipping, aggregation: the same on every member that holds the same rows."""
-    verdict = judge(rows)
+def _reduced(rows: Tensor, the_round: bytes, group: Group, aggregator: AggregatorConfig, codec: Codec) -> RoundOutcome:
+    """Gates, clipping, aggregation: the same on every member that holds the same rows. The aggregate replaces one."""
+    whole = SliceRows.of(rows)
+    total = slice_statistics(whole, with_gram=needs_gram(aggregator))
+    verdict = judge(rows, total)
     reason = verdict.abort_reason
     if reason is not None:
         return Aborted(reason, AbortKind.REFUSED)
-    aggregate = codec.round_trip(aggregator(clipped(rows, verdict)))
+    try:
+        reduction = reduction_by(aggregator, total, verdict)
+    except TooFewContributionsError as error:
+        return Aborted(str(error), AbortKind.REFUSED)
+    aggregate = codec.round_trip(reduce_slice(whole, reduction, out=rows[0]))
     accepted = tuple(group.members[i] for i in verdict.accepted)
     refused = tuple(RefusedMember(group.members[i], why) for i, why in sorted(verdict.refused.items()))
     root = hash_parts("neuroshard/round-result", the_round, len(accepted), *accepted, vector_digest(aggregate))

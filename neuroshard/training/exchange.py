@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from neuroshard.aggregation import aggregator_config, make_aggregator
+from neuroshard.aggregation import aggregator_config
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.swarm.certified.roster import Roster, Step
@@ -66,7 +66,7 @@ def group_exchange(
             rounds.descriptor(outer_step, view, aggregator_name(config)),
             group(),
             contribution,
-            aggregator=make_aggregator(config),
+            aggregator=config,
             codec=codec,
             deadline_seconds=deadline_seconds,
         )

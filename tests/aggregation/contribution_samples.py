@@ -8,7 +8,15 @@ from itertools import pairwise
 
 import torch
 
-from neuroshard.aggregation import SliceRows
+from neuroshard.aggregation import (
+    AggregatorConfig,
+    SliceRows,
+    Verdict,
+    needs_gram,
+    reduce_slice,
+    reduction_by,
+    slice_statistics,
+)
 
 
 def honest_rows(count: int, length: int, seed: int = 0, common: float = 1.5) -> torch.Tensor:
@@ -48,3 +56,23 @@ def cut(rows: torch.Tensor, edges: list[int]) -> list[SliceRows]:
     """The slices of the rows (n, d) between 0, the edges in ascending order, and d."""
     bounds = [0, *edges, rows.shape[1]]
     return [SliceRows.of(rows[:, start:stop]) for start, stop in pairwise(bounds) if start < stop]
+
+
+def accepting_all(count: int) -> Verdict:
+    """The verdict that refuses and clips nobody, for tests of what comes after the gates."""
+    return Verdict(tuple(range(count)), {}, (1.0,) * count, robust=count >= 3)
+
+
+def aggregated(
+    rows: torch.Tensor,
+    config: AggregatorConfig,
+    *,
+    verdict: Verdict | None = None,
+    tolerated: int = 0,
+    work: list[float] | None = None,
+) -> torch.Tensor:
+    """The aggregate of whole contributions (n, d); without a verdict all of them count as they are."""
+    whole = SliceRows.of(rows)
+    total = slice_statistics(whole, with_gram=needs_gram(config))
+    verdict = accepting_all(rows.shape[0]) if verdict is None else verdict
+    return reduce_slice(whole, reduction_by(config, total, verdict, tolerated=tolerated, work=work))

@@ -7,37 +7,39 @@ from hypothesis import strategies as st
 
 from neuroshard.aggregation import (
     AggregatorConfig,
+    CentredClipping,
+    Krum,
     Mean,
     Median,
+    MultiKrum,
     Reduction,
     SliceRows,
     TrimmedMean,
     abstaining,
-    clipped,
     judge,
-    make_aggregator,
-    mean,
+    needs_gram,
     reduce_slice,
     reduction_by,
     slice_statistics,
 )
-from tests.aggregation.contribution_samples import ATTACKS, attacked, cut, honest_rows
+from tests.aggregation.contribution_samples import ATTACKS, aggregated, attacked, cut, honest_rows
 
 BLOCK = 4096
-COORDINATE_WISE: list[AggregatorConfig] = [Mean(), Median(), TrimmedMean(0.1), TrimmedMean(0.25)]
+ALL: list[AggregatorConfig] = [Mean(), Median(), TrimmedMean(0.25), Krum(), MultiKrum(), CentredClipping()]
 
 
 def reduced_by(config: AggregatorConfig, rows: torch.Tensor, work: list[float] | None = None) -> Reduction:
-    return reduction_by(config, slice_statistics(SliceRows.of(rows)), judge(rows), work=work)
+    total = slice_statistics(SliceRows.of(rows), with_gram=needs_gram(config))
+    return reduction_by(config, total, judge(rows), tolerated=rows.shape[0] // 4, work=work)
 
 
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
-    count=st.integers(3, 9),
+    count=st.integers(5, 9),
     attack=st.sampled_from(ATTACKS),
     edges=st.lists(st.integers(1, 4), max_size=3, unique=True),
-    config=st.sampled_from(COORDINATE_WISE),
+    config=st.sampled_from(ALL),
 )
 def test_wherever_the_vector_is_cut_the_aggregate_has_the_same_bytes(
     seed: int, count: int, attack: str, edges: list[int], config: AggregatorConfig
@@ -48,22 +50,24 @@ def test_wherever_the_vector_is_cut_the_aggregate_has_the_same_bytes(
     assert torch.equal(torch.cat(parts), reduce_slice(SliceRows.of(rows), reduction))
 
 
-@pytest.mark.parametrize("config", COORDINATE_WISE, ids=str)
+@pytest.mark.parametrize("config", ALL, ids=str)
 def test_the_aggregate_is_that_of_the_clipped_accepted_rows(config: AggregatorConfig) -> None:
     rows = attacked(honest_rows(9, 20_000), "x100", 2)
     rows[5] *= 4
     verdict = judge(rows)
-    result = reduce_slice(SliceRows.of(rows), reduced_by(config, rows))
-    torch.testing.assert_close(result, make_aggregator(config)(clipped(rows, verdict)), rtol=1e-6, atol=1e-7)
+    clipped = rows[list(verdict.accepted)] * torch.tensor(verdict.clip_factors)[:, None]
+    assert min(verdict.clip_factors) < 0.5
+    torch.testing.assert_close(
+        aggregated(rows, config, verdict=verdict), aggregated(clipped, config), rtol=1e-6, atol=1e-7
+    )
 
 
 def test_the_mean_weighs_by_declared_work_within_the_cap() -> None:
-    rows = honest_rows(4, 5000)
-    verdict = judge(rows)
-    work = [100.0, 100.0, 150.0, 1e9]
-    result = reduce_slice(SliceRows.of(rows), reduced_by(Mean(), rows, work))
-    torch.testing.assert_close(result, mean(clipped(rows, verdict), [100.0, 100.0, 150.0, 200.0]))
-    for config in COORDINATE_WISE[1:]:
+    rows = honest_rows(5, 5000)
+    verdict, work = judge(rows), [100.0, 100.0, 150.0, 100.0, 1e9]
+    shares = torch.tensor([100.0, 100.0, 150.0, 100.0, 200.0]) / 650.0 * torch.tensor(verdict.clip_factors)
+    torch.testing.assert_close(aggregated(rows, Mean(), verdict=verdict, work=work), shares @ rows)
+    for config in ALL[1:]:
         assert reduced_by(config, rows, work) == reduced_by(config, rows)
 
 
@@ -78,7 +82,7 @@ def test_the_result_may_lie_where_a_row_lay() -> None:
 
 def test_one_contribution_is_its_own_aggregate() -> None:
     rows = honest_rows(1, 5000)
-    for config in COORDINATE_WISE:
+    for config in ALL:
         assert torch.equal(reduce_slice(SliceRows.of(rows), reduced_by(config, rows)), rows[0])
 
 
@@ -87,6 +91,8 @@ def test_what_cannot_be_reduced_is_refused() -> None:
     verdict = judge(rows)
     with pytest.raises(ValueError, match="abandoned"):
         reduced_by(Mean(), torch.zeros(3, 100))
+    with pytest.raises(ValueError, match="Gram"):
+        reduction_by(Krum(), slice_statistics(SliceRows.of(rows)), verdict)
     with pytest.raises(ValueError, match="contributions"):
         reduced_by(Mean(), rows, [1.0, 2.0])
     with pytest.raises(ValueError, match="contributions"):

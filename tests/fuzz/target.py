@@ -14,6 +14,7 @@ MODULES = (  # with a tuple TARGETS each; those that import most come last
     "tests.fuzz.network_targets",
     "tests.fuzz.greeting_target",
     "tests.fuzz.record_targets",
+    "tests.fuzz.statistics_targets",
     "tests.fuzz.message_targets",
     "tests.fuzz.stateful_targets",
     "tests.fuzz.stage_targets",

@@ -140,7 +140,6 @@ def test_what_this_version_does_anyway_may_be_said_and_makes_the_same_run(tmp_pa
         ("strategy = 0", "strategy: synchronisation"),
         ("sparse_avg = false", "sparse_avg: sparse averaging is not in this version"),
         ('codec = "topk"', "codec: topk is not in this version"),
-        ('aggregator = "krum"', "aggregator: krum is not in this version"),
     ],
 )
 def test_values_that_come_later_are_told_as_such(tmp_path: Path, entry: str, words: str) -> None:

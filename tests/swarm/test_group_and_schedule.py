@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.aggregation import Mean, Median, TrimmedMean
+from neuroshard.aggregation import CentredClipping, Krum, Mean, Median, MultiKrum, TrimmedMean
 from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name, round_id
 from neuroshard.swarm.schedule import round_is_due
 from neuroshard.types import NodeId, RunId
@@ -53,8 +53,9 @@ def test_the_round_id_names_descriptor_and_members() -> None:
 
 
 def test_aggregators_have_names_with_their_settings() -> None:
-    names = [aggregator_name(config) for config in (TrimmedMean(0.25), Median(), Mean())]
-    assert names == ["trimmed_mean(0.25)", "median", "mean"]
+    configs = (TrimmedMean(0.25), Median(), Mean(), Krum(), MultiKrum(), CentredClipping())
+    names = ["trimmed_mean(0.25)", "median", "mean", "krum", "multi_krum", "centred_clipping"]
+    assert [aggregator_name(config) for config in configs] == names
 
 
 def due(counted: int = 0, members: int = 1, elapsed: float = 0.0) -> bool:

@@ -12,7 +12,16 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from neuroshard.aggregation import Aggregator, Mean, Median, Refusal, TrimmedMean, make_aggregator
+from neuroshard.aggregation import (
+    AggregatorConfig,
+    CentredClipping,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    Refusal,
+    TrimmedMean,
+)
 from neuroshard.compression import Fp32Codec
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.swarm.frames import contribution_frame, root_frame
@@ -44,7 +53,7 @@ class Swarm:
     vectors: list[torch.Tensor]
     network: InMemoryNetwork = field(default_factory=InMemoryNetwork)
     outcomes: dict[NodeId, RoundOutcome] = field(default_factory=dict)
-    aggregators: dict[NodeId, Aggregator] = field(default_factory=dict)
+    aggregators: dict[NodeId, AggregatorConfig] = field(default_factory=dict)
     descriptors: dict[NodeId, RoundDescriptor] = field(default_factory=dict)
     silent: frozenset[NodeId] = frozenset()
     posts: dict[NodeId, RoundPost] = field(default_factory=dict)
@@ -75,7 +84,7 @@ class Swarm:
             self.descriptors.get(member, DESCRIPTOR),
             Group(self.members, member),
             vector,
-            aggregator=self.aggregators.get(member, make_aggregator(TrimmedMean())),
+            aggregator=self.aggregators.get(member, TrimmedMean()),
             codec=Fp32Codec(),
             deadline_seconds=DEADLINE,
             offload=at_once,
@@ -93,10 +102,10 @@ def aborted(outcome: RoundOutcome) -> Aborted:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-@pytest.mark.parametrize("config", [TrimmedMean(), Median(), Mean()], ids=["trimmed", "median", "mean"])
-def test_all_members_end_with_the_same_bytes(count: int, config: TrimmedMean | Median | Mean) -> None:
+@pytest.mark.parametrize("config", [TrimmedMean(), Median(), Mean(), CentredClipping()], ids=str)
+def test_all_members_end_with_the_same_bytes(count: int, config: AggregatorConfig) -> None:
     swarm = Swarm(contributions(count))
-    swarm.aggregators = dict.fromkeys(swarm.members, make_aggregator(config))
+    swarm.aggregators = dict.fromkeys(swarm.members, config)
     outcomes = [completed(outcome) for outcome in swarm.run()]
     assert len(outcomes) == count
     assert len({outcome.root for outcome in outcomes}) == 1
@@ -118,6 +127,16 @@ def test_two_members_get_their_mean() -> None:
     assert completed(outcomes[0]).aggregate.tolist() == [2.0, 3.0]
 
 
+@pytest.mark.parametrize("config", [Krum(), MultiKrum()], ids=str)
+def test_a_group_too_small_for_krum_aborts_and_says_so(config: AggregatorConfig) -> None:
+    for count, complete in ((1, True), (2, False), (3, True)):
+        swarm = Swarm(contributions(count))
+        swarm.aggregators = dict.fromkeys(swarm.members, config)
+        for outcome in swarm.run():
+            assert isinstance(outcome, Completed) == complete
+            assert complete or "needs 3 contributions, and there are 2" in aborted(outcome).reason
+
+
 def test_the_round_works_in_threads_and_under_asyncio() -> None:
     async def scenario() -> None:
         me = NodeId("me")
@@ -126,7 +145,7 @@ def test_the_round_works_in_threads_and_under_asyncio() -> None:
             DESCRIPTOR,
             Group.alone(me),
             torch.ones(3),
-            aggregator=make_aggregator(Mean()),
+            aggregator=Mean(),
             codec=Fp32Codec(),
             deadline_seconds=DEADLINE,
         )
@@ -204,7 +223,7 @@ def test_a_member_that_dies_aborts_the_round() -> None:
 
 def test_members_that_compute_differently_disagree_and_abort() -> None:
     swarm = Swarm(contributions(3))
-    swarm.aggregators[swarm.members[1]] = make_aggregator(Mean())
+    swarm.aggregators[swarm.members[1]] = Mean()
     assert {aborted(outcome).kind for outcome in swarm.run()} == {AbortKind.DISAGREEMENT}
 
 
@@ -303,7 +322,7 @@ def test_several_rounds_follow_one_another_and_an_abandoned_one_leaves_no_trace(
 @pytest.mark.parametrize("vector", [torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64)], ids=["matrix", "float64"])
 def test_wrong_calls_are_errors(vector: torch.Tensor) -> None:
     me = NodeId("me")
-    call = partial(run_round, NobodyElse(), DESCRIPTOR, Group.alone(me), aggregator=make_aggregator(Mean()))
+    call = partial(run_round, NobodyElse(), DESCRIPTOR, Group.alone(me), aggregator=Mean())
 
     async def scenario() -> None:
         with pytest.raises(ValueError, match="fp32 CPU vector"):

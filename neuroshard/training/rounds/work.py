@@ -12,8 +12,10 @@ from neuroshard.aggregation import (
     AggregatorConfig,
     MalformedStatisticsError,
     SliceRows,
+    TooFewContributionsError,
     Verdict,
     judge_statistics,
+    needs_gram,
     read_statistics,
     reduce_slice,
     reduction_by,
@@ -65,7 +67,7 @@ class RoundWork:
 
     def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
         """See MakeStatistics."""
-        with_gram = False
+        with_gram = needs_gram(self.aggregator)
         return {
             index: statistics_bytes(slice_statistics(self._rows(index, parts), with_gram=with_gram))
             for index, parts in job.rows.items()
@@ -73,7 +75,7 @@ class RoundWork:
 
     def judged(self, job: Judge) -> Judged:
         """See Judge."""
-        count, with_gram = len(job.tokens), False
+        count, with_gram = len(job.tokens), needs_gram(self.aggregator)
         try:
             total = sum_statistics([read_statistics(one, count, with_gram=with_gram) for one in job.statistics])
         except MalformedStatisticsError as error:  # two reducers of a slice lie together
@@ -82,7 +84,10 @@ class RoundWork:
         if verdict.abort_reason is not None:
             return Judged(verdict, None, verdict.abort_reason)
         work = [float(one) for one in job.tokens]
-        return Judged(verdict, reduction_by(self.aggregator, total, verdict, work=work))
+        try:
+            return Judged(verdict, reduction_by(self.aggregator, total, verdict, tolerated=self.tolerated, work=work))
+        except TooFewContributionsError as error:
+            return Judged(verdict, None, str(error))
 
     def reduced(self, job: Reduce) -> Mapping[int, bytes]:
         """See Reduce."""
