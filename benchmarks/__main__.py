@@ -13,6 +13,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "start": ("start", ()),
     "data": ("data", ()),
     "loss_kernel": ("loss_kernel", ()),
+    "aggregation": ("aggregation", ()),
     "learning": ("learning", ()),
     "codecs": ("codecs", ()),
     "diloco": ("diloco", ()),
