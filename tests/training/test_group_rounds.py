@@ -386,3 +386,24 @@ def test_what_is_trained_while_a_round_ends_late_is_kept() -> None:
         assert a.standing().line == b.standing().line
 
     play(scenario)
+
+
+@pytest.mark.parametrize("place", range(3))  # one of them proposes
+def test_what_comes_before_a_member_has_entered_is_not_lost(place: int) -> None:
+    """It is called like the others, and enters seconds later: it has a microbatch open."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        replicas = [SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C))]
+        enter = replicas[place].take_part
+
+        async def late() -> None:
+            await anyio.sleep(3)
+            await enter()
+
+        replicas[place].take_part = late  # type: ignore[method-assign]
+        await for_seconds(DUE_SECONDS + 8, *replicas)
+        (outcome,) = replicas[place].outcomes
+        assert isinstance(outcome, Agreed)
+        assert outcome.members == 3
+
+    play(scenario)

@@ -31,7 +31,7 @@ from neuroshard.swarm.certified.effects import (
     VoteRecord,
 )
 from neuroshard.swarm.certified.member import RoundMember
-from neuroshard.swarm.certified.messages import Message, author_of
+from neuroshard.swarm.certified.messages import ContributionSent, Message, author_of
 from neuroshard.swarm.certified.packets import MalformedMessageError, from_frame, limits_for, to_frame
 from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import help_with
@@ -45,6 +45,7 @@ from neuroshard.wire import WireError, decode, encode
 _LOG = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+MAX_EARLY = 256  # small ones, and at most one contribution of each member
 KEPT_MEMBERS = 2  # the present step's and, while it ends for others, the one before
 
 
@@ -86,6 +87,7 @@ class RoundActor:
         self.accusations: deque[Accuse] = deque(maxlen=64)
         self._around = around
         self._running: dict[str, _Running] = {}  # by step id; the newest last
+        self._early: deque[tuple[NodeId, Message]] = deque(maxlen=MAX_EARLY)  # of a round that others are in already
         self._effects: deque[tuple[_Running, Effect]] = deque()
         self._waiting = anyio.Event()
         self._gave_up: str | None = None
@@ -135,6 +137,9 @@ class RoundActor:
             view = running.member.view + 1
         self.ended = self._gave_up = None
         self._put(running, running.member.enter(contribution, anyio.current_time(), view))
+        early, self._early = self._early, deque(maxlen=MAX_EARLY)
+        for sender, message in early:
+            self._put(running, running.member.hear(sender, message, anyio.current_time()))
 
     async def outcome(self) -> Complete | str:
         """Wait until the round that was entered last has ended, or comes to nothing, and why."""
@@ -157,8 +162,16 @@ class RoundActor:
             for effect in help_with(complete, sender, message):
                 if isinstance(effect, Say):
                     await self._say(effect.to, effect.message)
+        if all(running.member.completed is not None for running in self._running.values()):
+            self._keep(sender, message)
         for running in list(self._running.values()):
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
+
+    def _keep(self, sender: NodeId, message: Message) -> None:
+        if isinstance(message, ContributionSent):  # the newest of each member counts
+            kept = [one for one in self._early if one[0] != sender or not isinstance(one[1], ContributionSent)]
+            self._early = deque(kept, maxlen=MAX_EARLY)
+        self._early.append((sender, message))
 
     async def _tick(self) -> None:
         while True:
