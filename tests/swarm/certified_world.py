@@ -5,6 +5,7 @@ Hashes stand for tensors: the work is done at once, and equal inputs give equal 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -29,7 +30,7 @@ from neuroshard.swarm.certified.effects import (
     VoteRecord,
 )
 from neuroshard.swarm.certified.member import RoundMember
-from neuroshard.swarm.certified.messages import Message, Signed
+from neuroshard.swarm.certified.messages import ContributionSent, Message, ResultSaid, Signed
 from neuroshard.swarm.certified.roster import Member, Roster, Step
 from neuroshard.swarm.certified.setting import AnyBody, Contribution, Setting, Timing
 from neuroshard.swarm.certified.slices import SlicePlan
@@ -77,7 +78,13 @@ class World:
     """What has been sent and not come is in `pending`."""
 
     def __init__(
-        self, names: Iterable[str], *, seed: int = 0, is_open: bool = False, is_founding: bool = False
+        self,
+        names: Iterable[str],
+        *,
+        seed: int = 0,
+        is_open: bool = False,
+        is_founding: bool = False,
+        plan: SlicePlan = PLAN,
     ) -> None:
         members = tuple(member_named(name) for name in names)
         self.now = 0.0
@@ -87,7 +94,9 @@ class World:
         self.side: dict[NodeId, int] = {}  # of a partition
         self.dies_after: dict[NodeId, int] = {}  # effects
         self.twist: dict[NodeId, Callable[[Participant, Effect], list[Effect]]] = {}  # what a liar does instead
-        self.sent_bytes: dict[NodeId, int] = {}
+        self.plan = plan
+        self.sent = Counter[NodeId]()  # slices, by who sent them
+        self.received = Counter[NodeId]()
         roster = Roster(members, is_founding=is_founding)
         self.nodes = {member.node_id: Participant(member, FIRST_ROOT, 0, roster) for member in members}
 
@@ -105,7 +114,7 @@ class World:
         machine = known or RoundMember(self._setting(one, step), one.records.get(step.id))
         one.machines[step.id] = machine
         one.attempts += 1
-        parts = tuple(self._part(node, one, index) for index in range(PLAN.count))
+        parts = tuple(self._part(node, one, index) for index in range(self.plan.count))
         contribution = Contribution(parts, tokens=100, upload=1000, made_at=one.attempts)
         self._carry_out(one, machine, machine.enter(contribution, self.now, machine.view + (known is not None)))
 
@@ -187,7 +196,7 @@ class World:
             return Signed(one.member, body, repr((one.member, body)).encode())
 
         expected = frozenset(node for node, other in self.nodes.items() if other.root == one.root)
-        return Setting(step, PLAN, one.member, expected, sign, lambda _, part: len(part) <= 64, TIMING)
+        return Setting(step, self.plan, one.member, expected, sign, lambda _, part: len(part) <= 64, TIMING)
 
     def _part(self, node: NodeId, one: Participant, index: int) -> bytes:
         return sha256(f"{node} {one.number} {one.attempts} {index}".encode()).digest()
@@ -210,6 +219,9 @@ class World:
         node = one.member.node_id
         match effect:
             case Say(to, message):
+                slices = len(message.slices) if isinstance(message, ContributionSent | ResultSaid) else 0
+                self.sent[node] += slices * len(to)
+                self.received.update(dict.fromkeys(to, slices))
                 self.pending += [Envelope(node, other, message) for other in sorted(to) if other in self.nodes]
             case Persist(record):
                 one.records[record.step_id] = record

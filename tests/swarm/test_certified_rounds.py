@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from neuroshard.swarm.certified.roster import Member
+from neuroshard.swarm.certified.slices import BLOCK, SlicePlan
 from neuroshard.types import NodeId
 
 NAMES = ("a", "b", "c", "d")
@@ -267,3 +268,15 @@ def test_a_wallet_has_one_node_in_a_round_of_strangers_and_several_among_friends
         world.start_all()
         assert world.settle()
         assert len(world.nodes[NodeId("b")].roster.members) == members
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16, 32])
+def test_a_member_sends_and_receives_less_than_four_contributions(count: int) -> None:
+    """Slices are counted; what else travels does not grow with the model."""
+    plan = SlicePlan(64 * BLOCK)
+    world = World([f"n{number}" for number in range(count)], plan=plan)
+    world.start_all()
+    assert world.settle()
+    for name in world.nodes:
+        assert world.sent[name] < 4 * plan.count
+        assert world.received[name] < 4 * plan.count

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import sha256
+from math import inf
 
 from neuroshard.swarm.certified.bodies import Intent, NewView, Proposal, Value, commitment_of
 from neuroshard.swarm.certified.effects import (
@@ -62,6 +63,7 @@ class RoundMember:
         self._views = Views(setting)
         self._own: tuple[bytes, ...] | None = None
         self._exchange: Exchange | None = None
+        self._ask_after = -inf
         self._proof: Quorum | None = None  # why the present view votes again on a value
         self._checking: dict[tuple[str, ...], Callable[[Checked], Value | None]] = {}
 
@@ -102,7 +104,10 @@ class RoundMember:
         """Time goes on. To be called every second or so."""
         if self.completed is not None:
             return []
-        effects = self._voting.ask()
+        effects = list[Effect]()
+        if now >= self._ask_after:  # an aggregate may be long on its way
+            self._ask_after = now + self.setting.timing.gather_seconds
+            effects = self._voting.ask()
         if self._views.is_over(now):
             return [*effects, *self._give_up_view(now)]
         if self._views.must_redo(now) and self._exchange is not None:

@@ -40,6 +40,7 @@ class Voting:
         self.record = record or VoteRecord(setting.step.id, -1, "")
         self._setting = setting
         self._ballots = Ballots(setting.step)
+        self._asked = 0  # times
         self._certificate: Quorum | None = None  # of a value whose aggregate may still be on its way
         if self.lock is not None:
             self.values.add(self.lock.value, self.record.aggregate)
@@ -96,12 +97,15 @@ class Voting:
         """Whether a quorum has prepared this."""
         return quorum.phase is Phase.PREPARE and quorum.is_valid_for(self._setting.step)
 
-    def ask(self, whom: frozenset[NodeId] | None = None) -> list[Effect]:
-        """Ask for aggregates of values that others hold."""
-        to, step_id = whom or self._setting.others, self._setting.step.id
-        if self.completed is not None:
+    def ask(self, whom: NodeId | None = None) -> list[Effect]:
+        """Ask somebody for aggregates of values that others hold: another one each time, unless `whom` is said."""
+        others = sorted(self._setting.others)
+        if self.completed is not None or not others:
             return []
-        return [Say(to, AggregateWanted(step_id, value, missing)) for value, missing in self.values.wanted().items()]
+        wanted = self.values.wanted()
+        self._asked += bool(wanted)
+        to = frozenset({others[self._asked % len(others)] if whom is None else whom})
+        return [Say(to, AggregateWanted(self._setting.step.id, value, missing)) for value, missing in wanted.items()]
 
     def help(self, sender: NodeId, message: Message) -> list[Effect]:
         """What others lack: the end of the step, and the slices of an aggregate."""
@@ -134,7 +138,7 @@ class Voting:
         lies = self._contradictions(certificate.votes)
         self._certificate = certificate  # a liar's vote in it may be another one than was heard here
         self.values.want(certificate.value)
-        return [*lies, *(self._end() or self.ask(frozenset({sender})))]
+        return [*lies, *(self._end() or self.ask(sender))]
 
     def _contradictions(self, votes: Iterable[Signed[Vote]]) -> list[Effect]:
         others = [(vote, self._ballots.other_vote(vote)) for vote in votes]

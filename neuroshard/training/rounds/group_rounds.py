@@ -54,6 +54,7 @@ class _Sent:
     """The contribution that this node has in a round."""
 
     step_id: str
+    outer_step: int
     contribution: Tensor
     work: RoundWork
     parts: tuple[bytes, ...]
@@ -100,7 +101,7 @@ class GroupRounds:
     @property
     def is_called(self) -> bool:
         """Whether this node should enter a round now, or take over how one has ended meanwhile."""
-        return self.gathering.is_called or (self.actor.ended is not None and not self.gathering.in_round)
+        return self.gathering.is_called or (self._ended_late is not None and not self.gathering.in_round)
 
     async def called(self) -> None:
         """Wait until `is_called`."""
@@ -117,9 +118,12 @@ class GroupRounds:
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
         """See Exchange."""
-        agreement, ended = self.gathering.agreement, self.actor.ended
-        if ended is not None and self._sent is not None and self._sent.step_id == ended.certificate.value.step_id:
-            return await self._agreed(ended, self._sent)
+        agreement, late = self.gathering.agreement, self._ended_late
+        if late is not None:
+            ended, sent = late
+            self.actor.ended = None
+            if sent.outer_step == outer_step:
+                return await self._agreed(ended, sent)
         if agreement is None:
             return await self._alone(contribution, outer_step)
         if agreement.outer_step != outer_step:
@@ -136,6 +140,13 @@ class GroupRounds:
             self.gathering.ended(completed=completed)
         return outcome
 
+    @property
+    def _ended_late(self) -> tuple[Complete, _Sent] | None:
+        """How the round has ended that this node had a contribution in, if nobody has taken it over."""
+        ended, sent = self.actor.ended, self._sent
+        is_own = ended is not None and sent is not None and ended.certificate.value.step_id == sent.step_id
+        return (ended, sent) if ended is not None and sent is not None and is_own else None
+
     def knows(self, node: NodeId) -> bool:
         """Whether a node may have a part in this stage's rounds; nothing of others is kept, not even for a while."""
         agreement = self.gathering.agreement
@@ -151,7 +162,7 @@ class GroupRounds:
     async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
         setting, work = self._round(agreement)
         parts = await self._offload(lambda: work.encoded(contribution))
-        self._sent = _Sent(setting.step.id, contribution, work, parts)
+        self._sent = _Sent(setting.step.id, agreement.outer_step, contribution, work, parts)
         upload = self.actor.mail.upload or UNMEASURED_UPLOAD
         tokens = self._replica.standing().sequences
         began = anyio.current_time()
