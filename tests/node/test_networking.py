@@ -252,9 +252,9 @@ def test_what_peers_may_fill_is_a_share_of_the_memory_the_owner_gives() -> None:
         settings = Settings(p2p_host="127.0.0.1", p2p_port=0, memory=800)
         async with libp2p_opener(settings, identity(1))() as network:
             budget = network.transport._exchange._budget
-            budget.check(12_500_000)  # a quarter of a sixteenth
+            budget.check(7_812_500)  # one peer's quarter of what tensors get of a sixteenth
             with pytest.raises(MessageTooLargeError):
-                budget.check(12_500_001)
+                budget.check(7_812_501)
 
     trio.run(main)
 

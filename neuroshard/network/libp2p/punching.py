@@ -13,7 +13,7 @@ from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from multiaddr import Multiaddr
 
 from neuroshard.errors import UsageError
-from neuroshard.network.libp2p.addresses import PeerAddress, Scope, parse_address, scope_of
+from neuroshard.network.libp2p.addresses import PeerAddress, parse_address
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.guard import contained
 from neuroshard.network.libp2p.host import stream_of
@@ -62,7 +62,7 @@ class Puncher:
         try:
             self._check_may_ask(peer)
             with anyio.fail_after(MESSAGE_SECONDS):
-                addresses = usable_addresses(await received(stream, HolePunch()), peer)
+                addresses = _usable(await received(stream, HolePunch()), peer)
                 self._connections.expect(addresses)
                 await stream.write(encoded(self._own()))
                 sync = await received(stream, HolePunch())
@@ -82,7 +82,7 @@ class Puncher:
                 await stream.write(encoded(self._own()))
                 told = await received(stream, HolePunch())
                 round_trip = anyio.current_time() - asked_at
-                addresses = usable_addresses(told, peer)
+                addresses = _usable(told, peer)
                 self._connections.expect(addresses)
                 await stream.write(encoded(HolePunch(type=HolePunch.SYNC)), is_last=True)
         except BaseException:
@@ -132,14 +132,12 @@ class Puncher:
         self._asked_at[peer] = [*asked, anyio.current_time()]
 
 
-def usable_addresses(told: HolePunch, peer: NodeId) -> list[PeerAddress]:
+def _usable(told: HolePunch, peer: NodeId) -> list[PeerAddress]:
     """The addresses in a message that can be dialled."""
     usable: list[PeerAddress] = []
     for data in told.ObsAddrs[:MAX_ADDRESSES]:
         try:
-            address = parse_address(f"{Multiaddr(data)}/p2p/{peer}")
+            usable.append(parse_address(f"{Multiaddr(data)}/p2p/{peer}"))
         except (UsageError, ValueError):
             continue
-        if scope_of(address.host) is not Scope.COMPUTER:  # nobody far away may make this node call itself
-            usable.append(address)
     return usable

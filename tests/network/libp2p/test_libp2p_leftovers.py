@@ -8,16 +8,13 @@ from typing import Any
 
 import anyio
 import pytest
-from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
-from libp2p_nodes import identity, run
-from multiaddr import Multiaddr
+from libp2p_nodes import run
 from muxers_in_memory import connected
 
 from neuroshard.network.libp2p.gossip import Libp2pGossip
 from neuroshard.network.libp2p.gossip_items import Item, ItemKind, topic_id
 from neuroshard.network.libp2p.gossip_router import GossipRouter
-from neuroshard.network.libp2p.punching import usable_addresses
 from neuroshard.types import NodeId
 
 STRANGERS = 50
@@ -41,11 +38,3 @@ def test_what_a_peer_said_last_is_forgotten_with_it() -> None:
             tasks.cancel_scope.cancel()
 
     run(scenario)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "0.0.0.0"])
-def test_nobody_behind_a_relay_makes_a_node_call_itself(host: str) -> None:
-    peer = identity(1).node_id
-    texts = (f"/ip4/{host}/tcp/22", "/ip4/203.0.113.5/tcp/4001", "/ip6/::1/tcp/22", "/ip4/192.168.1.7/tcp/4001")
-    told = HolePunch(type=HolePunch.CONNECT, ObsAddrs=[Multiaddr(text).to_bytes() for text in texts] + [b"nonsense"])
-    assert [address.host for address in usable_addresses(told, peer)] == ["203.0.113.5", "192.168.1.7"]
