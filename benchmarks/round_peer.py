@@ -53,10 +53,10 @@ class Peer:
         self._members = [Member(identity.node_id, identity.wallet_id)]
         self._plan = SlicePlan(NUMBERS)
         self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
-        largest = most_bytes(4 * NUMBERS)
         self.actor = RoundActor(
-            lambda received: RoundMail(STAGE, network.transport, largest, received),
+            lambda received: RoundMail(STAGE, network.transport, most_bytes(4 * NUMBERS), received),
             Surroundings(FolderBook(folder / identity.node_id), self._check),
+            4 * NUMBERS,
         )
         network.transport.serve(PART, self.actor.mail.take, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
 
@@ -76,7 +76,7 @@ class Peer:
         setting = Setting(step, self._plan, me, expected, self._sign, work.is_part, Timing(60, 120, 240))
         moved, cpu, start = self._moved(), time.process_time(), time.perf_counter()
         parts = await anyio.to_thread.run_sync(work.encoded, self._vector)
-        await self.actor.enter(setting, number, work, Contribution(parts, 100, 1_000_000, made_at()))
+        self.actor.enter(setting, number, work, Contribution(parts, 100, 1_000_000, made_at()))
         outcome = await self.actor.outcome()
         if not isinstance(outcome, Complete):
             raise SystemExit(outcome)
@@ -110,6 +110,7 @@ async def main() -> None:
     options = NetworkOptions("127.0.0.1", lan_discovery=False, port_mapping=False, relay=False)
     async with libp2p_network(identity, options) as network, anyio.create_task_group() as tasks:
         peer = Peer(identity, network, folder)
+        await peer.actor.load()
         tasks.start_soon(peer.actor.run)
         address = network.transport.addresses()[0]
         _tell({"address": address, "node": identity.node_id, "wallet": identity.wallet_id})

@@ -111,12 +111,12 @@ class World:
         one = self.nodes[node]
         step = self._step(one)
         known = one.machines.get(step.id)
-        machine = known or RoundMember(self._setting(one, step), one.records.get(step.id))
+        machine = RoundMember(self._setting(one, step), one.records.get(step.id))
         one.machines[step.id] = machine
         one.attempts += 1
         parts = tuple(self._part(node, one, index) for index in range(self.plan.count))
-        contribution = Contribution(parts, tokens=100, upload=1000, made_at=one.attempts)
-        self._carry_out(one, machine, machine.enter(contribution, self.now, machine.view + (known is not None)))
+        contribution = Contribution(parts, sequences=100, upload=1000, made_at=one.attempts)
+        self._carry_out(one, machine, machine.enter(contribution, self.now, 0 if known is None else known.view + 1))
 
     def ask_for_the_end(self, node: NodeId) -> None:
         """Of the step that the node is at."""
@@ -243,8 +243,8 @@ class World:
         match job:
             case MakeStatistics(rows=rows):
                 return {index: b"s" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
-            case Judge(tokens=tokens, copies=copies):
-                accepted = tuple(row for row in range(len(tokens)) if row not in copies)
+            case Judge(sequences=sequences, copies=copies):
+                accepted = tuple(row for row in range(len(sequences)) if row not in copies)
                 return Judged(verdict_of(accepted), WeightedSum(accepted, (1.0,) * len(accepted), 1.0))
             case Reduce(rows=rows):
                 return {index: b"r" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}

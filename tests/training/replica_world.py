@@ -50,6 +50,8 @@ def identity(number: int) -> NodeIdentity:
 
 IDENTITIES = {one.node_id: one for one in (identity(number) for number in range(8))}
 NAMES = tuple(IDENTITIES)
+A, B, C = NAMES[:3]
+DUE_SECONDS = OUTER.inner_steps  # of steps of a second each
 
 
 @dataclass
@@ -178,6 +180,13 @@ class SimulatedReplica:
     async def _alone(self, contribution: Tensor, outer_step: int) -> Agreed:
         await anyio.lowlevel.checkpoint()
         return Agreed(contribution, 1)
+
+
+async def for_seconds(seconds: float, *replicas: SimulatedReplica) -> None:
+    with anyio.move_on_after(seconds):
+        async with anyio.create_task_group() as tasks:
+            for replica in replicas:
+                tasks.start_soon(replica.live)
 
 
 def play(scenario: Callable[[InMemoryNetwork], Awaitable[None]]) -> None:

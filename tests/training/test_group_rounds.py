@@ -1,31 +1,38 @@
 from __future__ import annotations
 
+import gc
 from functools import partial
 
 import anyio
 import anyio.lowlevel
 import pytest
 import torch
-from replica_world import IDENTITIES, LENGTH, NAMES, OUTER, SEQUENCES_PER_STEP, STAGE, SimulatedReplica, play
+from replica_world import (
+    DUE_SECONDS,
+    IDENTITIES,
+    LENGTH,
+    NAMES,
+    SEQUENCES_PER_STEP,
+    STAGE,
+    A,
+    B,
+    C,
+    SimulatedReplica,
+    for_seconds,
+    play,
+)
 
-from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
+from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError, Transport
+from neuroshard.swarm.certified.exchange import Exchange
+from neuroshard.swarm.certified.member import RoundMember
+from neuroshard.swarm.certified.packets import most_bytes
 from neuroshard.swarm.certified.roster import Member
 from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.training.rounds.calls import Call, CallStep, call_frame, turn_order
-from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, RoundMail
+from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMail
 from neuroshard.training.transfer.fields import request_about
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, TensorPart, TensorSpec
-
-A, B, C = NAMES[:3]
-DUE_SECONDS = OUTER.inner_steps  # of steps of a second each
-
-
-async def for_seconds(seconds: float, *replicas: SimulatedReplica) -> None:
-    with anyio.move_on_after(seconds):
-        async with anyio.create_task_group() as tasks:
-            for replica in replicas:
-                tasks.start_soon(replica.live)
 
 
 def test_replicas_hold_the_same_bytes_after_every_round_and_both_ones_work_is_in_them() -> None:
@@ -42,6 +49,21 @@ def test_replicas_hold_the_same_bytes_after_every_round_and_both_ones_work_is_in
         assert a.state.outer_step >= 4
         assert not any(isinstance(outcome, Abandoned) for outcome in (*a.outcomes, *b.outcomes))
         assert a.standing().line == b.standing().line
+
+    play(scenario)
+
+
+def test_nothing_of_a_round_is_held_once_it_has_ended() -> None:
+    """What its members sent each other is several contributions."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+        await for_seconds(DUE_SECONDS + 5, a, b)
+        assert a.state.outer_step == b.state.outer_step == 1
+        gc.collect()
+        assert not [
+            one for one in gc.get_objects() if type(one) in (Exchange, RoundMember)
+        ]  # not isinstance: it asks proxies
 
     play(scenario)
 
@@ -226,7 +248,7 @@ def test_who_withdraws_holds_nobody_up_for_good() -> None:
     play(scenario)
 
 
-def part(mail_to: NodeId, number: int, total: int, start: int, data: bytes) -> Frame:
+def part(mail_to: NodeId, number: int, total: int, start: int, data: bytes = b"1234") -> Frame:
     tensor = TensorPart(TensorSpec("part", "uint8", (len(data),)), data)
     header = request_about("round/part", STAGE, number=number, total=total, start=start).header
     assert mail_to
@@ -258,6 +280,26 @@ def test_parts_of_strangers_are_refused_and_so_are_those_out_of_order_or_too_lar
         call = Call(0, a.standing().root, members, None, CallStep.ASK)
         with pytest.raises(PeerRefusedError, match="at work on these layers"):
             await c.request(A, call_frame(STAGE, call), timeout_seconds=60)
+
+    play(scenario)
+
+
+def test_what_a_vanished_node_began_to_send_gives_way_to_others() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a = SimulatedReplica(A, network, 1)
+        b, c, d = (network.join(name) for name in NAMES[1:4])
+        half = most_bytes(4 * LENGTH)  # of the room for messages under way
+
+        async def begin(sender: Transport) -> None:
+            await sender.request(A, part(A, 1, half, 0), timeout_seconds=60)
+
+        await begin(b)
+        await begin(c)
+        with pytest.raises(PeerRefusedError, match="no room"):
+            await begin(d)
+        await anyio.sleep(STALE_SECONDS + 1)
+        await begin(d)
+        assert a.state.outer_step == 0
 
     play(scenario)
 

@@ -7,22 +7,12 @@ from dataclasses import replace
 import anyio
 import anyio.lowlevel
 import pytest
-from replica_world import NAMES, OUTER, SimulatedReplica, play
+from replica_world import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 
 from neuroshard.network import InMemoryNetwork
 from neuroshard.swarm.certified.effects import VoteRecord
 from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.types import NodeId
-
-A, B, C = NAMES[:3]
-DUE_SECONDS = OUTER.inner_steps  # of steps of a second each
-
-
-async def for_seconds(seconds: float, *replicas: SimulatedReplica) -> None:
-    with anyio.move_on_after(seconds):
-        async with anyio.create_task_group() as tasks:
-            for replica in replicas:
-                tasks.start_soon(replica.live)
 
 
 def test_a_side_of_a_partition_without_a_quorum_trains_on_and_follows_afterwards() -> None:

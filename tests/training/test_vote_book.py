@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +12,7 @@ from replica_world import IDENTITIES, NOW
 
 from neuroshard.errors import StorageError
 from neuroshard.swarm.certified.bodies import Phase, Value, Vote
-from neuroshard.swarm.certified.effects import Complete, VoteRecord
+from neuroshard.swarm.certified.effects import Accuse, Complete, VoteRecord
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import signed_by
 from neuroshard.swarm.certified.roster import Member
@@ -47,8 +48,9 @@ def test_the_last_steps_are_kept_with_their_aggregates_and_no_more(tmp_path: Pat
     ends = [Complete(quorum(Phase.COMMIT, f"{number:064x}"), AGGREGATE) for number in range(KEPT_STEPS + 3)]
     for number, end in enumerate(ends):
         book.end(number, end)
-    kept = list(FolderBook(tmp_path / "rounds").ended())
-    assert kept == list(enumerate(ends))[3:]
+    again = FolderBook(tmp_path / "rounds")
+    assert list(again.ended()) == [end.certificate for end in ends[3:]]
+    assert [again.aggregate(end.certificate) for end in ends[2:]] == [None, *(end.aggregate for end in ends[3:])]
     assert len(list((tmp_path / "rounds").glob("aggregate-*"))) == KEPT_STEPS
 
 
@@ -68,7 +70,27 @@ def test_damaged_votes_are_an_error_and_a_damaged_aggregate_is_fetched_again(tmp
     book.end(1, Complete(quorum(Phase.COMMIT), AGGREGATE))
     (aggregate,) = folder.glob("aggregate-*")
     aggregate.write_bytes(b"x")
-    assert list(book.ended()) == []
+    (certificate,) = book.ended()
+    assert book.aggregate(certificate) is None
+
+
+def test_the_aggregate_that_the_votes_are_locked_on_outlives_later_steps(tmp_path: Path) -> None:
+    book = FolderBook(tmp_path / "rounds")
+    book.write(RECORD)
+    for number in range(KEPT_STEPS + 1):
+        book.end(number, Complete(quorum(Phase.COMMIT, f"{number:064x}"), AGGREGATE))
+    assert FolderBook(tmp_path / "rounds").newest() == RECORD
+
+
+def test_proofs_are_kept_with_the_signed_claims(tmp_path: Path) -> None:
+    book = FolderBook(tmp_path / "rounds")
+    claims = tuple(vote.claim for vote in quorum(Phase.COMMIT).votes[:2])
+    for _ in range(2):
+        book.keep_proof(Accuse(MEMBERS[0].node_id, "It voted twice.", claims))
+    lines = (tmp_path / "rounds" / "proofs.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"node": MEMBERS[0].node_id, "what": "It voted twice.", "claims": [claim.decode() for claim in claims]}
+    ] * 2
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

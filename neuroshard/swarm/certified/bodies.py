@@ -35,7 +35,7 @@ class Intent:
     step_id: str
     view: int
     commitment: str  # hex; see `commitment_of`
-    tokens: int  # trained on since the last round
+    sequences: int  # trained on since the last round
     upload: int  # bytes a second, for the share of reducing
     made_at: int  # milliseconds since 1970 by its author's clock: of two for one view the later one counts
 
@@ -45,7 +45,7 @@ class Intent:
             "step": self.step_id,
             "view": self.view,
             "commitment": self.commitment,
-            "tokens": self.tokens,
+            "sequences": self.sequences,
             "upload": self.upload,
             "made_at": self.made_at,
         }
@@ -53,12 +53,12 @@ class Intent:
     @classmethod
     def from_json(cls, value: JsonValue) -> Intent:
         """Raises ValueError that names what is wrong."""
-        fields = exact_object(value, {"step", "view", "commitment", "tokens", "upload", "made_at"}, "an intent")
+        fields = exact_object(value, {"step", "view", "commitment", "sequences", "upload", "made_at"}, "an intent")
         return cls(
             hash_field(fields["step"], "step"),
             whole_field(fields["view"], 0, MAX_VIEW, "view"),
             hash_field(fields["commitment"], "commitment"),
-            whole_field(fields["tokens"], 0, LARGEST, "tokens"),
+            whole_field(fields["sequences"], 0, LARGEST, "sequences"),
             whole_field(fields["upload"], 0, LARGEST, "upload"),
             whole_field(fields["made_at"], 0, LARGEST, "made_at"),
         )

@@ -52,7 +52,7 @@ class Judge:
     round_id: str
     statistics: Sequence[bytes] = field(repr=False)
     copies: frozenset[int]  # rows whose bytes are another's that comes before
-    tokens: Sequence[int]  # of each row
+    sequences: Sequence[int]  # of each row
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Check:
 class Checked:
     """Answer to Check."""
 
-    next_root: str  # hex
+    next_root: str  # hex; "" when the aggregate leads nowhere from here
     objection: str = ""  # why this node votes no
 
 

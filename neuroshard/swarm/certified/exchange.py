@@ -135,7 +135,7 @@ class Exchange:
             message = ContributionSent(self.round_id, author, self._digests[author], slices)
             effects.append(Say(frozenset({third}), message))
         effects += self._state()
-        return [*effects, self._say_results(again, again)] if again else effects
+        return [*effects, *self._say_results(again, again)] if again else effects
 
     def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
         """A member's parts. What is not what its intent promised counts as absent."""
@@ -193,13 +193,12 @@ class Exchange:
     def reduced(self, results: Mapping[int, bytes]) -> list[Effect]:
         """The own results are ready."""
         sent = {index: made for index, made in results.items() if self._sends(self._slices[index])}
-        return [self._say_results(results, sent)]
+        return self._say_results(results, sent)
 
-    def _say_results(self, results: Mapping[int, bytes], sent: Mapping[int, bytes]) -> Effect:
+    def _say_results(self, results: Mapping[int, bytes], sent: Mapping[int, bytes]) -> list[Effect]:
         digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(results.items()))
         signed = self._setting.sign(Result(self.round_id, digests))
-        self.take_result(ResultSaid(signed, results))
-        return Say(self.others, ResultSaid(signed, sent))
+        return [Say(self.others, ResultSaid(signed, sent)), *self.take_result(ResultSaid(signed, results))]
 
     def _reduces(self, one: _Slice) -> bool:
         return self._setting.self_id in one.reducers or one.reducers.third == self._setting.self_id
@@ -233,14 +232,14 @@ class Exchange:
         if len(statistics) < len(agreed):
             return []
         self._is_judging = True
-        return [Judge(self.round_id, statistics, self._copies(), self._tokens())]
+        return [Judge(self.round_id, statistics, self._copies(), self._sequences())]
 
     def _copies(self) -> frozenset[int]:
         commitments = [self._intents[node].commitment for node in self._order]
         return frozenset(row for row, one in enumerate(commitments) if one in commitments[:row])
 
-    def _tokens(self) -> Sequence[int]:
-        return tuple(self._intents[node].tokens for node in self._order)
+    def _sequences(self) -> Sequence[int]:
+        return tuple(self._intents[node].sequences for node in self._order)
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
         if self._reduction is None:

@@ -88,7 +88,7 @@ class RoundMember:
         self._views.begin(max(view, self._voting.last_view, 0), now)
         commitment = commitment_of(tuple(sha256(part).digest() for part in self._own))
         step_id, made_at = self.setting.step.id, contribution.made_at
-        intent = Intent(step_id, self.view, commitment, contribution.tokens, contribution.upload, made_at)
+        intent = Intent(step_id, self.view, commitment, contribution.sequences, contribution.upload, made_at)
         signed = self.setting.sign(intent)
         self._views.add_intent(signed)
         effects: list[Effect] = [Say(self.setting.others, IntentSaid(signed))]
@@ -296,7 +296,7 @@ class RoundMember:
     def _checked(self, job: Check, checked: Checked) -> list[Effect]:
         value_of = self._checking.get(job.digests)
         value = None if value_of is None else value_of(checked)
-        if value is None:
+        if value is None or not checked.next_root:
             return []
         self._voting.values.add(value, job.aggregate)
         # what was locked may have ended the step elsewhere: its worth is no question any more

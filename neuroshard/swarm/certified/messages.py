@@ -154,7 +154,7 @@ Message: TypeAlias = (
 def round_id_of(step: Step, view: int, intents: Sequence[Signed[Intent]]) -> str:
     """Hex id of a round: what its members have agreed on before anything is exchanged, without signatures."""
     parts = [
-        f"{one.member.node_id} {one.member.wallet_id} {one.body.commitment} {one.body.tokens} {one.body.upload}"
+        f"{one.member.node_id} {one.member.wallet_id} {one.body.commitment} {one.body.sequences} {one.body.upload}"
         for one in sorted(intents, key=lambda one: one.member.node_id)
     ]
     return hash_parts("neuroshard/certified-round", step.id, view, *parts).hex()

@@ -29,7 +29,7 @@ class Contribution:
     """What a member brings to a round."""
 
     parts: tuple[bytes, ...] = field(repr=False)  # the encoded slices
-    tokens: int  # trained on since the last round
+    sequences: int  # trained on since the last round
     upload: int  # bytes a second
     made_at: int  # milliseconds since 1970
 

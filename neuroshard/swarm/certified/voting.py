@@ -110,11 +110,11 @@ class Voting:
     def help(self, sender: NodeId, message: Message) -> list[Effect]:
         """What others lack: the end of the step, and the slices of an aggregate."""
         if self.completed is not None:
-            return help_with(self.completed, sender, message)
+            told = certificate_for(self.completed.certificate, sender, message)
+            if told:
+                return told
         known = self.values.get(message.value) if isinstance(message, AggregateWanted) else None
-        if not isinstance(message, AggregateWanted) or known is None:
-            return []
-        return [_slices_for(sender, message, known[1])]
+        return [] if known is None else slices_for(known[1], sender, message)
 
     @property
     def _is_voter(self) -> bool:
@@ -159,23 +159,25 @@ class Voting:
         value, aggregate = known
         self.completed = Complete(certificate, aggregate)
         to = self._setting.others | {member.node_id for member in value.members} - {self._setting.self_id}
-        return [self.completed, Say(to, CertificateSaid(certificate))]
+        return [Say(to, CertificateSaid(certificate)), self.completed]  # nobody says anything after the end
 
 
-def help_with(completed: Complete, sender: NodeId, message: Message) -> list[Effect]:
-    """What somebody needs for whom the step has not ended yet."""
-    value, to = completed.certificate.value, frozenset({sender})
+def certificate_for(certificate: Quorum, sender: NodeId, message: Message) -> list[Effect]:
+    """The certificate of a step, for somebody for whom it has not ended yet."""
+    step_id, is_known = certificate.value.step_id, False
     match message:
-        case IntentSaid(signed) | NewViewSaid(signed) if signed.body.step_id == value.step_id:
-            return [Say(to, CertificateSaid(completed.certificate))]
-        case AggregateWanted(step_id, wanted) if step_id == value.step_id:
-            if wanted == value.digest:
-                return [_slices_for(sender, message, completed.aggregate)]
-            return [Say(to, CertificateSaid(completed.certificate))]
+        case IntentSaid(signed) | NewViewSaid(signed):
+            is_known = signed.body.step_id == step_id
+        case AggregateWanted(wanted_of, value):
+            is_known = wanted_of == step_id and value != certificate.value.digest
         case _:
-            return []
+            pass
+    return [Say(frozenset({sender}), CertificateSaid(certificate))] if is_known else []
 
 
-def _slices_for(sender: NodeId, message: AggregateWanted, aggregate: Aggregate) -> Effect:
+def slices_for(aggregate: Aggregate, sender: NodeId, message: Message) -> list[Effect]:
+    """The slices of an aggregate that somebody wants."""
+    if not isinstance(message, AggregateWanted):
+        return []
     sent = {index: aggregate[index] for index in message.slices if 0 <= index < len(aggregate)}
-    return Say(frozenset({sender}), AggregateSent(message.value, sent))
+    return [Say(frozenset({sender}), AggregateSent(message.value, sent))]

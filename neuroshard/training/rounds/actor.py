@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from neuroshard.errors import StorageError
 from neuroshard.network import ScoreReason
+from neuroshard.swarm.certified.bodies import MAX_MEMBERS
 from neuroshard.swarm.certified.effects import (
     Accuse,
     Answer,
@@ -30,11 +31,22 @@ from neuroshard.swarm.certified.effects import (
     Say,
     VoteRecord,
 )
+from neuroshard.swarm.certified.known_values import Aggregate
 from neuroshard.swarm.certified.member import RoundMember
-from neuroshard.swarm.certified.messages import ContributionSent, Message, author_of
+from neuroshard.swarm.certified.messages import (
+    AggregateWanted,
+    CertificateSaid,
+    IntentSaid,
+    Message,
+    NewViewSaid,
+    ProposalSaid,
+    Quorum,
+    VoteSaid,
+    author_of,
+)
 from neuroshard.swarm.certified.packets import MalformedMessageError, from_frame, limits_for, to_frame
 from neuroshard.swarm.certified.setting import Contribution, Setting
-from neuroshard.swarm.certified.voting import help_with
+from neuroshard.swarm.certified.voting import certificate_for, slices_for
 from neuroshard.swarm.round import Offload
 from neuroshard.training.rounds.mail import Received, RoundMail
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, VoteBook
@@ -45,8 +57,7 @@ from neuroshard.wire import WireError, decode, encode
 _LOG = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
-MAX_EARLY = 256  # small ones, and at most one contribution of each member
-KEPT_MEMBERS = 2  # the present step's and, while it ends for others, the one before
+MAX_HEARD = 16  # messages of each node, without what is large in a round: more than it says in two views
 
 
 class CheckAggregate(Protocol):
@@ -69,7 +80,7 @@ class Surroundings:
 
 @dataclass
 class _Running:
-    """A step's member with what it computes by."""
+    """The member of a step that has not ended, with what it computes by."""
 
     member: RoundMember
     work: RoundWork
@@ -79,28 +90,35 @@ class _Running:
 class RoundActor:
     """One stage's. Belongs to the event loop; `run` has to run for anything to happen."""
 
-    def __init__(self, mail_of: Callable[[Received], RoundMail], around: Surroundings) -> None:
-        """`mail_of` makes the stage's mail, which gives what arrives to its argument."""
+    def __init__(self, mail_of: Callable[[Received], RoundMail], around: Surroundings, slices_bytes: int) -> None:
+        """`mail_of` makes the stage's mail, which gives what arrives to its argument.
+
+        An encoded contribution has at most `slices_bytes` bytes.
+        """
         self.mail = mail_of(self._received)
+        self._limits = limits_for(slices_bytes)
         self.ended: Complete | None = None  # the newest step's end, until it is taken
         self.changed = anyio.Event()
-        self.accusations: deque[Accuse] = deque(maxlen=64)
         self._around = around
-        self._running: dict[str, _Running] = {}  # by step id; the newest last
-        self._early: deque[tuple[NodeId, Message]] = deque(maxlen=MAX_EARLY)  # of a round that others are in already
+        self._running: _Running | None = None
+        self._heard: dict[NodeId, deque[Message]] = {}  # lately: also of a round that this node has yet to enter
         self._effects: deque[tuple[_Running, Effect]] = deque()
         self._waiting = anyio.Event()
         self._gave_up: str | None = None
         self._record: VoteRecord | None = None  # what was written down last
-        self._archive: dict[str, Complete] = {}  # the steps that have ended, by id
+        self._archive: dict[str, Quorum] = {}  # certificates of the steps that have ended, by id
         self._tasks: TaskGroup | None = None
 
-    async def run(self) -> None:
-        """Until cancelled. Raises StorageError when what this node has voted cannot be read."""
+    async def load(self) -> Sequence[Quorum]:
+        """Read what this node has voted, and how the last steps have ended. Raises StorageError."""
         book, offload = self._around.book, self._around.offload
         self._record = await offload(book.newest)
-        for _, complete in await offload(lambda: list(book.ended())):
-            self._archive[complete.certificate.value.step_id] = complete
+        ended = await offload(book.ended)
+        self._archive = {certificate.value.step_id: certificate for certificate in ended}
+        return ended
+
+    async def run(self) -> None:
+        """Until cancelled; after `load`."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
@@ -116,30 +134,19 @@ class RoundActor:
         is_over = lock is None or lock.value.root != root or lock.value.step_id in self._archive
         return None if lock is None or is_over else lock.value.step_id
 
-    async def enter(self, setting: Setting, number: int, work: RoundWork, contribution: Contribution) -> None:
-        """Take part in a round of this step, in which this node may have been before. Raises StorageError."""
-        running = self._running.get(setting.step.id)
-        if running is None:
-            # who votes in a step from a state has left the other steps from it
-            self._running = {
-                name: one
-                for name, one in self._running.items()
-                if one.member.completed is not None or one.member.setting.step.root != setting.step.root
-            }
-            record = self._record if self._record is not None and self._record.step_id == setting.step.id else None
-            running = _Running(RoundMember(setting, record), work, number)
-            self._running[setting.step.id] = running
-            for old in list(self._running)[:-KEPT_MEMBERS]:
-                del self._running[old]
-            view = 0
-        else:
-            running.member.setting = setting
-            view = running.member.view + 1
+    def enter(self, setting: Setting, number: int, work: RoundWork, contribution: Contribution) -> None:
+        """Take part in a round of this step, in which this node may have been before."""
+        before, record = self._running, self._record
+        is_again = before is not None and before.member.setting.step.id == setting.step.id
+        known = record if record is not None and record.step_id == setting.step.id else None
+        # whatever the member before would still say remains unsaid: what it has said is in the record
+        running = self._running = _Running(RoundMember(setting, known), work, number)
         self.ended = self._gave_up = None
+        view = before.member.view + 1 if is_again and before is not None else 0
         self._put(running, running.member.enter(contribution, anyio.current_time(), view))
-        early, self._early = self._early, deque(maxlen=MAX_EARLY)
-        for sender, message in early:
-            self._put(running, running.member.hear(sender, message, anyio.current_time()))
+        for sender, messages in self._heard.items():
+            for message in messages:
+                self._put(running, running.member.hear(sender, message, anyio.current_time()))
 
     async def outcome(self) -> Complete | str:
         """Wait until the round that was entered last has ended, or comes to nothing, and why."""
@@ -148,9 +155,8 @@ class RoundActor:
         return self.ended if self.ended is not None else self._gave_up or ""
 
     async def _received(self, sender: NodeId, payload: bytes) -> None:
-        most = max((running.work.encoded_bytes for running in self._running.values()), default=0)
         try:
-            message = await self._around.offload(lambda: from_frame(decode(payload, lambda _kind: limits_for(most))))
+            message = await self._around.offload(lambda: from_frame(decode(payload, lambda _kind: self._limits)))
         except (WireError, MalformedMessageError) as error:
             _LOG.info("Node %s sent what is no message of a round: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
@@ -158,25 +164,39 @@ class RoundActor:
         if author_of(message) not in (None, sender):
             self._around.report(sender, ScoreReason.FOREIGN_CLAIM)
             return
-        for complete in self._archive.values():
-            for effect in help_with(complete, sender, message):
-                if isinstance(effect, Say):
-                    await self._say(effect.to, effect.message)
-        if all(running.member.completed is not None for running in self._running.values()):
-            self._keep(sender, message)
-        for running in list(self._running.values()):
+        await self._help(sender, message)
+        if isinstance(message, IntentSaid | NewViewSaid | ProposalSaid | VoteSaid | CertificateSaid):
+            self._remember(sender, message)
+        running = self._running
+        if running is not None:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
 
-    def _keep(self, sender: NodeId, message: Message) -> None:
-        if isinstance(message, ContributionSent):  # the newest of each member counts
-            kept = [one for one in self._early if one[0] != sender or not isinstance(one[1], ContributionSent)]
-            self._early = deque(kept, maxlen=MAX_EARLY)
-        self._early.append((sender, message))
+    def _remember(self, sender: NodeId, message: Message) -> None:
+        heard = self._heard.pop(sender, None) or deque[Message](maxlen=MAX_HEARD)
+        heard.append(message)
+        self._heard[sender] = heard
+        for longest_silent in list(self._heard)[:-MAX_MEMBERS]:
+            del self._heard[longest_silent]
+
+    async def _help(self, sender: NodeId, message: Message) -> None:
+        """What somebody needs for whom a step has not ended that has ended here."""
+        for certificate in list(self._archive.values()):
+            effects = certificate_for(certificate, sender, message)
+            is_wanted = isinstance(message, AggregateWanted) and message.value == certificate.value.digest
+            if is_wanted and (aggregate := await self._aggregate(certificate)) is not None:
+                effects = slices_for(aggregate, sender, message)
+            for effect in effects:
+                if isinstance(effect, Say):
+                    await self._say(effect.to, effect.message)
+
+    async def _aggregate(self, certificate: Quorum) -> Aggregate | None:
+        return await self._around.offload(lambda: self._around.book.aggregate(certificate))
 
     async def _tick(self) -> None:
         while True:
             await anyio.sleep(TICK_SECONDS)
-            for running in list(self._running.values()):
+            running = self._running
+            if running is not None:
                 self._put(running, running.member.tick(anyio.current_time()))
 
     def _put(self, running: _Running, effects: list[Effect]) -> None:
@@ -189,7 +209,9 @@ class RoundActor:
                 self._waiting = anyio.Event()
                 await self._waiting.wait()
             running, effect = self._effects.popleft()
-            await self._do(running, effect)
+            # who has left a round, or could not write down what it would say, says nothing more there
+            if running is self._running:
+                await self._do(running, effect)
 
     async def _do(self, running: _Running, effect: Effect) -> None:
         book = self._around.book
@@ -197,17 +219,22 @@ class RoundActor:
             case Say(to, message):
                 await self._say(to, message)
             case Persist(record):
-                await self._written(lambda: book.write(record), running)
-                self._record = record
+                if await self._is_written(lambda: book.write(record), "It takes no part in rounds until it can."):
+                    self._record = record
+                else:
+                    self._running = None
+                    self._gave_up = "this node could not write down its vote"
+                    self._wake()
             case Accuse(node, what):
                 _LOG.warning("Node %s broke its word in a round: %s", node, what)
-                self.accusations.append(effect)
                 self._around.report(node, ScoreReason.BROKEN_WORD)
-            case Complete():
-                await self._written(lambda: book.end(running.number, effect), running)
-                self._archive[effect.certificate.value.step_id] = effect
+                await self._is_written(lambda: book.keep_proof(effect), "The round goes on.")
+            case Complete(certificate):
+                await self._is_written(lambda: book.end(running.number, effect), "The round counts all the same.")
+                self._archive[certificate.value.step_id] = certificate
                 for old in list(self._archive)[:-KEPT_STEPS]:
                     del self._archive[old]
+                self._running = None  # with all that the round held
                 self.ended = effect
                 self._wake()
             case GiveUp(reason):
@@ -226,16 +253,13 @@ class RoundActor:
         for peer in sorted(to):
             self.mail.send(peer, payload)
 
-    async def _written(self, write: Callable[[], None], running: _Running) -> None:
-        """A vote that cannot be written down is never said: this member falls silent until there is room."""
+    async def _is_written(self, write: Callable[[], None], consequence: str) -> bool:
         try:
             await self._around.offload(write)
         except StorageError as error:
-            _LOG.error("%s This node takes no part in rounds until then.", error)
-            self._effects = deque(one for one in self._effects if one[0] is not running)
-            self._running = {name: one for name, one in self._running.items() if one is not running}
-            self._gave_up = str(error)
-            self._wake()
+            _LOG.error("%s %s", error, consequence)
+            return False
+        return True
 
     async def _compute(self, running: _Running, job: MakeStatistics | Judge | Reduce | Check) -> None:
         answer = await self._answer(running.work, job)

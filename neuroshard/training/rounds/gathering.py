@@ -281,7 +281,8 @@ class Gathering:
         now, own_id, voters = anyio.current_time(), self.replica.node_id, self._voters(own.root)
         is_new = voters is None and any(others[node].is_certified for node in ready[1:])
         has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
-        if has_promised or is_new or not self.may_take_part():
+        # who says that it has a certificate calls itself, unless it only says so
+        if has_promised or (is_new and is_patient) or not self.may_take_part():
             return
         self._promise = _Promise(own_id, now + self._times.promise_seconds)
         roster = None if voters is None or self._is_cut_off else voters.members

@@ -15,6 +15,7 @@ from torch import Tensor
 from neuroshard.aggregation import aggregator_config
 from neuroshard.compression import MalformedVectorError, make_codec
 from neuroshard.swarm.certified.effects import Check, Checked, Complete
+from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import most_bytes
 from neuroshard.swarm.certified.roster import Roster
 from neuroshard.swarm.certified.setting import Contribution, Setting, Sign, Timing
@@ -26,7 +27,7 @@ from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
 from neuroshard.training.rounds.mail import RoundMail
-from neuroshard.training.rounds.vote_book import VoteBook
+from neuroshard.training.rounds.vote_book import KEPT_STEPS, VoteBook
 from neuroshard.training.rounds.work import RoundWork
 from neuroshard.training.transfer.download import Asking
 from neuroshard.types import NodeId
@@ -80,7 +81,6 @@ class GroupRounds:
         """`vector_length` numbers are a contribution."""
         self.stage = replica.stage
         self._replica = replica
-        self._book = book
         self._voters: dict[str, Roster] = {}  # by the root that they vote from
         self.gathering = Gathering(replica, asking, self._voters.get, times)
         self._alone = alone
@@ -89,13 +89,14 @@ class GroupRounds:
         self._plan = SlicePlan(vector_length)
         self._offload = offload
         self._sent: _Sent | None = None
+        self._has_loaded = anyio.Event()
         self._durations = deque[float](maxlen=KEPT_DURATIONS)  # seconds of completed rounds
-        largest = most_bytes(make_codec("fp32").encoded_size(vector_length))
+        fp32_bytes = make_codec("fp32").encoded_size(vector_length)
         self.actor = RoundActor(
-            lambda received: RoundMail(replica.stage, asking.requester, largest, received),
+            lambda received: RoundMail(replica.stage, asking.requester, most_bytes(fp32_bytes), received),
             Surroundings(book, self._check, asking.report, offload),
+            fp32_bytes,
         )
-
         self.gathering.locked_step = self.actor.locked_step
 
     @property
@@ -109,9 +110,10 @@ class GroupRounds:
             await first_of(self.gathering.called, self.actor.changed.wait)
 
     async def run(self) -> None:
-        """Look at the others, call rounds and carry them out until cancelled."""
-        for _, complete in await self._offload(lambda: list(self._book.ended())):
-            self._note(complete)
+        """Look at the others, call rounds and carry them out until cancelled. Raises StorageError."""
+        for certificate in await self.actor.load():
+            self._note(certificate)
+        self._has_loaded.set()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.actor.run)
             await self.gathering.run()
@@ -160,13 +162,14 @@ class GroupRounds:
             self.gathering.withdraw()
 
     async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
+        await self._has_loaded.wait()  # no vote without knowing the own ones
         setting, work = self._round(agreement)
         parts = await self._offload(lambda: work.encoded(contribution))
         self._sent = _Sent(setting.step.id, agreement.outer_step, contribution, work, parts)
         upload = self.actor.mail.upload or UNMEASURED_UPLOAD
-        tokens = self._replica.standing().sequences
+        sequences = self._replica.standing().sequences
         began = anyio.current_time()
-        await self.actor.enter(setting, agreement.outer_step, work, Contribution(parts, tokens, upload, made_at()))
+        self.actor.enter(setting, agreement.outer_step, work, Contribution(parts, sequences, upload, made_at()))
         with anyio.move_on_after(WAITING_VIEWS * setting.timing.view_seconds):
             outcome = await self.actor.outcome()
             if isinstance(outcome, Complete):
@@ -200,13 +203,15 @@ class GroupRounds:
         except MalformedVectorError as error:
             return Checked("", str(error))
         root = await self._judging.root_after(aggregate, self._replica.standing().outer_step)
+        if not root:
+            return Checked("", "This node has gone on to another step.")
         objection = "" if self._judging.objection is None else await self._judging.objection(aggregate)
         return Checked(root, objection)
 
     async def _agreed(self, complete: Complete, sent: _Sent) -> Agreed | Abandoned:
         value = complete.certificate.value
-        self._note(complete)
-        self.actor.ended = None
+        self._note(complete.certificate)
+        self.actor.ended = self._sent = None
         aggregate = await self._offload(lambda: sent.work.decoded(complete.aggregate))
         is_in = self._replica.member in value.members
         decoded = None
@@ -215,9 +220,9 @@ class GroupRounds:
         late_for = sent.contribution if sent.is_late and is_in else None
         return Agreed(aggregate, len(value.members), decoded, late_for)
 
-    def _note(self, complete: Complete) -> None:
+    def _note(self, certificate: Quorum) -> None:
         """From its state on the members of the round are the voters."""
-        value = complete.certificate.value
+        value = certificate.value
         self._voters[value.next_root] = value.next_roster()
-        for old in list(self._voters)[:-KEPT_DURATIONS]:
+        for old in list(self._voters)[:-KEPT_STEPS]:
             del self._voters[old]

@@ -30,6 +30,7 @@ PART_LIMITS = FrameLimits(1024, PART_BYTES)
 RETRY_SECONDS = 1.0
 MAX_TRIES = 5  # of a part whose receiver cannot be reached: who comes back asks again
 MEASURED_BYTES = 64 << 10  # smaller parts say more about the delay than about the line
+STALE_SECONDS = 60.0  # a message of which nothing has come for so long gives way to others
 MAX_WAITING = 400  # messages for one receiver
 Received: TypeAlias = Callable[[NodeId, bytes], Awaitable[None]]
 """Is given the sender and a whole message."""
@@ -41,6 +42,7 @@ class _Arriving:
 
     number: int
     content: bytearray
+    moved_at: float
     length: int = 0
 
 
@@ -117,7 +119,7 @@ class RoundMail:
         if arriving is None or not is_next or stop > len(arriving.content):
             raise RequestRefusedError("The part does not follow the one before.")
         arriving.content[start:stop] = data
-        arriving.length = stop
+        arriving.length, arriving.moved_at = stop, anyio.current_time()
         if stop == len(arriving.content):
             content, arriving.content = bytes(arriving.content), bytearray()
             await self._received(sender, content)
@@ -127,10 +129,14 @@ class RoundMail:
         known = self._arriving.get(sender)
         if known is not None and known.number == number:
             return
+        now = anyio.current_time()
+        for node, one in list(self._arriving.items()):
+            if now - one.moved_at > STALE_SECONDS:
+                del self._arriving[node]
         others = sum(len(one.content) for node, one in self._arriving.items() if node != sender)
         if total > self._largest or others + total > 2 * self._largest:
             raise RequestRefusedError("There is no room for this message now.")
-        self._arriving[sender] = _Arriving(number, bytearray(total))
+        self._arriving[sender] = _Arriving(number, bytearray(total), now)
 
     async def _carry(self, peer: NodeId) -> None:
         outbox = self._outboxes[peer]

@@ -6,7 +6,9 @@ Texts are JSON; aggregates lie beside them as the bytes that were voted on, foun
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,14 +18,18 @@ from neuroshard.errors import DataError, StorageError
 from neuroshard.identity import parse_json
 from neuroshard.identity.fields import exact_object
 from neuroshard.swarm.certified.bodies import MAX_MEMBERS, MAX_VIEW
-from neuroshard.swarm.certified.effects import Complete, VoteRecord
+from neuroshard.swarm.certified.effects import Accuse, Complete, VoteRecord
+from neuroshard.swarm.certified.known_values import Aggregate
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import quorum_from, quorum_to_json
 from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.types import JsonValue
 
+_LOG = logging.getLogger(__name__)
+
 KEPT_STEPS = 5  # whose aggregates are kept: who missed no more than those catches up with them (DESIGN 4.6)
 MAX_TEXT_BYTES = 16 << 20
+MAX_PROOFS_BYTES = 1 << 20
 _MAX_CLAIM_CHARACTERS = 64 * 1024
 
 
@@ -42,8 +48,16 @@ class VoteBook(Protocol):
         """Write down how a step has ended. Raises StorageError."""
         ...
 
-    def ended(self) -> Iterable[tuple[int, Complete]]:
-        """The last steps that have ended, with their numbers, the oldest first."""
+    def ended(self) -> Sequence[Quorum]:
+        """The certificates of the last steps that have ended, the oldest first."""
+        ...
+
+    def aggregate(self, certificate: Quorum) -> Aggregate | None:
+        """The aggregate of one of those steps; None when it is damaged: others have it, too."""
+        ...
+
+    def keep_proof(self, accusation: Accuse) -> None:
+        """Keep what shows that a member broke its word. Raises StorageError."""
         ...
 
 
@@ -52,7 +66,8 @@ class ForgetfulBook:
 
     def __init__(self) -> None:
         self._record: VoteRecord | None = None
-        self._ended: list[tuple[int, Complete]] = []
+        self._ended: list[Complete] = []
+        self.proofs: list[Accuse] = []
 
     def newest(self) -> VoteRecord | None:
         """See VoteBook."""
@@ -64,11 +79,19 @@ class ForgetfulBook:
 
     def end(self, number: int, complete: Complete) -> None:
         """See VoteBook."""
-        self._ended = [*self._ended, (number, complete)][-KEPT_STEPS:]
+        self._ended = [*self._ended, complete][-KEPT_STEPS:]
 
-    def ended(self) -> Iterable[tuple[int, Complete]]:
+    def ended(self) -> Sequence[Quorum]:
         """See VoteBook."""
-        return tuple(self._ended)
+        return [complete.certificate for complete in self._ended]
+
+    def aggregate(self, certificate: Quorum) -> Aggregate | None:
+        """See VoteBook."""
+        return next((one.aggregate for one in self._ended if one.certificate == certificate), None)
+
+    def keep_proof(self, accusation: Accuse) -> None:
+        """See VoteBook."""
+        self.proofs.append(accusation)
 
 
 class FolderBook:
@@ -81,18 +104,10 @@ class FolderBook:
         """See VoteBook."""
         path = self._folder / "votes.json"
         try:
-            fields = exact_object(_read_json(path), {"step", "view", "prepared", "lock", "votes"}, "votes")
-            lock = None if fields["lock"] is None else quorum_from(fields["lock"], _claims(fields["votes"]))
-            prepared = fields["prepared"]
-            return VoteRecord(
-                hash_field(fields["step"], "step"),
-                whole_field(fields["view"], -1, MAX_VIEW, "view"),
-                "" if prepared == "" else hash_field(prepared, "prepared"),
-                lock,
-                () if lock is None else self._aggregate(lock),
-            )
-        except FileNotFoundError:
-            return None
+            record = self._votes(path)
+            if record is None or record.lock is None:
+                return record
+            return replace(record, aggregate=self._read_aggregate(record.lock))
         except (OSError, ValueError, DataError) as error:
             # to vote again without knowing the own votes could split the swarm
             advice = "Remove the folder to take part again as a newcomer: the state is then fetched from others."
@@ -127,7 +142,7 @@ class FolderBook:
             self._write_json(f"step-{number:010d}.json", fields)
             for old in sorted(self._folder.glob("step-*.json"))[:-KEPT_STEPS]:
                 old.unlink()
-            kept = {quorum.value.digest for _, quorum in self._certificates()}
+            kept = {quorum.value.digest for quorum in self.ended()} | self._locked()
             for path in self._folder.glob("aggregate-*.bin"):
                 if path.stem.removeprefix("aggregate-") not in kept:
                     path.unlink()
@@ -136,26 +151,58 @@ class FolderBook:
                 f"A certificate could not be written to {self._folder}: {error}.", "Make room."
             ) from None
 
-    def ended(self) -> Iterable[tuple[int, Complete]]:
+    def ended(self) -> Sequence[Quorum]:
         """See VoteBook. What is damaged is left out: it can be fetched from others."""
-        found = list[tuple[int, Complete]]()
-        for number, certificate in self._certificates():
-            try:
-                found.append((number, Complete(certificate, self._aggregate(certificate))))
-            except (OSError, ValueError):
-                continue
-        return found
-
-    def _certificates(self) -> list[tuple[int, Quorum]]:
-        found = list[tuple[int, Quorum]]()
+        found = list[Quorum]()
         for path in sorted(self._folder.glob("step-*.json")):
             try:
                 fields = exact_object(_read_json(path), {"number", "certificate", "votes"}, "a certificate")
-                certificate = quorum_from(fields["certificate"], _claims(fields["votes"]))
-                found.append((whole_field(fields["number"], 0, 10**10, "number"), certificate))
-            except (OSError, ValueError, DataError):
-                continue
+                found.append(quorum_from(fields["certificate"], _claims(fields["votes"])))
+            except (OSError, ValueError, DataError) as error:
+                _LOG.warning("The certificate in %s cannot be read: %s", path, error)
         return found
+
+    def aggregate(self, certificate: Quorum) -> Aggregate | None:
+        """See VoteBook."""
+        try:
+            return self._read_aggregate(certificate)
+        except (OSError, ValueError) as error:
+            _LOG.warning("The aggregate in %s cannot be read: %s", self._path_of(certificate), error)
+            return None
+
+    def keep_proof(self, accusation: Accuse) -> None:
+        """See VoteBook. One JSON object a line, the claims as their node signed them."""
+        path = self._folder / "proofs.jsonl"
+        fields = {
+            "node": accusation.node,
+            "what": accusation.what,
+            "claims": [claim.decode() for claim in accusation.proof],
+        }
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or path.stat().st_size < MAX_PROOFS_BYTES:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(fields) + "\n")
+        except OSError as error:
+            raise StorageError(f"A proof could not be written to {path}: {error}.", "Make room.") from None
+
+    def _votes(self, path: Path) -> VoteRecord | None:
+        """The record without the aggregate. Raises OSError, ValueError, DataError."""
+        if not path.exists():
+            return None
+        fields = exact_object(_read_json(path), {"step", "view", "prepared", "lock", "votes"}, "votes")
+        prepared, lock = fields["prepared"], fields["lock"]
+        return VoteRecord(
+            hash_field(fields["step"], "step"),
+            whole_field(fields["view"], -1, MAX_VIEW, "view"),
+            "" if prepared == "" else hash_field(prepared, "prepared"),
+            None if lock is None else quorum_from(lock, _claims(fields["votes"])),
+        )
+
+    def _locked(self) -> set[str]:
+        """The digest of the value that the newest votes are locked on: its aggregate is still needed."""
+        record = self._votes(self._folder / "votes.json")
+        return set() if record is None or record.lock is None else {record.lock.value.digest}
 
     def _write_json(self, name: str, fields: JsonValue) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +215,7 @@ class FolderBook:
             sizes = b"".join(len(part).to_bytes(8, "big") for part in aggregate)
             write_atomically(path, b"".join((sizes, *aggregate)))
 
-    def _aggregate(self, quorum: Quorum) -> tuple[bytes, ...]:
+    def _read_aggregate(self, quorum: Quorum) -> Aggregate:
         """Raises OSError, ValueError when the file is not what was voted on."""
         data = memoryview(self._path_of(quorum).read_bytes())
         digests, parts = quorum.value.aggregate, list[bytes]()

@@ -75,7 +75,7 @@ class RoundWork:
 
     def judged(self, job: Judge) -> Judged:
         """See Judge."""
-        count, with_gram = len(job.tokens), needs_gram(self.aggregator)
+        count, with_gram = len(job.sequences), needs_gram(self.aggregator)
         try:
             total = sum_statistics([read_statistics(one, count, with_gram=with_gram) for one in job.statistics])
         except MalformedStatisticsError as error:  # two reducers of a slice lie together
@@ -83,7 +83,7 @@ class RoundWork:
         verdict = judge_statistics(total, job.copies)
         if verdict.abort_reason is not None:
             return Judged(verdict, None, verdict.abort_reason)
-        work = [float(one) for one in job.tokens]
+        work = [float(one) for one in job.sequences]
         try:
             return Judged(verdict, reduction_by(self.aggregator, total, verdict, tolerated=self.tolerated, work=work))
         except TooFewContributionsError as error:

@@ -46,9 +46,9 @@ class Standing:
 def leading_line(standings: Iterable[Standing]) -> tuple[int, str] | None:
     """The line that replicas of a stage follow when they have come apart; None when none of them names one.
 
-    The one with more certified wallet-rounds (DESIGN 4.5, point 7); of equal ones that of most replicas, then the one
-    with more outer steps, then more inner ones, then the lower root: everybody who sees the same replicas comes to the
-    same line. The numbers are their nodes' word; what is taken over is checked against the root.
+    That of most replicas, whose nodes are there to be seen; of equally many the one with more certified wallet-rounds
+    (DESIGN 4.5, point 7), then more outer steps, then more inner ones, then the lower root: everybody who sees the same
+    replicas comes to the same line. All numbers are their nodes' word, so none of them outweighs a majority.
     """
     lines: dict[tuple[int, str], list[Standing]] = {}
     for standing in standings:
@@ -58,7 +58,7 @@ def leading_line(standings: Iterable[Standing]) -> tuple[int, str] | None:
     def key(line: tuple[int, str]) -> tuple[int, int, int, int]:
         replicas = lines[line]
         rounds = max(replica.wallet_rounds for replica in replicas)
-        return rounds, len(replicas), line[0], max(replica.steps for replica in replicas)
+        return len(replicas), rounds, line[0], max(replica.steps for replica in replicas)
 
     return max(sorted(lines, key=lambda line: line[1]), key=key, default=None)
 
