@@ -310,12 +310,16 @@ def test_training_goes_on_while_many_ask(compute: ComputeThread) -> None:
         service.executor.model.register_forward_pre_hook(lambda _model, _inputs: order.append("text"))
     inputs = (torch.tensor([prompt_ids()]), torch.zeros(1, 4, SHAPE.hidden_size))
 
+    def first_microbatch() -> None:
+        begin.wait()
+        order.append("microbatch")  # a text may have come before it
+
     async def ask(number: int) -> None:
         for _ in range(5):
             await stages[number % 2].texts.read(NodeId(f"asker {number}"), 1, 0, inputs[number % 2])
 
     async def main() -> None:
-        compute.submit(begin.wait)
+        compute.submit(first_microbatch)
         for _ in range(8):
             compute.submit(lambda: order.append("microbatch"))
         async with trio.open_nursery() as tasks:
