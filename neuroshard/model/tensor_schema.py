@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
@@ -72,3 +74,23 @@ def load_vector(model: nn.Module, vector: Tensor) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(views[name])
+
+
+@contextmanager
+def other_weights(model: nn.Module, vector: Tensor) -> Generator[None]:
+    """Let a model compute with a vector (d,) instead of its weights, which lie aside meanwhile.
+
+    Nothing is written into the weights, so graphs that are open stay valid. On the CPU nothing is copied either; on
+    an accelerator the weights wait in the host's memory, so that the device never holds both. For the thread that the
+    model belongs to. Raises ValueError on another length.
+    """
+    views = TensorSchema.of(model).views(vector)
+    aside = list[tuple[nn.Parameter, torch.device, Tensor]]()
+    try:
+        for name, parameter in model.named_parameters():
+            aside.append((parameter, parameter.device, parameter.data.cpu()))
+            parameter.data = views[name].to(parameter.device)
+        yield
+    finally:
+        for parameter, device, weights in aside:
+            parameter.data = weights.to(device)

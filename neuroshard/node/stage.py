@@ -25,6 +25,7 @@ from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore, stage_folder
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, lone_exchange
+from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import StageParts
 from neuroshard.training.precision import Precision
@@ -132,7 +133,7 @@ async def bring_up_stage(
         limits=work.limits,
         kept_graphs=work.kept_graphs,
     )
-    outer, group, snapshots = _outer_part(compute, home, run, swarm, index=index, stage=stage)
+    outer, group, snapshots, vote = _outer_part(compute, home, run, swarm, index=index, stage=stage)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,
@@ -141,7 +142,7 @@ async def bring_up_stage(
         outer=outer,
         staging=stage.staging,
     )
-    return LiveStage(stage, StageParts(index, service, outer, saver, group), snapshots, group)
+    return LiveStage(stage, StageParts(index, service, outer, saver, group, vote), snapshots, group)
 
 
 def _outer_part(
@@ -152,7 +153,7 @@ def _outer_part(
     *,
     index: int,
     stage: Stage,
-) -> tuple[OuterSync, GroupRounds, LiveSnapshots]:
+) -> tuple[OuterSync, GroupRounds, LiveSnapshots, HeldOutVote]:
     """The outer step with whoever holds the stage too, and what others are told of it."""
     model = stage.executor.model
     outer_at = _outer_parameters(swarm.versions.at)
@@ -179,17 +180,18 @@ def _outer_part(
         swarm.wallet_of,
         run.parameters.admission == "strangers",
     )
+    vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size)
     group = GroupRounds(
         replica,
         swarm.asking,
         alone,
         swarm.sign,
-        Judging(outer.root_after),
+        Judging(outer.root_after, vote.objection),
         book=FolderBook(home.store.folder / "rounds"),
         vector_length=stage.outer_state.anchor.numel(),
     )
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
-    return outer, group, snapshots
+    return outer, group, snapshots, vote
 
 
 def kept_stages(data_dir: Path, identity: NodeIdentity, run: OwnRun) -> StageRange | None:

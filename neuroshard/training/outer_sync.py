@@ -74,8 +74,7 @@ def next_outer_state(state: OuterState, local: Tensor, agreed: Agreed, parameter
                 pass
             case _:
                 assert_never(parameters.lone_outer)
-    momentum = momentum_at(state.outer_step, parameters.momentum)
-    return nesterov_outer_step(state, agreed.aggregate, parameters.learning_rate, momentum)
+    return _stepped(state, agreed.aggregate, parameters)
 
 
 def state_root(state: OuterState) -> str:
@@ -170,12 +169,12 @@ class OuterSync:
         state, parameters = self.state, self.parameters
         if state.outer_step != outer_step:
             return ""
+        return await anyio.to_thread.run_sync(lambda: state_root(_stepped(state, aggregate, parameters)))
 
-        def root() -> str:
-            momentum = momentum_at(state.outer_step, parameters.momentum)
-            return state_root(nesterov_outer_step(state, aggregate, parameters.learning_rate, momentum))
-
-        return await anyio.to_thread.run_sync(root)
+    async def anchor_after(self, aggregate: Tensor) -> Tensor:
+        """The anchor (d,) that this aggregate (d,) of several members leads to from the present state."""
+        state, parameters = self.state, self.parameters
+        return await anyio.to_thread.run_sync(lambda: _stepped(state, aggregate, parameters).anchor)
 
     async def update_root(self) -> None:
         """Compute the root of the present state on another thread, while training goes on."""
@@ -235,6 +234,11 @@ class OuterSync:
             failed=progress.failed + 1,
             last_failure=outcome.reason,
         )
+
+
+def _stepped(state: OuterState, aggregate: Tensor, parameters: OuterOptimization) -> OuterState:
+    momentum = momentum_at(state.outer_step, parameters.momentum)
+    return nesterov_outer_step(state, aggregate, parameters.learning_rate, momentum)
 
 
 def _contribution(anchor: Tensor, local: Tensor, residual: Tensor | None) -> Tensor:

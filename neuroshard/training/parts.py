@@ -13,6 +13,7 @@ from neuroshard.status.snapshot import DataStatus
 from neuroshard.training.evaluation import PINNED_SEQUENCES
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.generation import TextGenerator
+from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.rounds.group_rounds import GroupRounds
 from neuroshard.training.routing import Routing
@@ -66,6 +67,7 @@ class StageParts:
     outer: OuterSync
     saver: Saver | None = None  # None: nothing is kept, for measurements
     group: GroupRounds | None = None  # rounds with other replicas; None: this node has nobody
+    vote: HeldOutVote | None = None  # on their aggregates
 
     @property
     def executor(self) -> StageExecutor:

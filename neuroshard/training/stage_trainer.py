@@ -53,6 +53,8 @@ class StageTrainer:
         self._last_round = pace.monotonic()
         if parts.group is not None:  # nobody waits for a node that has agreed and then is paused or ends
             parts.group.gathering.may_take_part = lambda: control.must_hold is None
+        if parts.vote is not None and watch is not None:
+            parts.vote.held_out = lambda: watch.held_out
 
     @property
     def parameters(self) -> RunParameters:

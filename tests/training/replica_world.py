@@ -168,7 +168,7 @@ class SimulatedReplica:
             return ""
         return state_root(next_outer_state(self.state, self.weights, Agreed(aggregate, 2), OUTER))
 
-    async def _object(self, _aggregate: Tensor) -> str:
+    async def _object(self, _aggregate: Tensor, _root: str) -> str:
         await anyio.lowlevel.checkpoint()
         return self.objection
 
@@ -199,4 +199,4 @@ def play(scenario: Callable[[InMemoryNetwork], Awaitable[None]]) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-QUICK = replace(RoundTimes(), look_seconds=0.05, near_seconds=0.02, turn_seconds=5.0)
+QUICK = replace(RoundTimes(), look_seconds=0.05, near_seconds=0.02, turn_seconds=5.0, retry_seconds=0.05)

@@ -22,7 +22,9 @@ from neuroshard.swarm.certified.roster import Member
 from neuroshard.swarm.certified.setting import AnyBody
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds
+from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.loop import Trainer
+from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.rounds.door import RoundDoor
@@ -73,12 +75,13 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
         peers,
         lambda node: IDENTITIES[node].wallet_id,
     )
+    vote = HeldOutVote(compute, stage.executor, alone.outer, TOGETHER.batch_size)
     group = GroupRounds(
         replica,
         Asking(transport),
         alone.outer.exchange,
         sign,
-        Judging(alone.outer.root_after),
+        Judging(alone.outer.root_after, vote.objection),
         book=FolderBook(folder / name / "rounds"),
         vector_length=stage.outer_state.anchor.numel(),
         times=QUICK,
@@ -89,7 +92,7 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
     donor.serve(transport)
     door.add(group)
     door.serve(transport)
-    held = replace(alone, group=group)
+    held = replace(alone, group=group, vote=vote)
     node = Node(Trainer.__new__(Trainer), [], [])
     run_round = held.outer.run_round
 
@@ -154,3 +157,53 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
         assert torch.equal(a.weights[number], a.anchors[number])
     assert a.trainer.snapshot().diloco.members == 2
     assert a.trainer.record.progress.position != b.trainer.record.progress.position  # each has data of its own
+
+
+def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good_one_passes(tmp_path: Path) -> None:
+    """One of two hands in the opposite of what it has learned, many times over."""
+    computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
+
+    async def main() -> tuple[list[Node], list[Agreed | Abandoned]]:
+        with InMemoryNetwork() as network, anyio.fail_after(100):
+            nodes = [
+                node_of(compute, tmp_path, name, network, shard)
+                for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
+            ]
+            outers = [node.trainer.parts.stages[0].outer for node in nodes]
+            honest, outcomes = [outer.exchange for outer in outers], list[Agreed | Abandoned]()
+
+            async def poisoned(contribution: torch.Tensor, outer_step: int) -> Agreed | Abandoned:
+                return await honest[1](-20 * contribution, outer_step)
+
+            async def noted(contribution: torch.Tensor, outer_step: int) -> Agreed | Abandoned:
+                outcomes.append(await honest[0](contribution, outer_step))
+                if len(outcomes) == 2:
+                    outers[1].exchange = honest[1]
+                return outcomes[-1]
+
+            outers[0].exchange, outers[1].exchange = noted, poisoned
+
+            async def stop_when_done() -> None:
+                while not all(node.anchors for node in nodes):
+                    await anyio.sleep(0.02)
+                for node in nodes:
+                    node.trainer.stop()
+
+            async with anyio.create_task_group() as tasks:
+                for node in nodes:
+                    tasks.start_soon(node.trainer.run)
+                tasks.start_soon(stop_when_done)
+            return nodes, outcomes
+
+    try:
+        nodes, outcomes = trio.run(main)
+    finally:
+        for compute in computes:
+            compute.close()
+    for refused in outcomes[:2]:
+        assert isinstance(refused, Abandoned)
+        assert "votes no: held-out loss" in refused.reason
+    assert torch.equal(nodes[0].anchors[0], nodes[1].anchors[0])
+    vote = nodes[0].trainer.parts.stages[0].vote
+    assert vote is not None
+    assert vote.explanation.startswith("No objection: held-out loss")

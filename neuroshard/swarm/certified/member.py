@@ -301,7 +301,7 @@ class RoundMember:
         self._voting.values.add(value, job.aggregate)
         # what was locked may have ended the step elsewhere: its worth is no question any more
         if checked.objection and self._proof is None:
-            return self._voting.count(self.view)
+            return self._voting.count(self.view) or [GiveUp(f"this node votes no: {checked.objection}")]
         return self._voting.prepare(self.view, value, self._proof) or self._voting.count(self.view)
 
     def _vote_again(self) -> list[Effect]:

@@ -47,7 +47,8 @@ class Judging:
     """How this node finds out what an aggregate is worth."""
 
     root_after: Callable[[Tensor, int], Awaitable[str]]  # of an aggregate (d,) at an outer step; "" for another step
-    objection: Callable[[Tensor], Awaitable[str]] | None = None  # why not to vote for it; "" for nothing
+    # why not to vote for an aggregate that leads to this root; "" for nothing
+    objection: Callable[[Tensor, str], Awaitable[str]] | None = None
 
 
 @dataclass
@@ -205,7 +206,7 @@ class GroupRounds:
         root = await self._judging.root_after(aggregate, self._replica.standing().outer_step)
         if not root:
             return Checked("", "This node has gone on to another step.")
-        objection = "" if self._judging.objection is None else await self._judging.objection(aggregate)
+        objection = "" if self._judging.objection is None else await self._judging.objection(aggregate, root)
         return Checked(root, objection)
 
     async def _agreed(self, complete: Complete, sent: _Sent) -> Agreed | Abandoned:

@@ -1,0 +1,140 @@
+"""A member's vote on an aggregate: whether the state it leads to is worse on held-out data than the one before it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio.to_thread
+import torch
+from torch import Tensor
+
+from neuroshard.data.feed import HeldOut
+from neuroshard.model.tensor_schema import other_weights
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.evaluation import PINNED_SEQUENCES, Evaluation, paired_difference
+from neuroshard.training.executor import StageExecutor
+from neuroshard.training.held_out_claim import nats_a_token
+from neuroshard.training.outer_sync import OuterSync
+
+_LOG = logging.getLogger(__name__)
+
+_REMEMBERED_STATES = 4
+_CHUNK = 1 << 20  # numbers looked at once
+
+
+@dataclass(frozen=True)
+class VoteRule:
+    """What a vote may cost, and when it is no (DESIGN 4.4)."""
+
+    sequences: int = PINNED_SEQUENCES  # of the pinned ones, the first
+    least_sequences: int = 8  # fewer say too little
+    seconds: float = 5.0  # of computing for one state; what is measured by then counts
+    standard_errors: float = 4.0  # worse by more than so many paired ones
+
+
+class HeldOutVote:
+    """Of one stage. Evaluates where the stage's weights lie, a microbatch a job, so that training waits for no more.
+
+    Only who holds the whole model can tell what a state is worth; the stages of a pipeline object to numbers that are
+    not finite.
+    """
+
+    def __init__(
+        self,
+        compute: ComputeThread,
+        executor: StageExecutor,
+        outer: OuterSync,
+        batch_size: int,
+        rule: VoteRule | None = None,
+    ) -> None:
+        self.held_out: Callable[[], HeldOut | None] = lambda: None  # the pinned sequences, once they are here
+        self.explanation = "No aggregate has been looked at yet."  # of the newest vote, in words
+        self._compute = compute
+        self._executor = executor
+        self._outer = outer
+        self._batch_size = batch_size
+        self._rule = rule or VoteRule()
+        self._losses: dict[str, tuple[float, ...]] = {}  # nats a token of each sequence, by the state's root
+
+    async def objection(self, aggregate: Tensor, next_root: str) -> str:
+        """Why not to vote for an aggregate (d,) that leads from the present state to this root; "" for nothing."""
+        outer = self._outer
+        before, root = outer.state.anchor, outer.progress.state_root
+        candidate = await outer.anchor_after(aggregate)
+        if not await anyio.to_thread.run_sync(_is_finite, candidate):
+            return self._voted("the weights it leads to are not finite", is_no=True)
+        obstacle = self._obstacle()
+        if obstacle:
+            return self._voted(obstacle, is_no=False)
+        losses_before = await self._losses_of(before, root)
+        losses = await self._losses_of(candidate, next_root)
+        return self._judged(losses_before, losses)
+
+    def _obstacle(self) -> str:
+        """Why the loss cannot be measured here; "" for nothing."""
+        model, held_out = self._executor.model, self.held_out()
+        if not (model.is_first and model.is_last):
+            return "not measured: this node holds a part of the model only"
+        if held_out is None or len(held_out.sequences) < self._rule.least_sequences:
+            return "not measured: the held-out sequences are not here"
+        return ""
+
+    async def _losses_of(self, weights: Tensor, root: str) -> tuple[float, ...]:
+        """Of as many sequences as there is time for; those of a state that was measured before are remembered."""
+        known, held_out = self._losses.get(root), self.held_out()
+        if known is not None or held_out is None:
+            return known or ()
+        sequences, losses, seconds = held_out.sequences[: self._rule.sequences], list[float](), 0.0
+        for start in range(0, len(sequences), self._batch_size):
+            rows = sequences[start : start + self._batch_size]
+            if seconds >= self._rule.seconds:
+                break
+            measured = await self._measured(weights, rows)
+            if measured is None:
+                return ()
+            losses += nats_a_token(measured[0], rows.shape[1] - 1)
+            seconds += measured[1]
+        self._losses = dict([*self._losses.items(), (root, tuple(losses))][-_REMEMBERED_STATES:])
+        return tuple(losses)
+
+    async def _measured(self, weights: Tensor, rows: Tensor) -> tuple[Tensor, float] | None:
+        """Summed losses (b,) of sequences (b, t + 1) with these weights (d,), and the seconds; None while paused."""
+
+        def work() -> tuple[Tensor, float] | None:
+            executor, began = self._executor, time.perf_counter()
+            if next(executor.model.parameters()).device.type != executor.device.type:
+                return None
+            with other_weights(executor.model, weights):
+                return executor.infer(rows[:, :-1], rows[:, 1:]).cpu(), time.perf_counter() - began
+
+        return await self._compute.run(work)
+
+    def _judged(self, before: tuple[float, ...], after: tuple[float, ...]) -> str:
+        count, rule = min(len(before), len(after)), self._rule
+        if count < rule.least_sequences:
+            return self._voted(f"not measured: there was time for {count} sequences", is_no=False)
+        earlier, later = (Evaluation(0, 0.0, losses[:count]) for losses in (before, after))
+        if not later.is_finite:
+            return self._voted("the held-out loss is not a number", is_no=earlier.is_finite)
+        worse = paired_difference(later, earlier)  # positive when the loss rose
+        told = (
+            f"held-out loss {earlier.mean:.4f} before, {later.mean:.4f} after on {count} sequences, "
+            f"standard error {worse.standard_error:.4f}"
+        )
+        return self._voted(told, is_no=earlier.is_finite and worse.exceeds(rule.standard_errors, 0.0))
+
+    def _voted(self, words: str, *, is_no: bool) -> str:
+        self.explanation = f"{'Voted no' if is_no else 'No objection'}: {words}."
+        if is_no:
+            _LOG.warning("%s", self.explanation)
+        else:
+            _LOG.info("%s", self.explanation)
+        return words if is_no else ""
+
+
+def _is_finite(vector: Tensor) -> bool:
+    starts = range(0, len(vector), _CHUNK)
+    return all(bool(torch.isfinite(vector[start : start + _CHUNK]).all()) for start in starts)

@@ -1,0 +1,173 @@
+"""The vote on an aggregate by the held-out loss, with a small model that has learned something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+from small_stage import IDENTITY, PARAMETERS, make_parts, make_stage, train, windows
+from torch import Tensor
+
+from neuroshard.data.feed import HeldOut
+from neuroshard.model.tensor_schema import flatten, load_vector, other_weights
+from neuroshard.training.assembly import Stage
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
+from neuroshard.training.outer_sync import OuterSync
+from neuroshard.types import LayerRange
+
+ROOT, OTHER_ROOT = "1" * 64, "2" * 64
+
+
+@pytest.fixture(scope="module")
+def compute() -> Iterator[ComputeThread]:
+    thread = ComputeThread(cpu_threads=1)
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="module")
+def local(compute: ComputeThread, tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    """Weights (d,) that have learned something."""
+    trainer = train(compute, tmp_path_factory.mktemp("trained"), 40)
+    return compute.submit(lambda: flatten(trainer.parts.stages[0].executor.model)).result()
+
+
+@pytest.fixture
+def learned(compute: ComputeThread, local: Tensor, tmp_path: Path) -> tuple[Stage, OuterSync, Tensor]:
+    """A stage whose anchor are the weights it began with, and what was learned since as a pseudo-gradient (d,)."""
+    stage = make_stage(compute, tmp_path)
+    outer = make_parts(compute, stage).outer
+    return stage, outer, outer.state.anchor - local
+
+
+def vote_of(compute: ComputeThread, stage: Stage, outer: OuterSync, rule: VoteRule | None = None) -> HeldOutVote:
+    vote = HeldOutVote(compute, stage.executor, outer, PARAMETERS.batch_size, rule)
+    vote.held_out = lambda: HeldOut(windows(-1, 32), 4.0)
+    return vote
+
+
+def test_what_was_learned_passes_and_its_opposite_does_not(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    vote = vote_of(compute, stage, outer)
+    assert trio.run(vote.objection, gained, ROOT) == ""
+    assert "No objection: held-out loss" in vote.explanation
+    assert "on 32 sequences" in vote.explanation
+    objection = trio.run(vote.objection, -gained, OTHER_ROOT)
+    assert "held-out loss" in objection
+    assert vote.explanation == f"Voted no: {objection}."
+
+
+def test_a_difference_within_four_standard_errors_is_no_objection(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    noise = 1e-4 * torch.randn(gained.shape, generator=torch.Generator().manual_seed(5))
+    assert trio.run(vote_of(compute, stage, outer).objection, noise, ROOT) == ""
+    strict = VoteRule(standard_errors=-1e9)  # now anything that is not far better is worse
+    assert trio.run(vote_of(compute, stage, outer, strict).objection, 1e3 * noise, ROOT)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e39])
+def test_weights_that_are_no_numbers_are_an_objection(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], value: float
+) -> None:
+    stage, outer, gained = learned
+    objection = trio.run(vote_of(compute, stage, outer).objection, torch.sign(gained) * value, ROOT)
+    assert objection == "the weights it leads to are not finite"
+
+
+def test_a_loss_that_is_no_number_is_an_objection_unless_it_was_none_before(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    infer, is_sound = stage.executor.infer, [True] * (32 // PARAMETERS.batch_size)
+
+    def spoilt_by_and_by(inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        return infer(inputs, labels) * (1.0 if is_sound and is_sound.pop() else float("nan"))
+
+    stage.executor.infer = spoilt_by_and_by  # type: ignore[method-assign]
+    assert trio.run(vote_of(compute, stage, outer).objection, gained, ROOT) == "the held-out loss is not a number"
+    assert trio.run(vote_of(compute, stage, outer).objection, gained, ROOT) == ""
+
+
+def test_weights_are_the_same_bytes_after_an_evaluation_also_after_one_that_raises(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    model = stage.executor.model
+    load_vector(model, flatten(model) + 0.01)  # training has gone on from the anchor
+    before, places = flatten(model), [parameter.data_ptr() for parameter in model.parameters()]
+    written = stage.executor.weights
+    vote = vote_of(compute, stage, outer)
+    trio.run(vote.objection, gained, ROOT)
+    vote.held_out = lambda: HeldOut(windows(-1, 32) + 1000, 4.0)  # ids that the vocabulary does not have
+    with pytest.raises(IndexError):
+        trio.run(vote.objection, gained, OTHER_ROOT)
+    assert torch.equal(flatten(model), before)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == places
+    assert stage.executor.weights == written
+
+
+def test_open_graphs_stay_valid_while_a_model_computes_with_other_weights(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    executor = make_stage(compute, tmp_path).executor
+    rows = windows(3, 2)
+    gradients = list[Tensor]()
+    for evaluates in (False, True):
+        executor.zero()
+        loss = executor.model.loss_sum(executor.model(rows[:, :-1]), rows[:, 1:])
+        if evaluates:
+            with other_weights(executor.model, 2 * flatten(executor.model)):
+                assert executor.infer(rows[:, :-1], rows[:, 1:]).sum() != loss
+        loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in executor.model.parameters() if p.grad is not None]))
+    assert torch.equal(*gradients)
+
+
+def test_without_held_out_data_or_time_it_says_why_nothing_was_measured(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    vote = vote_of(compute, stage, outer, VoteRule(seconds=0.0))
+    assert trio.run(vote.objection, -gained, ROOT) == ""
+    assert "there was time for 0 sequences" in vote.explanation
+    vote.held_out = lambda: None
+    assert trio.run(vote.objection, -gained, ROOT) == ""
+    assert "the held-out sequences are not here" in vote.explanation
+
+
+def test_a_state_is_measured_once(compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]) -> None:
+    """What was agreed on is the state before the next round."""
+    stage, outer, gained = learned
+    vote = vote_of(compute, stage, outer)
+    jobs, infer = list[int](), stage.executor.infer
+
+    def counted(inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        jobs.append(len(inputs))
+        return infer(inputs, labels)
+
+    stage.executor.infer = counted  # type: ignore[method-assign]
+    outer.progress = replace(outer.progress, state_root=ROOT)
+    trio.run(vote.objection, gained, OTHER_ROOT)
+    trio.run(vote.objection, gained, OTHER_ROOT)
+    assert sum(jobs) == 2 * 32
+    assert max(jobs) == PARAMETERS.batch_size  # a job takes a microbatch at most
+
+
+def test_a_part_of_the_model_objects_to_nothing_finite(compute: ComputeThread, tmp_path: Path) -> None:
+    parameters, identity = replace(PARAMETERS, stage_count=3), replace(IDENTITY, layers=LayerRange(0, 1))
+    stage = make_stage(compute, tmp_path, parameters, identity)
+    outer = make_parts(compute, stage, parameters, identity).outer
+    vote = vote_of(compute, stage, outer)
+    change = torch.ones(outer.state.anchor.shape)
+    assert trio.run(vote.objection, change, ROOT) == ""
+    assert "a part of the model only" in vote.explanation
+    assert trio.run(vote.objection, change / 0, ROOT)
