@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import PipelineStatus
+from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
 
 
@@ -163,9 +164,10 @@ class DilocoStatus:
     lone_outer: str = "keep"
     explanation: str = "Alone: outer steps move the anchor only; there is nobody to synchronise with."
     state_root: str = ""  # hash of the replicated state after the last outer step
-    certified_root: str = ""  # what the group agreed on; equal to state_root when alone
+    certified_root: str = ""  # that the certificate of this outer step names; without one equal to state_root
     successful_syncs: int = 0
     failed_syncs: int = 0
+    rounds: tuple[StageRoundsStatus, ...] = ()  # of each stage that this node holds
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
             unigram_entropy=held_out.unigram_entropy if held_out else None,
         ),
         verification=verification_status(record, parameters, state, is_measured_here=loops.drive is not None),
-        diloco=NOTHING_HELD if held is None else held.outer.status(),
+        diloco=diloco_status(parts.stages),
         data=data,
         checkpoints=checkpoint_status(checkpoints),
         history=record.history.snapshot(),
@@ -135,6 +135,17 @@ def verification_status(
             is_measured_here=is_measured_here,
         )
     )
+
+
+def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
+    """Outer steps of the stage with the first layers, rounds of all."""
+    if not stages:
+        return NOTHING_HELD
+    outer, group = stages[0].outer, stages[0].group
+    status = outer.status()
+    certified = "" if group is None else group.certified_root(status.outer_steps)
+    rounds = tuple(stage.group.status for stage in stages if stage.group is not None)
+    return replace(status, certified_root=certified or status.certified_root, rounds=rounds)
 
 
 def stage_status(parts: StageParts, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:

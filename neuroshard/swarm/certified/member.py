@@ -43,6 +43,7 @@ from neuroshard.swarm.certified.messages import (
     VoteSaid,
     round_id_of,
 )
+from neuroshard.swarm.certified.progress import Progress, RoundPhase
 from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import Voting
 from neuroshard.types import NodeId
@@ -65,6 +66,8 @@ class RoundMember:
         self._exchange: Exchange | None = None
         self._ask_after = -inf
         self._proof: Quorum | None = None  # why the present view votes again on a value
+        self._judged: Judged | None = None
+        self._objection = ""
         self._checking: dict[tuple[str, ...], Callable[[Checked], Value | None]] = {}
 
     @property
@@ -76,6 +79,18 @@ class RoundMember:
     def completed(self) -> Complete | None:
         """How the step has ended."""
         return self._voting.completed
+
+    @property
+    def progress(self) -> Progress:
+        """How far the present view is."""
+        exchange = self._exchange
+        if self.completed is not None:
+            phase = RoundPhase.ENDED
+        elif self._checking or self._proof is not None:
+            phase = RoundPhase.VOTE
+        else:
+            phase = RoundPhase.GATHER if exchange is None else RoundPhase.EXCHANGE
+        return Progress(self.view, phase, () if exchange is None else exchange.members, self._judged, self._objection)
 
     @property
     def is_in_doubt(self) -> bool:
@@ -142,6 +157,7 @@ class RoundMember:
         effects = list[Effect]()
         match job, answer:
             case Judge(), Judged():
+                self._judged = answer
                 if answer.reduction is None:
                     return [GiveUp(answer.abort_reason)]
                 effects = exchange.judged(answer)
@@ -234,7 +250,8 @@ class RoundMember:
         return [*self._say_new_view(missing), *self._propose(now)]
 
     def _enter_view(self, view: int, now: float) -> None:
-        self._exchange = self._proof = None
+        self._exchange = self._proof = self._judged = None
+        self._objection = ""
         self._checking.clear()
         self._views.begin(view, now)
 
@@ -301,6 +318,7 @@ class RoundMember:
         self._voting.values.add(value, job.aggregate)
         # what was locked may have ended the step elsewhere: its worth is no question any more
         if checked.objection and self._proof is None:
+            self._objection = checked.objection
             return self._voting.count(self.view) or [GiveUp(f"this node votes no: {checked.objection}")]
         return self._voting.prepare(self.view, value, self._proof) or self._voting.count(self.view)
 

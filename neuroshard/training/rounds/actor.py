@@ -45,6 +45,7 @@ from neuroshard.swarm.certified.messages import (
     author_of,
 )
 from neuroshard.swarm.certified.packets import MalformedMessageError, from_frame, limits_for, to_frame
+from neuroshard.swarm.certified.progress import Progress
 from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import certificate_for, slices_for
 from neuroshard.swarm.round import Offload
@@ -99,6 +100,7 @@ class RoundActor:
         self._limits = limits_for(slices_bytes)
         self.ended: Complete | None = None  # the newest step's end, until it is taken
         self.changed = anyio.Event()
+        self.watch: Callable[[Progress], None] = lambda _progress: None  # is told how the present round goes on
         self._around = around
         self._running: _Running | None = None
         self._heard: dict[NodeId, deque[Message]] = {}  # lately: also of a round that this node has yet to enter
@@ -200,6 +202,8 @@ class RoundActor:
                 self._put(running, running.member.tick(anyio.current_time()))
 
     def _put(self, running: _Running, effects: list[Effect]) -> None:
+        if running is self._running:
+            self.watch(running.member.progress)
         self._effects += ((running, effect) for effect in effects)
         self._waiting.set()
 

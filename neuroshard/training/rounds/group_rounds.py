@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from neuroshard.aggregation import aggregator_config
 from neuroshard.compression import MalformedVectorError, make_codec
+from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.swarm.certified.effects import Check, Checked, Complete
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import most_bytes
 from neuroshard.swarm.certified.roster import Roster
 from neuroshard.swarm.certified.setting import Contribution, Setting, Sign, Timing
 from neuroshard.swarm.certified.slices import SlicePlan
+from neuroshard.swarm.group import aggregator_name
 from neuroshard.swarm.round import Offload
 from neuroshard.training.control import first_of
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
@@ -27,6 +30,7 @@ from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
 from neuroshard.training.rounds.mail import RoundMail
+from neuroshard.training.rounds.round_record import NO_ANSWER, RoundEnd, RoundTerms, RoundWatch, with_round
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, VoteBook
 from neuroshard.training.rounds.work import RoundWork
 from neuroshard.training.transfer.download import Asking
@@ -60,6 +64,7 @@ class _Sent:
     contribution: Tensor
     work: RoundWork
     parts: tuple[bytes, ...]
+    watch: RoundWatch
     is_late: bool = False  # training has gone on since
 
 
@@ -90,6 +95,8 @@ class GroupRounds:
         self._plan = SlicePlan(vector_length)
         self._offload = offload
         self._sent: _Sent | None = None
+        self._certified = (-1, "")  # the outer step that the newest certificate led to, and its root
+        self.status = StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._has_loaded = anyio.Event()
         self._durations = deque[float](maxlen=KEPT_DURATIONS)  # seconds of completed rounds
         fp32_bytes = make_codec("fp32").encoded_size(vector_length)
@@ -157,6 +164,11 @@ class GroupRounds:
             agreement is not None and any(node == member.node_id for member in agreement.members)
         )
 
+    def certified_root(self, outer_step: int) -> str:
+        """The root that the newest certificate names, when it led to this outer step; "" otherwise."""
+        led_to, root = self._certified
+        return root if led_to == outer_step else ""
+
     def withdraw(self) -> None:
         """Take no part in what was agreed on: the others go on without this node."""
         if self.gathering.is_called:
@@ -166,18 +178,33 @@ class GroupRounds:
         await self._has_loaded.wait()  # no vote without knowing the own ones
         setting, work = self._round(agreement)
         parts = await self._offload(lambda: work.encoded(contribution))
-        self._sent = _Sent(setting.step.id, agreement.outer_step, contribution, work, parts)
+        sent = self._sent = _Sent(
+            setting.step.id, agreement.outer_step, contribution, work, parts, self._watch(agreement, setting, work)
+        )
         upload = self.actor.mail.upload or UNMEASURED_UPLOAD
         sequences = self._replica.standing().sequences
         began = anyio.current_time()
         self.actor.enter(setting, agreement.outer_step, work, Contribution(parts, sequences, upload, made_at()))
+        outcome: Complete | str | None = None
         with anyio.move_on_after(WAITING_VIEWS * setting.timing.view_seconds):
             outcome = await self.actor.outcome()
-            if isinstance(outcome, Complete):
-                self._durations.append(anyio.current_time() - began)
-                return await self._agreed(outcome, self._sent)
-            return Abandoned(outcome, is_soon_again=True)
-        return Abandoned("too few members answered in time", is_soon_again=True)
+        if isinstance(outcome, Complete):
+            self._durations.append(anyio.current_time() - began)
+            return await self._agreed(outcome, sent)
+        self.status = with_round(self.status, sent.watch.abandoned(outcome, self._end()))
+        return Abandoned(NO_ANSWER if outcome is None else outcome, is_soon_again=True)
+
+    def _watch(self, agreement: Agreement, setting: Setting, work: RoundWork) -> RoundWatch:
+        aggregator, voters = aggregator_name(work.aggregator), len(setting.step.roster.members)
+        terms = RoundTerms(agreement.outer_step, agreement.members, voters, work.codec.name, aggregator)
+        watch = RoundWatch(terms, anyio.current_time())
+        self.actor.watch = lambda progress: watch.look(progress, anyio.current_time())
+        return watch
+
+    def _end(self, *, is_late: bool = False) -> RoundEnd:
+        mail, told = self.actor.mail, self.status
+        sent, received = mail.sent_bytes - told.bytes_sent, mail.received_bytes - told.bytes_received
+        return RoundEnd(time.time(), anyio.current_time(), sent, received, is_late)
 
     def _round(self, agreement: Agreement) -> tuple[Setting, RoundWork]:
         rounds, is_open = self._replica.rounds, self._replica.is_open
@@ -212,6 +239,9 @@ class GroupRounds:
     async def _agreed(self, complete: Complete, sent: _Sent) -> Agreed | Abandoned:
         value = complete.certificate.value
         self._note(complete.certificate)
+        self._certified = sent.outer_step + 1, value.next_root
+        record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
+        self.status = with_round(self.status, record)
         self.actor.ended = self._sent = None
         aggregate = await self._offload(lambda: sent.work.decoded(complete.aggregate))
         is_in = self._replica.member in value.members

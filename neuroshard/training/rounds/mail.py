@@ -67,6 +67,7 @@ class RoundMail:
         self._outboxes: dict[NodeId, _Outbox] = {}
         self._number = randbits(48)  # a receiver may remember numbers of this node's last life
         self._upload = 0
+        self.sent_bytes = self.received_bytes = 0  # of parts that arrived, since the start
         self._tasks: TaskGroup | None = None
 
     @property
@@ -120,6 +121,7 @@ class RoundMail:
             raise RequestRefusedError("The part does not follow the one before.")
         arriving.content[start:stop] = data
         arriving.length, arriving.moved_at = stop, anyio.current_time()
+        self.received_bytes += len(data)
         if stop == len(arriving.content):
             content, arriving.content = bytes(arriving.content), bytearray()
             await self._received(sender, content)
@@ -172,6 +174,7 @@ class RoundMail:
         return False
 
     def _measure(self, size: int, seconds: float) -> None:
+        self.sent_bytes += size
         if size >= MEASURED_BYTES and seconds > 0:
             rate = int(size / seconds)
             self._upload = rate if self._upload == 0 else (3 * self._upload + rate) // 4

@@ -1,0 +1,178 @@
+"""What is kept of a round that this node took part in: its phases, its members, its verdict, its end. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from neuroshard.aggregation import Refusal
+from neuroshard.status.rounds import (
+    AbandonReason,
+    CertificateStatus,
+    Contributor,
+    MemberPart,
+    PhaseSeconds,
+    RoundContribution,
+    RoundStatus,
+    StageRoundsStatus,
+)
+from neuroshard.swarm.certified.bodies import Value
+from neuroshard.swarm.certified.messages import Quorum
+from neuroshard.swarm.certified.progress import Progress, RoundPhase
+from neuroshard.swarm.certified.roster import Member
+
+KEPT_ROUNDS = 20  # of a stage
+MAX_CONTRIBUTORS = 256  # that are counted by name
+VALUE_DIGITS = 16  # of a digest, as people are shown it
+OTHER_REFUSAL = "other"  # in a certificate that others have made
+NO_ANSWER = "too few members answered in time"
+_UNJUDGED: tuple[MemberPart, str] = (MemberPart.UNJUDGED, "")
+_REFUSAL_NAMES = {str(refusal): refusal.name.lower() for refusal in Refusal}
+
+
+@dataclass(frozen=True)
+class RoundTerms:
+    """What is known of a round before it begins."""
+
+    outer_step: int
+    called: tuple[Member, ...]  # this node included
+    voters: int
+    codec: str
+    aggregator: str
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """The moment at which a round is over here."""
+
+    time: float  # seconds since the epoch
+    now: float  # seconds, by the clock of the looks
+    bytes_sent: int = 0  # since the record before
+    bytes_received: int = 0
+    is_late: bool = False
+
+
+class RoundWatch:
+    """Is shown how one round goes on, and makes its record. Times are seconds of any one clock."""
+
+    def __init__(self, terms: RoundTerms, began: float) -> None:
+        self.terms = terms
+        self._seconds = dict.fromkeys(RoundPhase, 0.0)
+        self._phase = RoundPhase.GATHER
+        self._looked_at = began
+        self._views = set[int]()
+        self._judgement = Progress(0, RoundPhase.GATHER)  # the last look that had members
+
+    def look(self, progress: Progress, now: float) -> None:
+        """The round is so far now."""
+        self._pass(now)
+        self._phase = progress.phase
+        self._views.add(progress.view)
+        if progress.members:
+            self._judgement = progress
+
+    def completed(self, certificate: Quorum, end: RoundEnd) -> RoundStatus:
+        """The record of a round that ended with this certificate."""
+        self._pass(end.now)
+        since_end = self._seconds[RoundPhase.ENDED]
+        told = CertificateStatus(certificate.value.digest[:VALUE_DIGITS], len(certificate.votes), self.terms.voters)
+        record = self._record(end, _agreed_contributions(certificate.value, self.terms.called))
+        return replace(record, ended_at=end.time - since_end, certificate=told, is_late=end.is_late)
+
+    def abandoned(self, reason: str | None, end: RoundEnd) -> RoundStatus:
+        """The record of a round that came to nothing, for a reason of its own or because time is up (None)."""
+        self._pass(end.now)
+        judged, objection = self._judgement.judged, self._judgement.objection
+        if judged is not None and judged.reduction is None:
+            kind = AbandonReason.CONTRIBUTIONS
+        elif objection:
+            kind = AbandonReason.OBJECTION
+        else:
+            kind = AbandonReason.NO_ANSWER if reason is None else AbandonReason.STORAGE
+        record = self._record(end, self._own_contributions())
+        return replace(record, abandoned_for=kind, reason=reason or NO_ANSWER)
+
+    def _pass(self, now: float) -> None:
+        self._seconds[self._phase] += max(0.0, now - self._looked_at)
+        self._looked_at = now
+
+    def _record(self, end: RoundEnd, contributions: tuple[RoundContribution, ...]) -> RoundStatus:
+        seconds, terms = self._seconds, self.terms
+        return RoundStatus(
+            outer_step=terms.outer_step,
+            ended_at=end.time,
+            seconds=PhaseSeconds(seconds[RoundPhase.GATHER], seconds[RoundPhase.EXCHANGE], seconds[RoundPhase.VOTE]),
+            contributions=contributions,
+            bytes_sent=end.bytes_sent,
+            bytes_received=end.bytes_received,
+            codec=terms.codec,
+            aggregator=terms.aggregator,
+            views=max(1, len(self._views)),
+        )
+
+    def _own_contributions(self) -> tuple[RoundContribution, ...]:
+        """By what this node has seen itself."""
+        members, judged = self._judgement.members, self._judgement.judged
+        if not members:
+            return _told(self.terms.called, {}, MemberPart.UNJUDGED)
+        parts = dict.fromkeys(members, _UNJUDGED)
+        if judged is not None and judged.verdict.member_count == len(members):
+            parts = {members[row]: (MemberPart.ACCEPTED, "") for row in judged.verdict.accepted}
+            parts |= {members[row]: (MemberPart.REFUSED, str(why)) for row, why in judged.verdict.refused.items()}
+        return _told((*members, *self.terms.called), parts, MemberPart.ABSENT)
+
+
+def with_round(before: StageRoundsStatus, record: RoundStatus) -> StageRoundsStatus:
+    """The stage's rounds and one more. Contributions count once, in the record of the round that completed."""
+    after = replace(
+        before,
+        recent=(*before.recent, record)[-KEPT_ROUNDS:],
+        bytes_sent=before.bytes_sent + record.bytes_sent,
+        bytes_received=before.bytes_received + record.bytes_received,
+    )
+    if record.abandoned_for is not None:
+        counts = dict(before.abandoned)
+        counts[record.abandoned_for] = counts.get(record.abandoned_for, 0) + 1
+        return replace(after, abandoned=tuple(sorted(counts.items())))
+    parts = Counter(one.part for one in record.contributions)
+    refusals = Counter(dict(before.refused)) + Counter(one.refusal for one in record.contributions if one.refusal)
+    return replace(
+        after,
+        completed=before.completed + 1,
+        accepted=before.accepted + parts[MemberPart.ACCEPTED],
+        refused=tuple(sorted(refusals.items())),
+        contributors=_counted(before.contributors, record.contributions),
+    )
+
+
+def _counted(before: Sequence[Contributor], contributions: Iterable[RoundContribution]) -> tuple[Contributor, ...]:
+    known = {one.node_id: one for one in before}
+    for one in contributions:
+        old = known.pop(one.node_id, Contributor(one.node_id, one.wallet_id))
+        known[one.node_id] = Contributor(
+            one.node_id,
+            one.wallet_id,
+            accepted=old.accepted + (one.part is MemberPart.ACCEPTED),
+            refused=old.refused + (one.part is MemberPart.REFUSED),
+            absent=old.absent + (one.part is MemberPart.ABSENT),
+        )
+    return tuple(known.values())[-MAX_CONTRIBUTORS:]
+
+
+def _agreed_contributions(value: Value, called: tuple[Member, ...]) -> tuple[RoundContribution, ...]:
+    by_name = {member.node_id: member for member in value.members}
+    parts = {by_name[node]: (MemberPart.ACCEPTED, "") for node in value.accepted if node in by_name}
+    parts |= {by_name[node]: (MemberPart.REFUSED, why) for node, why in value.refused if node in by_name}
+    return _told((*value.members, *called), parts, MemberPart.ABSENT)
+
+
+def _told(
+    members: Iterable[Member], parts: dict[Member, tuple[MemberPart, str]], otherwise: MemberPart
+) -> tuple[RoundContribution, ...]:
+    told = list[RoundContribution]()
+    for member in sorted(set(members)):
+        part, reason = parts.get(member, (otherwise, ""))
+        refusal = _REFUSAL_NAMES.get(reason, OTHER_REFUSAL) if part is MemberPart.REFUSED else ""
+        told.append(RoundContribution(member.node_id, member.wallet_id, part, refusal, reason))
+    return tuple(told)

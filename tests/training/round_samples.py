@@ -1,0 +1,27 @@
+"""What a node sees of a round, made by hand."""
+
+from __future__ import annotations
+
+from neuroshard.aggregation import MiddleMean, Refusal, Verdict
+from neuroshard.swarm.certified.bodies import Phase, Value, Vote
+from neuroshard.swarm.certified.effects import Judged
+from neuroshard.swarm.certified.messages import Quorum, Signed
+from neuroshard.swarm.certified.roster import Member
+from neuroshard.training.rounds.round_record import RoundTerms
+from neuroshard.types import NodeId, WalletId
+
+A, B, C, D = (Member(NodeId(name), WalletId(name * 16)) for name in "abcd")
+TERMS = RoundTerms(outer_step=7, called=(A, B, C, D), voters=4, codec="int8", aggregator="trimmed_mean(0.2)")
+VERDICT = Verdict((0, 1), {2: Refusal.NORM}, (1.0, 1.0), robust=True)
+JUDGED = Judged(VERDICT, MiddleMean((0, 1), (1.0, 1.0), 0))
+TOO_MANY = Judged(VERDICT, None, "1 of 3 contributions were refused, at most 0 may be")
+
+
+def certificate(*refused: tuple[Member, str]) -> Quorum:
+    """Three of the four called members were in the round; all of them voted."""
+    members, refusals = (A, B, C), tuple((member.node_id, why) for member, why in refused)
+    bad = {node for node, _ in refusals}
+    accepted = tuple(member.node_id for member in members if member.node_id not in bad)
+    value = Value("1" * 64, "2" * 64, "3" * 64, ("4" * 64,), members, accepted, refusals, "5" * 64)
+    votes = tuple(Signed(member, Vote("1" * 64, 0, Phase.COMMIT, value.digest), b"") for member in members)
+    return Quorum(value, 0, Phase.COMMIT, votes)

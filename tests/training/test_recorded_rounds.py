@@ -1,0 +1,104 @@
+"""Rounds that replicas really held, as each of them tells of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replica_world import DUE_SECONDS, NAMES, STAGE, A, B, C, SimulatedReplica, for_seconds, play
+
+from neuroshard.network import InMemoryNetwork
+from neuroshard.status.rounds import AbandonReason, MemberPart
+from neuroshard.training.rounds.round_record import NO_ANSWER
+
+D = NAMES[3]
+
+
+@dataclass
+class Freeloader(SimulatedReplica):
+    """Says that it trains, and brings nothing."""
+
+    async def _step(self) -> None:
+        await super()._step()
+        self.weights = self.state.anchor.clone()
+
+
+def test_everybody_tells_the_same_of_a_round_and_who_was_refused_and_why() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        honest = [SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C))]
+        lazy = Freeloader(D, network, 4)
+        await for_seconds(DUE_SECONDS + 5, *honest, lazy)
+        for replica in (*honest, lazy):
+            (record,) = replica.group.status.recent
+            assert record.outer_step == 0
+            assert {one.node_id: one.part for one in record.contributions} == {
+                A: MemberPart.ACCEPTED,
+                B: MemberPart.ACCEPTED,
+                C: MemberPart.ACCEPTED,
+                D: MemberPart.REFUSED,
+            }
+            assert {one.reason for one in record.contributions if one.node_id == D} == {"it is zero"}
+            assert replica.group.status.refused == (("zero", 1),)
+            assert record.certificate is not None
+            assert record.certificate.voters == 4
+            assert record.certificate.votes == 4  # a founding: all have to agree
+            assert record.bytes_sent > 0
+            assert record.bytes_received > 0
+        values = {one.group.status.recent[0].certificate.value for one in honest}  # type: ignore[union-attr]
+        assert len(values) == 1
+        assert honest[0].group.status.layers == STAGE.layers
+        root = honest[0].standing().root
+        assert honest[0].group.certified_root(1) == root
+        assert honest[0].group.certified_root(2) == ""
+
+    play(scenario)
+
+
+def test_the_bytes_of_all_rounds_are_what_the_mail_has_carried() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+        await for_seconds(4 * DUE_SECONDS, a, b)
+        for one, other in ((a, b), (b, a)):
+            told, mail = one.group.status, one.group.actor.mail
+            assert told.completed == len(told.recent) >= 3
+            assert told.bytes_sent == sum(record.bytes_sent for record in told.recent) <= mail.sent_bytes
+            assert mail.sent_bytes == other.group.actor.mail.received_bytes
+
+    play(scenario)
+
+
+def test_two_of_whom_one_brings_nothing_abandon_their_rounds_and_say_so() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), Freeloader(B, network, 2)
+        await for_seconds(DUE_SECONDS + 5, a, b)
+        record = a.group.status.recent[0]
+        assert record.abandoned_for is AbandonReason.CONTRIBUTIONS
+        assert record.reason == "1 of 2 contributions were refused, at most 0 may be"
+        assert {one.node_id: one.refusal for one in record.contributions} == {A: "", B: "zero"}
+        assert (a.group.status.completed, a.group.status.accepted, a.group.certified_root(1)) == (0, 0, "")
+
+    play(scenario)
+
+
+def test_a_round_to_which_the_other_does_not_come_is_told_with_all_who_were_called() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2, is_reluctant=True)
+        await for_seconds(DUE_SECONDS + 50, a, b)
+        record = a.group.status.recent[0]
+        assert (record.abandoned_for, record.reason) == (AbandonReason.NO_ANSWER, NO_ANSWER)
+        assert {one.node_id: one.part for one in record.contributions} == dict.fromkeys((A, B), MemberPart.UNJUDGED)
+        assert record.seconds.gather == record.seconds.total >= 20
+        assert b.group.status.recent == ()  # it was in none
+
+    play(scenario)
+
+
+def test_who_votes_against_an_aggregate_tells_why() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+        a.objection = b.objection = "The loss rises."
+        await for_seconds(DUE_SECONDS + 60, a, b)
+        record = a.group.status.recent[0]
+        assert (record.abandoned_for, record.reason) == (AbandonReason.OBJECTION, "this node votes no: The loss rises.")
+        assert {one.part for one in record.contributions} == {MemberPart.ACCEPTED}
+
+    play(scenario)

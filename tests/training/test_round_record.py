@@ -1,0 +1,144 @@
+"""What is kept of a round: who was in it, what became of whose work, how long its phases took, how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from round_samples import JUDGED, TERMS, TOO_MANY, A, B, C, D, certificate
+
+from neuroshard.aggregation import Refusal
+from neuroshard.status.rounds import AbandonReason, CertificateStatus, MemberPart, PhaseSeconds, StageRoundsStatus
+from neuroshard.swarm.certified.progress import Progress, RoundPhase
+from neuroshard.swarm.certified.roster import Member
+from neuroshard.training.rounds.round_record import (
+    KEPT_ROUNDS,
+    MAX_CONTRIBUTORS,
+    RoundEnd,
+    RoundTerms,
+    RoundWatch,
+    with_round,
+)
+from neuroshard.types import LayerRange, NodeId, WalletId
+
+EXCHANGED = (A, B, C)
+NONE_YET = StageRoundsStatus(0, LayerRange(0, 2))
+END = RoundEnd(time=1_000.0, now=110.0, bytes_sent=5, bytes_received=6)
+
+
+def watched(*looks: tuple[float, Progress], terms: RoundTerms = TERMS) -> RoundWatch:
+    """A round that began at 100 s."""
+    watch = RoundWatch(terms, 100.0)
+    for now, progress in looks:
+        watch.look(progress, now)
+    return watch
+
+
+def exchange(view: int = 0) -> Progress:
+    return Progress(view, RoundPhase.EXCHANGE, EXCHANGED)
+
+
+def parts_of(watch: RoundWatch, reason: str | None = None) -> dict[str, str]:
+    return {one.node_id: one.part.value for one in watch.abandoned(reason, END).contributions}
+
+
+def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
+    signed = certificate((C, str(Refusal.DIRECTION)))
+    record = watched((101.0, exchange())).completed(signed, END)
+    assert [(one.node_id, one.wallet_id, one.part) for one in record.contributions] == [
+        (A.node_id, A.wallet_id, MemberPart.ACCEPTED),
+        (B.node_id, B.wallet_id, MemberPart.ACCEPTED),
+        (C.node_id, C.wallet_id, MemberPart.REFUSED),
+        (D.node_id, D.wallet_id, MemberPart.ABSENT),  # it was called
+    ]
+    assert record.contributions[2].reason == "its direction disagrees with the majority"
+    assert record.contributions[2].refusal == "direction"
+    assert record.certificate == CertificateStatus(signed.value.digest[:16], votes=3, voters=4)
+    assert (record.outer_step, record.codec, record.aggregator) == (7, "int8", "trimmed_mean(0.2)")
+    assert (record.bytes_sent, record.bytes_received, record.is_late, record.abandoned_for) == (5, 6, False, None)
+
+
+def test_the_phases_of_all_views_add_up_to_the_seconds_of_the_round() -> None:
+    watch = watched(
+        (102.0, exchange()),
+        (103.0, Progress(1, RoundPhase.GATHER)),  # the first view came to nothing
+        (104.0, Progress(1, RoundPhase.GATHER)),
+        (105.5, exchange(1)),
+        (108.0, Progress(1, RoundPhase.VOTE, EXCHANGED, JUDGED)),
+    )
+    record = watch.completed(certificate(), END)
+    assert record.seconds == PhaseSeconds(gather=4.5, exchange=3.5, vote=2.0)
+    assert record.seconds.total == 10.0
+    assert record.views == 2
+    assert record.ended_at == 1_000.0
+
+
+def test_a_round_that_ended_before_anybody_looked_ended_then() -> None:
+    watch = watched((102.0, exchange()), (104.0, Progress(0, RoundPhase.ENDED)))
+    record = watch.completed(certificate(), replace(END, is_late=True))
+    assert (record.is_late, record.ended_at, record.seconds.total) == (True, 994.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("progress", "reason", "kind", "words"),
+    [
+        (exchange(), None, AbandonReason.NO_ANSWER, "too few members answered in time"),
+        (Progress(0, RoundPhase.VOTE, EXCHANGED, JUDGED, "worse"), "no: worse", AbandonReason.OBJECTION, "no: worse"),
+        (
+            Progress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY),
+            TOO_MANY.abort_reason,
+            AbandonReason.CONTRIBUTIONS,
+            "1 of 3 contributions were refused, at most 0 may be",
+        ),
+        (Progress(0, RoundPhase.VOTE, EXCHANGED, JUDGED), "no space", AbandonReason.STORAGE, "no space"),
+    ],
+)
+def test_a_round_is_abandoned_for_one_of_four_reasons(
+    progress: Progress, reason: str | None, kind: AbandonReason, words: str
+) -> None:
+    record = watched((101.0, progress)).abandoned(reason, END)
+    assert (record.abandoned_for, record.reason, record.certificate) == (kind, words, None)
+
+
+def test_an_abandoned_round_tells_as_much_of_its_members_as_was_seen() -> None:
+    assert parts_of(watched()) == dict.fromkeys("abcd", "unjudged")
+    unjudged = {**dict.fromkeys("abc", "unjudged"), "d": "absent"}
+    assert parts_of(watched((101.0, exchange()))) == unjudged
+    judged = (101.0, Progress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY))
+    seen = {"a": "accepted", "b": "accepted", "c": "refused", "d": "absent"}
+    assert parts_of(watched(judged), TOO_MANY.abort_reason) == seen
+    assert parts_of(watched(judged, (102.0, Progress(1, RoundPhase.GATHER)))) == seen  # of the view before
+
+
+def test_reasons_that_no_gate_gives_are_counted_together() -> None:
+    """Others' certificates may hold any text; what is counted by name must not grow with it."""
+    record = watched().completed(certificate((A, "because"), (B, str(Refusal.ZERO))), END)
+    assert [one.refusal for one in record.contributions] == ["other", "zero", "", ""]
+    assert record.contributions[0].reason == "because"
+    assert with_round(NONE_YET, record).refused == (("other", 1), ("zero", 1))
+
+
+def test_the_last_rounds_are_kept_and_all_are_counted() -> None:
+    good = watched().completed(certificate((C, str(Refusal.NORM))), END)
+    bad = watched((101.0, Progress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY))).abandoned("too many", END)
+    rounds = NONE_YET
+    for number in range(KEPT_ROUNDS + 5):
+        rounds = with_round(rounds, replace(bad if number % 5 == 0 else good, outer_step=number))
+    assert [record.outer_step for record in rounds.recent] == list(range(5, KEPT_ROUNDS + 5))
+    assert (rounds.completed, rounds.abandoned) == (20, ((AbandonReason.CONTRIBUTIONS, 5),))
+    assert (rounds.accepted, rounds.refused) == (40, (("norm", 20),))  # abandoned rounds have no part in it
+    assert (rounds.bytes_sent, rounds.bytes_received) == (25 * 5, 25 * 6)
+    told = {one.node_id: (one.rounds, one.accepted, one.refused, one.absent) for one in rounds.contributors}
+    assert told == {"a": (20, 20, 0, 0), "b": (20, 20, 0, 0), "c": (20, 0, 20, 0), "d": (0, 0, 0, 20)}
+
+
+def test_of_contributors_those_are_forgotten_that_have_been_away_for_longest() -> None:
+    rounds = NONE_YET
+    for number in range(MAX_CONTRIBUTORS):
+        stranger = Member(NodeId(f"x{number}"), WalletId("f" * 16))
+        record = watched(terms=replace(TERMS, called=(*EXCHANGED, stranger))).completed(certificate(), END)
+        rounds = with_round(rounds, record)
+    names = {one.node_id for one in rounds.contributors}
+    assert len(names) == MAX_CONTRIBUTORS
+    assert {"a", "b", "c", f"x{MAX_CONTRIBUTORS - 1}"} <= names
+    assert "x0" not in names
