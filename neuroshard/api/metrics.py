@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from neuroshard.api.metric_families import PREFIX, known_gauges
 from neuroshard.api.pipeline_metrics import pipeline_metrics
+from neuroshard.api.round_metrics import round_metrics
 from neuroshard.api.views.network import refusals
 from neuroshard.status.snapshot import ConnectionKind, NetworkState, NodeState, NodeStatus
 from neuroshard.telemetry.counters import CounterValue
@@ -54,6 +55,7 @@ def snapshot_metrics(status: NodeStatus, age_seconds: float) -> Iterator[Metric]
     yield from _network(status)
     yield from _swarm(status)
     yield from pipeline_metrics(status)
+    yield from round_metrics(status)
 
 
 def _gauges(status: NodeStatus, age_seconds: float) -> Iterator[Metric]:

@@ -27,6 +27,7 @@ CONTRACT = {
     ("get", "/api/training/history"),
     ("get", "/api/status"),
     ("get", "/api/pipeline"),
+    ("get", "/api/rounds"),
     ("get", "/api/peers"),
     ("get", "/api/data"),
     ("get", "/api/checkpoints"),

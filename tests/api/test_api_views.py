@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf, nan
 
 import pytest
+from agreed_samples import COMPLETED, FIRST_STAGE
 from fake_node import training_status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,10 +20,12 @@ from neuroshard.api.rendering import RenderedViews, View
 from neuroshard.api.views.network import peers_view
 from neuroshard.api.views.node import checkpoints_view, data_view, health_view, status_view
 from neuroshard.api.views.pipeline import pipeline_view
+from neuroshard.api.views.rounds import rounds_view
 from neuroshard.api.views.training import global_view, history_view, thin_out, verify_view
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import Bottleneck, HopTimes, Passage, PipelineFlow, PipelineStatus, StageLoad
+from neuroshard.status.rounds import PhaseSeconds
 from neuroshard.status.snapshot import (
     CheckpointStatus,
     ConnectionKind,
@@ -47,6 +50,7 @@ from neuroshard.types import LayerRange, Role
 VIEWS: tuple[View, ...] = (
     status_view,
     pipeline_view,
+    rounds_view,
     peers_view,
     data_view,
     checkpoints_view,
@@ -145,6 +149,20 @@ PIPELINES = st.builds(
     missing=TEXTS,
     flow=st.none() | FLOWS,
 )
+ROUNDS = st.builds(
+    lambda at, seconds, why: replace(COMPLETED, ended_at=at, seconds=PhaseSeconds(seconds, seconds, 0.0), reason=why),
+    NUMBERS,
+    NUMBERS,
+    TEXTS,
+)
+DILOCO = st.builds(
+    DilocoStatus,
+    inner_step=COUNTS,
+    inner_steps_total=COUNTS,
+    last_sync=NUMBERS,
+    members=COUNTS,
+    rounds=st.lists(ROUNDS, max_size=2).map(lambda rounds: (replace(FIRST_STAGE, recent=tuple(rounds)),)),
+)
 STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     NodeStatus,
     version=st.just("1"),
@@ -163,7 +181,7 @@ STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     model=st.sampled_from([None, training_status().model]),
     training=TRAINING,
     verification=st.builds(VerificationStatus, reason=TEXTS, action=TEXTS),
-    diloco=st.builds(DilocoStatus, inner_step=COUNTS, inner_steps_total=COUNTS, last_sync=NUMBERS, members=COUNTS),
+    diloco=DILOCO,
     data=st.none() | st.builds(DataStatus, source=TEXTS, verified=st.booleans(), explanation=TEXTS),
     checkpoints=st.builds(CheckpointStatus, folder=TEXTS, could_lose_seconds=NUMBERS, last_saved_time=NUMBERS),
     resources=st.builds(ResourceStatus, cpu_cores=NUMBERS, gpu_utilisation=NUMBERS),

@@ -19,6 +19,7 @@ from neuroshard.api.bodies.node import (
     StatusBody,
 )
 from neuroshard.api.bodies.pipeline import PipelineBody
+from neuroshard.api.bodies.rounds import RoundsBody
 from neuroshard.api.bodies.training import GlobalBody, HistoryBody, VerifyBody
 from neuroshard.api.context import ApiContext
 from neuroshard.api.metrics import CONTENT_TYPE, metrics_text
@@ -26,6 +27,7 @@ from neuroshard.api.rendering import JSON, RenderedViews
 from neuroshard.api.views.network import peers_view
 from neuroshard.api.views.node import checkpoints_view, data_view, health_view, status_view
 from neuroshard.api.views.pipeline import pipeline_view
+from neuroshard.api.views.rounds import rounds_view
 from neuroshard.api.views.training import global_view, history_view, verify_view
 
 CONFIG_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -60,6 +62,11 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
     async def pipeline() -> Response:
         """Stages of the run's plan and who holds them; how this node's microbatches go through them."""
         return views.respond(pipeline_view)
+
+    @router.get("/api/rounds", response_model=RoundsBody)
+    async def rounds() -> Response:
+        """The last rounds in which this node agreed with others on one aggregate, and who contributed."""
+        return views.respond(rounds_view)
 
     @router.get("/api/peers", response_model=PeersBody)
     async def peers() -> Response:

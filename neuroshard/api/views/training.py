@@ -99,20 +99,19 @@ def thin_out(items: Sequence[Item], most: int) -> list[Item]:
 def hash_agreement_rate(status: NodeStatus) -> float:
     """Share of the nodes with the same layers and outer step whose root is the certified one; alone 1.
 
-    Nodes without a common round certify only their own root, so each counts against the others.
+    Without a certificate of this outer step this node's own root stands for it. A root that is not computed yet, right
+    after a round, does not count.
     """
     diloco = status.diloco
-    if not diloco.state_root:
-        return 1.0 if diloco.members <= 1 or not diloco.certified_root else 0.0
     layers = status.model.layers if status.model else None
     others = [
         peer.state_hash
         for peer in status.peers
         if peer.state_hash and peer.outer_step == diloco.outer_steps and peer.layers == layers
     ]
-    roots = [diloco.state_root, *others]
-    certified = diloco.certified_root or (diloco.state_root if diloco.members <= 1 else "")
-    return sum(root == certified for root in roots) / len(roots)
+    roots = [diloco.state_root, *others] if diloco.state_root else others
+    certified = diloco.certified_root or diloco.state_root
+    return sum(root == certified for root in roots) / len(roots) if roots and certified else 1.0
 
 
 def model_hashes(status: NodeStatus) -> dict[str, str]:
@@ -123,7 +122,11 @@ def model_hashes(status: NodeStatus) -> dict[str, str]:
 
 
 def sync_success_rate(diloco: DilocoStatus) -> float | None:
-    """Successful rounds of all rounds with somebody else; None when there was none."""
+    """Successful rounds of all rounds with somebody else, since the start where there was one; None without any."""
+    completed = sum(stage.completed for stage in diloco.rounds)
+    abandoned = sum(count for stage in diloco.rounds for _, count in stage.abandoned)
+    if completed + abandoned > 0:
+        return completed / (completed + abandoned)
     rounds = diloco.successful_syncs + diloco.failed_syncs
     return None if diloco.members <= 1 or rounds == 0 else diloco.successful_syncs / rounds
 
