@@ -15,7 +15,7 @@ from playwright.sync_api import Page, Route, ViewportSize, expect
 from neuroshard.status.snapshot import NodeState
 
 pytestmark = pytest.mark.browser
-VIEWS = ("Overview", "Training", "Swarm", "Pipeline", "Data", "Checkpoints", "Log", "Settings")
+VIEWS = ("Overview", "Training", "Swarm", "Pipeline", "Rounds", "Data", "Checkpoints", "Log", "Settings")
 PHONE = ViewportSize(width=360, height=740)
 
 

@@ -7,6 +7,7 @@ import { extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
 import { history, lossAt, SCENARIOS, status } from "./node.mjs";
 import { pipeline } from "./pipeline.mjs";
+import { rounds } from "./rounds.mjs";
 import { network, peers, swarm } from "./swarm.mjs";
 
 const option = (name, fallback) => {
@@ -46,6 +47,7 @@ const ANSWERS = {
   "GET /api/training/global": globalView,
   "GET /api/peers": () => ({ count: crowd.length, network: network(scenario), swarm: swarm(scenario, steps), peers: crowd }),
   "GET /api/pipeline": () => pipeline(scenario, steps),
+  "GET /api/rounds": () => rounds(scenario),
   "GET /api/logs": () => ({ records: logs, last_sequence: logs.length }),
   "GET /api/config": () => ({
     port: { value: 8000, source: "environment", allowed: "0 to 65535", applies: "after a restart" },

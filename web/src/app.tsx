@@ -15,12 +15,13 @@ import { Data } from "./views/Data";
 import { Log } from "./views/Log";
 import { Overview } from "./views/Overview";
 import { Pipeline } from "./views/Pipeline";
+import { Rounds } from "./views/Rounds";
 import { Settings } from "./views/Settings";
 import { Swarm } from "./views/Swarm";
 import { Training } from "./views/Training";
 import { STATE_NAMES, stateTone } from "./words/verdict";
 
-const VIEWS = ["Overview", "Training", "Swarm", "Pipeline", "Data", "Checkpoints", "Log", "Settings"] as const;
+const VIEWS = ["Overview", "Training", "Swarm", "Pipeline", "Rounds", "Data", "Checkpoints", "Log", "Settings"] as const;
 type View = (typeof VIEWS)[number];
 
 interface Message {
@@ -93,6 +94,8 @@ function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: V
       return <Swarm {...{ dashboard, status, nodeNow }} />;
     case "Pipeline":
       return <Pipeline {...{ status, nodeNow, reachable, actions }} />;
+    case "Rounds":
+      return <Rounds {...{ status, nodeNow, reachable, actions }} />;
     case "Data":
       return <Data {...{ status, nodeNow }} />;
     case "Checkpoints":

@@ -3,6 +3,7 @@
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
 import type { Pipeline } from "../state/pipeline";
+import type { Rounds } from "../state/rounds";
 import type { Setting } from "../views/setting-rows";
 
 export interface CompletionWish {
@@ -18,6 +19,7 @@ export interface NodeActions {
   saveCheckpoint: () => Promise<string>;
   complete: (wish: CompletionWish, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
   readPipeline: () => Promise<Pipeline>;
+  readRounds: () => Promise<Rounds>;
   readSettings: () => Promise<Record<string, Setting>>;
   changeSetting: (name: string, value: unknown) => Promise<string>;
   unlock: (secret: string) => Promise<boolean>;
@@ -45,6 +47,7 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void, on
     },
     complete: (wish, signal, onPiece) => streamCompletion(client, wish, signal, onPiece),
     readPipeline: () => client.get<Pipeline>("/api/pipeline"),
+    readRounds: () => client.get<Rounds>("/api/rounds"),
     readSettings: () => client.get<Record<string, Setting>>("/api/config"),
     changeSetting: async (name, value) => (await client.command<Outcome>("/api/config", { [name]: value }, "PATCH")).message,
     unlock: async (secret) => {

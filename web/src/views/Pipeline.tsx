@@ -1,6 +1,5 @@
 // The pipeline: the stages and who holds them, the way of the microbatches, and what holds them up.
 
-import { useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { Pager, usePages } from "../components/Pager";
 import { Passages } from "../components/Passages";
@@ -10,9 +9,9 @@ import { PartsLegend, StageTimes } from "../components/StageTimes";
 import { bytes, count, duration, layerRange, loss, percent, plural } from "../format";
 import type { NodeStatus } from "../state/node";
 import type { OwnStage, Pipeline as PipelineAnswer, PipelineFlow } from "../state/pipeline";
+import { useReading } from "../state/reading";
 import { bottleneckSentence, ownPartSentence, pipelineSentence, pipelineTone, singleSentence, stageName } from "../words/pipeline";
 
-const READ_MS = 2_000;
 const OWN_SHOWN = 6;
 
 interface Props {
@@ -23,34 +22,13 @@ interface Props {
 }
 
 export function Pipeline({ status, nodeNow, reachable, actions }: Props) {
-  const pipeline = usePipeline(actions, reachable, status.state);
+  const pipeline = useReading(actions.readPipeline, reachable, status.state);
   return (
     <div class="view">
       <h1 class="view-title">Pipeline</h1>
       {pipeline ? <Content {...{ pipeline, status, nodeNow }} /> : <p class="muted">Asking the node…</p>}
     </div>
   );
-}
-
-/** The newest answer, read again every two seconds while somebody looks, and at once when the node does something else. */
-function usePipeline(actions: NodeActions, reachable: boolean, state: string): PipelineAnswer | null {
-  const [answer, setAnswer] = useState<PipelineAnswer | null>(null);
-  useEffect(() => {
-    if (!reachable) return;
-    let isOver = false;
-    const read = async () => {
-      if (document.hidden) return;
-      const next = await actions.readPipeline().catch(() => null); // whether the node answers at all is told elsewhere
-      if (next && !isOver) setAnswer(next);
-    };
-    void read();
-    const timer = setInterval(() => void read(), READ_MS);
-    return () => {
-      isOver = true;
-      clearInterval(timer);
-    };
-  }, [actions, reachable, state]);
-  return answer;
 }
 
 function Content({ pipeline, status, nodeNow }: { pipeline: PipelineAnswer; status: NodeStatus; nodeNow: number }) {

@@ -1,0 +1,139 @@
+// Rounds: what computers with the same layers agreed on, who was in it, what was refused and why, and what it took.
+
+import type { NodeActions } from "../api/actions";
+import { Pager, usePages } from "../components/Pager";
+import { Card, Facts, Stat, ToneMark } from "../components/parts";
+import { PhaseLegend, RoundRow } from "../components/RoundRow";
+import { bytes, count, percent, plural, shortTime } from "../format";
+import type { NodeStatus } from "../state/node";
+import { useReading } from "../state/reading";
+import type { Contributor, Rounds as RoundsAnswer } from "../state/rounds";
+import { abandonedCount, agreementWords, refusalsWords, refusedCount, roundsSentence, roundsTone, waitingSentence, who } from "../words/rounds";
+
+const ROUNDS_SHOWN = 10;
+const CONTRIBUTORS_SHOWN = 12;
+
+interface Props {
+  status: NodeStatus;
+  nodeNow: number;
+  reachable: boolean;
+  actions: NodeActions;
+}
+
+export function Rounds({ status, nodeNow, reachable, actions }: Props) {
+  const rounds = useReading(actions.readRounds, reachable, status.diloco.outer_steps);
+  return (
+    <div class="view">
+      <h1 class="view-title">Rounds</h1>
+      {rounds ? <Content {...{ rounds, status, nodeNow }} /> : <p class="muted">Asking the node…</p>}
+    </div>
+  );
+}
+
+function Content({ rounds, status, nodeNow }: { rounds: RoundsAnswer; status: NodeStatus; nodeNow: number }) {
+  const isEmpty = rounds.rounds.length === 0;
+  return (
+    <>
+      <Summary rounds={rounds} status={status} />
+      {isEmpty ? <WhatTheyAre /> : <Numbers rounds={rounds} />}
+      {!isEmpty && <LastRounds rounds={rounds} ownId={status.node_id} nodeNow={nodeNow} />}
+      {rounds.contributors.length > 0 && <Contributors contributors={rounds.contributors} ownId={status.node_id} />}
+    </>
+  );
+}
+
+function Summary({ rounds, status }: { rounds: RoundsAnswer; status: NodeStatus }) {
+  const tone = roundsTone(rounds);
+  const isEmpty = rounds.rounds.length === 0;
+  return (
+    <section class={`verdict tone-${tone}`} aria-labelledby="rounds-sentence">
+      <div class="swarm-head">
+        <ToneMark tone={tone} />
+        <h2 id="rounds-sentence">{roundsSentence(rounds, status)}</h2>
+      </div>
+      <Facts
+        rows={[
+          isEmpty ? ["What it waits for", waitingSentence(status)] : ["Agreement", agreementWords(rounds)],
+          ["Learning together", status.diloco.explanation],
+          isEmpty && status.network.peers === 0 ? ["What helps", <a href="#swarm">Invite another computer</a>] : null,
+        ]}
+      />
+    </section>
+  );
+}
+
+function WhatTheyAre() {
+  return (
+    <Card title="What a round is">
+      <p>
+        Computers that hold the same layers learn apart for many steps. In a round they exchange what they learned, check every contribution, and
+        agree by two votes on one result. Then all of them hold the same weights, bit for bit, even if some are slow, gone or hostile.
+      </p>
+    </Card>
+  );
+}
+
+function Numbers({ rounds }: { rounds: RoundsAnswer }) {
+  const [newest] = rounds.rounds;
+  const abandoned = abandonedCount(rounds);
+  return (
+    <dl class="stats">
+      <Stat label="Completed" value={count(rounds.completed)} note={`${percent(rounds.sync_success_rate)} of all; ${count(abandoned)} came to nothing`} />
+      <Stat label="Refused" value={count(refusedCount(rounds))} note={`of ${plural(rounds.accepted + refusedCount(rounds), "contribution")}; ${refusalsWords(rounds)}`} />
+      <Stat label="Last Round" value={shortTime(newest?.seconds)} note={`from entering it to its end; contributions encoded as ${newest?.codec ?? "–"}`} />
+      <Stat label="Sent" value={bytes(rounds.bytes_sent)} note={`in all rounds, and ${bytes(rounds.bytes_received)} received`} />
+    </dl>
+  );
+}
+
+function LastRounds({ rounds, ownId, nodeNow }: { rounds: RoundsAnswer; ownId: string | null; nodeNow: number }) {
+  const [shown, pager] = usePages(rounds.rounds, ROUNDS_SHOWN);
+  const longest = Math.max(...rounds.rounds.map((round) => round.seconds ?? 0), 1e-9);
+  const isOfSeveral = new Set(rounds.rounds.map((round) => round.stage)).size > 1;
+  return (
+    <Card title="The last rounds" hint="The newest first. A restart of this computer begins a new list." wide>
+      <PhaseLegend />
+      <ol class="rounds" aria-label="The last rounds, the newest first">
+        {shown.map((round) => (
+          <RoundRow key={`${round.stage}:${round.ended_at}`} {...{ round, longest, ownId, nodeNow, isOfSeveral }} />
+        ))}
+      </ol>
+      <Pager {...pager} name="Pages of the last rounds" />
+    </Card>
+  );
+}
+
+function Contributors({ contributors, ownId }: { contributors: readonly Contributor[]; ownId: string | null }) {
+  const [shown, pager] = usePages(contributors, CONTRIBUTORS_SHOWN);
+  return (
+    <Card title="Who contributed" hint="To completed rounds, since this computer took its layers." wide>
+      <div class="scroll">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Node</th>
+              <th scope="col">Rounds</th>
+              <th scope="col">Accepted</th>
+              <th scope="col">Refused</th>
+              <th scope="col">Sent nothing</th>
+            </tr>
+          </thead>
+          <tbody>
+            {shown.map((one) => (
+              <tr key={one.node_id}>
+                <th scope="row" class={one.is_here ? "" : "mono"} title={one.node_id}>
+                  {who(one.node_id, ownId)}
+                </th>
+                <td>{count(one.rounds)}</td>
+                <td>{count(one.accepted)}</td>
+                <td class={one.refused > 0 ? "text-warn" : ""}>{count(one.refused)}</td>
+                <td>{count(one.absent)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      <Pager {...pager} name="Pages of the contributors" />
+    </Card>
+  );
+}

@@ -1,0 +1,129 @@
+// Rounds in plain sentences. Pure: values in, words out.
+
+import { count, listed, percent, plural, shortId, shortTime } from "../format";
+import type { NodeStatus } from "../state/node";
+import type { Round, RoundMember, RoundPhases, Rounds } from "../state/rounds";
+import type { Tone } from "./verdict";
+
+export const PHASES: Record<keyof RoundPhases, string> = {
+  gather: "gathering",
+  exchange: "exchanging",
+  vote: "voting",
+};
+
+const NAMED = 3; // of those who sent nothing
+
+const REFUSALS: Record<string, string> = {
+  not_finite: "it held values that are not numbers",
+  zero: "it was empty",
+  copy: "it was a copy of another computer's",
+  norm: "it was far larger or smaller than the others'",
+  direction: "it pulled against the majority",
+};
+
+const ABANDONED: Record<NonNullable<Round["abandoned_for"]>, string> = {
+  no_answer: "Too few computers answered in time.",
+  objection: "This computer found that the result makes the model worse, and voted against it.",
+  contributions: "Too many contributions were refused, or too few were left.",
+  storage: "This computer could not write its vote to the disk.",
+};
+
+/** What stands above everything: whether this computer agrees with others. */
+export function roundsSentence(answer: Rounds, status: NodeStatus): string {
+  const [newest] = answer.rounds;
+  if (!newest) return status.network.peers === 0 ? "No round yet: this computer is alone." : "No round yet.";
+  const tried = answer.completed + abandonedCount(answer);
+  if (answer.completed === 0) return `None of ${plural(tried, "round")} has completed yet. Training goes on meanwhile.`;
+  if (hasDiffered(answer)) return "Computers with the same layers hold different weights after the same round.";
+  if (newest.abandoned_for !== null) return "The last round came to nothing. What was learned is part of the next one.";
+  return `${count(answer.completed)} of ${plural(tried, "round")} completed: ${plural(taking(newest), "computer")} agree on the same weights, bit for bit.`;
+}
+
+export function roundsTone(answer: Rounds): Tone {
+  const [newest] = answer.rounds;
+  if (!newest) return "busy";
+  if (hasDiffered(answer)) return "bad";
+  return newest.abandoned_for === null ? "good" : "warn";
+}
+
+/** What a computer without rounds waits for. */
+export function waitingSentence(status: NodeStatus): string {
+  const left = Math.max(0, status.diloco.inner_steps_total - status.diloco.inner_step);
+  if (status.network.peers === 0) {
+    return "A round needs a second computer that holds the same layers. Until one joins, this computer goes on by itself.";
+  }
+  return `Computers with the same layers learn apart and then agree on one average. ${plural(left, "step")} of this computer are left until a round is due.`;
+}
+
+export function agreementWords(answer: Rounds): string {
+  if (answer.hash_agreement_rate === null) return "not known";
+  return `${percent(answer.hash_agreement_rate)} of the computers that are as far hold the certified weights`;
+}
+
+export function abandonedCount(answer: Rounds): number {
+  return Object.values(answer.abandoned).reduce((sum, one) => sum + one, 0);
+}
+
+export function refusedCount(answer: Rounds): number {
+  return Object.values(answer.refused).reduce((sum, one) => sum + one, 0);
+}
+
+/** "2: it was empty; 1: it pulled against the majority" */
+export function refusalsWords(answer: Rounds): string {
+  const told = Object.entries(answer.refused).map(([refusal, times]) => `${count(times)}: ${REFUSALS[refusal] ?? "for another reason"}`);
+  return told.length > 0 ? told.join("; ") : "every contribution passed the checks";
+}
+
+export function resultWords(round: Round): readonly [string, Tone] {
+  if (round.abandoned_for !== null) return ["abandoned", "warn"];
+  return round.is_late ? ["completed late", "good"] : ["completed", "good"];
+}
+
+/** Why a round came to nothing; "" for one that completed in time. */
+export function outcomeSentence(round: Round): string {
+  if (round.abandoned_for !== null) return ABANDONED[round.abandoned_for];
+  return round.is_late ? "Training had gone on; what was learned meanwhile was added to the result." : "";
+}
+
+/** "3 computers"; "1 of 3 computers" when others did not come; "3 computers were called" when nothing came of it. */
+export function membersWords(round: Round): string {
+  if (round.members.every((member) => member.part === "unjudged")) return `${plural(round.members.length, "computer")} were called`;
+  const came = taking(round);
+  return came === round.members.length ? plural(came, "computer") : `${count(came)} of ${plural(round.members.length, "computer")}`;
+}
+
+/** What is not in the result: a sentence for each contribution that was refused, and one for all that did not come. */
+export function troubleSentences(round: Round, own: string | null): string[] {
+  const refused = round.members.filter((member) => member.part === "refused");
+  const absent = round.members.filter((member) => member.part === "absent").map((member) => who(member.node_id, own));
+  const sentences = refused.map((member) => `${whose(member, own)} was refused: ${REFUSALS[member.refusal] ?? member.reason}.`);
+  const named = absent.length <= NAMED ? absent : [...absent.slice(0, NAMED), `${count(absent.length - NAMED)} more`];
+  return absent.length > 0 ? [...sentences, `${listed(named)} ${absent.length === 1 ? "was" : "were"} called and sent nothing.`] : sentences;
+}
+
+/** "12 ms gathering, 340 ms exchanging, 55 ms voting"; what took no time is left out. */
+export function phaseWords(phases: RoundPhases): string {
+  const names = Object.keys(PHASES) as (keyof RoundPhases)[];
+  const told = names.filter((name) => (phases[name] ?? 0) >= 0.0005).map((name) => `${shortTime(phases[name])} ${PHASES[name]}`);
+  return told.length > 0 ? told.join(", ") : "no time";
+}
+
+export function certificateWords(round: Round): string {
+  return round.certificate === null ? "" : `${count(round.certificate.votes)} of ${plural(round.certificate.voters, "vote")}`;
+}
+
+export function who(id: string, own: string | null): string {
+  return id === own ? "This computer" : shortId(id);
+}
+
+function whose(member: RoundMember, own: string | null): string {
+  return member.node_id === own ? "What this computer learned" : `What ${shortId(member.node_id)} sent`;
+}
+
+function taking(round: Round): number {
+  return round.members.filter((member) => member.part !== "absent").length;
+}
+
+function hasDiffered(answer: Rounds): boolean {
+  return answer.hash_agreement_rate !== null && answer.hash_agreement_rate < 1;
+}
