@@ -27,7 +27,7 @@ from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.swarm.certified.effects import Check, Checked, Complete
 from neuroshard.swarm.certified.messages import Signed
-from neuroshard.swarm.certified.packets import most_bytes, signed_by
+from neuroshard.swarm.certified.packets import limits_for, signed_by
 from neuroshard.swarm.certified.roster import Member, Roster, Step
 from neuroshard.swarm.certified.setting import AnyBody, Contribution, Setting, Timing
 from neuroshard.swarm.certified.slices import SlicePlan
@@ -54,9 +54,8 @@ class Peer:
         self._plan = SlicePlan(NUMBERS)
         self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
         self.actor = RoundActor(
-            lambda received: RoundMail(STAGE, network.transport, most_bytes(4 * NUMBERS), received),
+            lambda received: RoundMail(STAGE, network.transport, limits_for(4 * NUMBERS), received),
             Surroundings(FolderBook(folder / identity.node_id), self._check),
-            4 * NUMBERS,
         )
         network.transport.serve(PART, self.actor.mail.take, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
 
@@ -76,7 +75,9 @@ class Peer:
         setting = Setting(step, self._plan, me, expected, self._sign, work.is_part, Timing(60, 120, 240))
         moved, cpu, start = self._moved(), time.process_time(), time.perf_counter()
         parts = await anyio.to_thread.run_sync(work.encoded, self._vector)
-        self.actor.enter(setting, number, work, Contribution(parts, 100, 1_000_000, made_at()))
+        contribution = Contribution(parts, 100, 1_000_000, made_at())
+        await anyio.to_thread.run_sync(lambda: contribution.digests)
+        self.actor.enter(setting, number, work, contribution)
         outcome = await self.actor.outcome()
         if not isinstance(outcome, Complete):
             raise SystemExit(outcome)

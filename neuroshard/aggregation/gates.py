@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuroshard.aggregation.slice_statistics import SliceStatistics, slice_statistics
+from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, SliceStatistics, slice_statistics
 from neuroshard.aggregation.slices import SliceRows
 
 MIN_NORM_RATIO, MAX_NORM_RATIO = 0.1, 10.0
-MIN_ROBUST_MEMBERS = 3
 
 
 class Refusal(StrEnum):

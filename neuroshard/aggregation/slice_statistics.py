@@ -11,13 +11,16 @@ from itertools import chain
 from math import fsum
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from neuroshard.aggregation.slices import SliceRows
 from neuroshard.aggregation.sorting import middle_mean
-from neuroshard.aggregation.sums import BLOCK, LANES, fold_products, folded
+from neuroshard.aggregation.sums import BLOCK, LANES, Doubles, fold_products, folded
 
+MIN_ROBUST_MEMBERS = 3
 LARGEST_SUM = 2.0**320  # 2^64 products of fp32 numbers, each below 2^256: sums of such sums cannot overflow
 
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
@@ -28,7 +31,8 @@ class SliceStatistics:
     """Sums over the numbers of a slice, or of the whole vector, for each of n contributions by row number.
 
     A row with a number that is not finite has zeros in their place. The center is the coordinate-wise median, in every
-    block of 4,096 numbers that of the rows which are finite there. All numbers are finite, and zero is +0.0.
+    block of 4,096 numbers that of the rows which are finite there; of fewer than MIN_ROBUST_MEMBERS rows, where no
+    majority has a direction, it is zero. All numbers are finite, and zero is +0.0.
     Raises ValueError when the fields contradict each other.
     """
 
@@ -77,9 +81,10 @@ def slice_statistics(rows: SliceRows, *, with_gram: bool = False) -> SliceStatis
     rounded once (Python's fsum). So vectors that are cut elsewhere, at multiples of 4,096, come to sums that differ in
     the last bits, and in nothing else.
     """
-    pieces = [_chunk_sums(chunk, with_gram) for _, chunk in rows.chunks(tuple(range(rows.count)))]
+    workspace = _Workspace(rows.count, with_gram)
+    pieces = [workspace.sums(chunk) for _, chunk in rows.chunks(tuple(range(rows.count)))]
     finite = [all(flags) for flags in zip(*(flags for flags, _ in pieces), strict=True)]
-    sums = [fsum(row) for row in torch.cat([sums for _, sums in pieces], dim=1).numpy()]
+    sums = [fsum(row) for row in np.concatenate([sums for _, sums in pieces], axis=1)]
     return arranged(finite, sums, with_gram=with_gram)
 
 
@@ -97,33 +102,48 @@ def sum_statistics(slices: Sequence[SliceStatistics]) -> SliceStatistics:
     return arranged(finite, sums, with_gram=slices[0].gram is not None)
 
 
-def _chunk_sums(chunk: Tensor, with_gram: bool) -> tuple[list[bool], Tensor]:
-    """Which of n rows are finite, and the sums of every block (sums, blocks) in the order of `sums_in_order`.
+class _Workspace:
+    """Memory for one chunk after the other: new memory for each would cost more than the arithmetic."""
 
-    No operation is so large that PyTorch would share it among threads: threads that wait for each other are slow on a
-    computer that trains meanwhile.
-    """
-    count, blocks = chunk.shape[0], chunk.shape[1] // BLOCK
-    values, scratch = torch.empty(chunk.shape, dtype=torch.float64), torch.empty(chunk.shape[1], dtype=torch.float64)
-    pairs = [(i, j) for i in range(count) for j in range(i)] if with_gram else []
-    lanes = torch.empty(2 * count + 1 + len(pairs), blocks, LANES, dtype=torch.float64)
-    for row, value, line in zip(chunk, values, lanes, strict=False):
-        value.copy_(row)
-        fold_products(value, value, scratch, line)
-    # finite exactly when all numbers of the block are: float64 cannot overflow on squares of fp32
-    finite = folded(lanes[:count]).isfinite()
-    if not finite.all():
-        values.view(count, blocks, BLOCK)[~finite] = 0.0
-        lanes[:count][~finite] = 0.0
-    center = _center(chunk, finite)
-    for value, line in zip(values, lanes[count:], strict=False):
-        fold_products(value, center, scratch, line)
-    fold_products(center, center, scratch, lanes[2 * count])
-    for (i, j), line in zip(pairs, lanes[2 * count + 1 :], strict=True):
-        fold_products(values[i], values[j], scratch, line)
-    folded(lanes[count:])
-    everywhere = [True] * count if finite.all() else [bool(flags.all()) for flags in finite]
-    return everywhere, lanes[..., 0].clone()
+    def __init__(self, count: int, with_gram: bool) -> None:
+        self._count = count
+        self._pairs = [(i, j) for i in range(count) for j in range(i)] if with_gram else []
+        self._values = self._scratch = self._lanes = np.empty(0)
+
+    def sums(self, chunk: Tensor) -> tuple[list[bool], Doubles]:
+        """Which of n rows are finite, and the sums of every block (sums, blocks) in the order of `sums_in_order`.
+
+        No operation of PyTorch is so large that it would be shared among threads: threads that wait for each other are
+        slow on a computer that trains meanwhile.
+        """
+        count, blocks = self._count, chunk.shape[1] // BLOCK
+        if self._values.shape != chunk.shape:
+            self._values, self._scratch = np.empty(chunk.shape), np.empty(chunk.shape[1])
+            self._lanes = np.empty((2 * count + 1 + len(self._pairs), blocks, LANES))
+        values, scratch, lanes = self._values, self._scratch, self._lanes
+        np.copyto(values, chunk.numpy())
+        for row in range(count):
+            fold_products(values[row], values[row], scratch, lanes[row])
+        # finite exactly when all numbers of the block are: float64 cannot overflow on squares of fp32
+        finite = np.isfinite(folded(lanes[:count]))
+        if not finite.all():
+            values.reshape(count, blocks, BLOCK)[~finite] = 0.0
+            lanes[:count][~finite] = 0.0
+        self._dots_with_center(chunk, finite)
+        for place, (i, j) in enumerate(self._pairs, start=2 * count + 1):
+            fold_products(values[i], values[j], scratch, lanes[place])
+        folded(lanes[count:])
+        return [bool(flags.all()) for flags in finite], lanes[..., 0].copy()
+
+    def _dots_with_center(self, chunk: Tensor, finite: NDArray[np.bool_]) -> None:
+        count, lanes = self._count, self._lanes
+        if count < MIN_ROBUST_MEMBERS:
+            lanes[count : 2 * count + 1] = 0.0
+            return
+        center = _center(chunk, torch.from_numpy(finite)).numpy()  # pyright: ignore[reportUnknownMemberType]
+        for row in range(count):
+            fold_products(self._values[row], center, self._scratch, lanes[count + row])
+        fold_products(center, center, self._scratch, lanes[2 * count])
 
 
 def _center(chunk: Tensor, finite: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ def test_statistics_are_what_their_names_say(count: int, length: int) -> None:
     rows = honest_rows(count, length, seed=count)
     exact = rows.double()
     center = torch.quantile(exact, 0.5, dim=0, interpolation="midpoint")
+    if count < 3:
+        center.zero_()  # there is no majority
     found = slice_statistics(SliceRows.of(rows), with_gram=True)
     assert found.finite == (True,) * count
     assert found.gram is not None

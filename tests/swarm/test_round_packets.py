@@ -37,12 +37,12 @@ from neuroshard.swarm.certified.packets import (
     MalformedMessageError,
     from_frame,
     limits_for,
-    most_bytes,
     read_signed,
     signed_by,
     to_frame,
 )
 from neuroshard.swarm.certified.roster import Member, Roster, Step
+from neuroshard.training.rounds.mail import most_bytes
 from neuroshard.types import NodeId, RunId
 from neuroshard.wire import Frame, TensorPart, TensorSpec, WireError, decode, encode
 
@@ -90,7 +90,7 @@ MESSAGES: list[Message] = [
 def through_bytes(message: Message) -> Message:
     frame = encode(to_frame(message))
     data = b"".join((frame.head, *frame.body))
-    assert len(data) <= most_bytes(1000)
+    assert len(data) <= most_bytes(limits_for(1000))
     return from_frame(decode(data, lambda _: limits_for(1000)))
 
 

@@ -33,6 +33,7 @@ from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.fields import StageName
 from neuroshard.training.transfer.standing import Standing
 from neuroshard.types import LayerRange, NodeId, RunId
+from neuroshard.wire import EncodedFrame
 
 RUN = RunId("1" * 64)
 STAGE = StageName(RUN, LayerRange(0, 2))
@@ -155,12 +156,12 @@ class SimulatedReplica:
             self.weights, self.sequences = self.state.anchor + (self.weights - sent), 0
             self.wallet_rounds += outcome.members if outcome.members > 1 else 0
 
-    def _send_or_die(self, peer: NodeId, payload: bytes) -> None:
+    def _send_or_die(self, peer: NodeId, message: EncodedFrame) -> None:
         if self.dies_at_message == 0:
             self.network.kill(self.name)
         if self.dies_at_message is not None:
             self.dies_at_message -= 1
-        self._send(peer, payload)
+        self._send(peer, message)
 
     async def _root_after(self, aggregate: Tensor, outer_step: int) -> str:
         await anyio.lowlevel.checkpoint()

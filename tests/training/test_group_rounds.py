@@ -25,14 +25,14 @@ from replica_world import (
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError, Transport
 from neuroshard.swarm.certified.exchange import Exchange
 from neuroshard.swarm.certified.member import RoundMember
-from neuroshard.swarm.certified.packets import most_bytes
+from neuroshard.swarm.certified.packets import limits_for
 from neuroshard.swarm.certified.roster import Member
 from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.training.rounds.calls import Call, CallStep, call_frame, turn_order
-from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMail
+from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMail, most_bytes
 from neuroshard.training.transfer.fields import request_about
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, TensorPart, TensorSpec
+from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, encode
 
 
 def test_replicas_hold_the_same_bytes_after_every_round_and_both_ones_work_is_in_them() -> None:
@@ -272,7 +272,10 @@ def test_parts_of_strangers_are_refused_and_so_are_those_out_of_order_or_too_lar
         for number, start in ((4, 4), (3, 6)):
             with pytest.raises(PeerRefusedError, match="does not follow"):
                 await send(number, 8, start)
-        await send(3, 8, 4)  # eight bytes that are no message: its sender loses reputation, and nothing else happens
+        with pytest.raises(PeerRefusedError, match="no message of a round"):
+            await send(3, 8, 4)
+        with pytest.raises(PeerRefusedError, match="does not follow"):
+            await send(3, 8, 8)
         a.known = lambda: [B]
         with pytest.raises(PeerRefusedError, match="at work on these layers"):
             await send(5, 8, 0)
@@ -288,7 +291,7 @@ def test_what_a_vanished_node_began_to_send_gives_way_to_others() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a = SimulatedReplica(A, network, 1)
         b, c, d = (network.join(name) for name in NAMES[1:4])
-        half = most_bytes(4 * LENGTH)  # of the room for messages under way
+        half = most_bytes(limits_for(4 * LENGTH))  # of the room for messages under way
 
         async def begin(sender: Transport) -> None:
             await sender.request(A, part(A, 1, half, 0), timeout_seconds=60)
@@ -320,25 +323,32 @@ def test_a_call_with_other_voters_than_the_certificate_names_is_refused() -> Non
     play(scenario)
 
 
+def frame_of(*slices: bytes) -> Frame:
+    specs = [TensorSpec(f"slice {index}", "uint8", (len(data),)) for index, data in enumerate(slices)]
+    return Frame("round/message", {}, tuple(map(TensorPart, specs, slices)))
+
+
 def test_long_messages_travel_in_parts() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         transports = [network.join(A), network.join(B)]
-        message = bytes(range(256)) * (PART_BYTES // 100)
-        come = list[tuple[NodeId, bytes]]()
+        slices = [bytes([number]) * (PART_BYTES // 10 + number) for number in range(25)]
+        message, short = frame_of(*slices), frame_of(*(b"short" for _ in range(100)))
+        come = list[tuple[NodeId, Frame]]()
 
-        async def note(sender: NodeId, payload: bytes) -> None:
+        async def note(sender: NodeId, frame: Frame) -> None:
             await anyio.lowlevel.checkpoint()
-            come.append((sender, payload))
+            come.append((sender, frame))
 
-        mails = [RoundMail(STAGE, transport, len(message), note) for transport in transports]
+        limits = FrameLimits(max_body_bytes=sum(map(len, slices)))
+        mails = [RoundMail(STAGE, transport, limits, note) for transport in transports]
         transports[1].serve(PART, mails[1].take, PART_LIMITS)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mails[0].run)
-            mails[0].send(B, message)
-            mails[0].send(B, b"short")
+            mails[0].send(B, encode(message))
+            mails[0].send(B, encode(short))
             while len(come) < 2:
                 await anyio.sleep(0.1)
             tasks.cancel_scope.cancel()
-        assert come == [(A, message), (A, b"short")]
+        assert come == [(A, message), (A, short)]
 
     play(scenario)

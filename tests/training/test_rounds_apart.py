@@ -13,6 +13,7 @@ from neuroshard.network import InMemoryNetwork
 from neuroshard.swarm.certified.effects import VoteRecord
 from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.types import NodeId
+from neuroshard.wire import EncodedFrame
 
 
 def test_a_side_of_a_partition_without_a_quorum_trains_on_and_follows_afterwards() -> None:
@@ -75,10 +76,10 @@ def test_a_round_whose_result_the_members_find_worse_is_not_completed() -> None:
 def test_what_is_trained_while_a_round_ends_late_is_kept() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
-        send, write, held = b.group.actor.mail.send, b.book.write, list[tuple[NodeId, bytes]]()
+        send, write, held = b.group.actor.mail.send, b.book.write, list[tuple[NodeId, EncodedFrame]]()
 
-        def hold(peer: NodeId, payload: bytes) -> None:
-            held.append((peer, payload))
+        def hold(peer: NodeId, message: EncodedFrame) -> None:
+            held.append((peer, message))
 
         def write_and_hold(record: VoteRecord) -> None:
             write(record)
@@ -89,8 +90,8 @@ def test_what_is_trained_while_a_round_ends_late_is_kept() -> None:
         await for_seconds(DUE_SECONDS + 60, a, b)  # A does not hear that B has committed
         assert isinstance(a.outcomes[0], Abandoned)
         b.group.actor.mail.send = send  # type: ignore[method-assign]
-        for peer, payload in held:
-            send(peer, payload)
+        for peer, message in held:
+            send(peer, message)
         await for_seconds(200, a, b)
         agreed = [outcome for outcome in (*a.outcomes, *b.outcomes) if isinstance(outcome, Agreed)]
         assert any(outcome.late_for is not None for outcome in agreed)

@@ -20,7 +20,7 @@ from neuroshard.swarm.certified.messages import (
     StatementSaid,
     members_of,
 )
-from neuroshard.swarm.certified.setting import Setting
+from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.slices import Reducers, assign
 from neuroshard.types import NodeId
 
@@ -59,9 +59,9 @@ class Exchange:
         setting: Setting,
         round_id: str,
         intents: Sequence[Signed[Intent]],
-        own: Sequence[bytes] | None,
+        own: Contribution | None,
     ) -> None:
-        """`own` are the encoded slices of this node's contribution, None when it is no member of the round."""
+        """`own` is this node's contribution, None when it is no member of the round."""
         self.round_id = round_id
         self.members = members_of(intents)
         self.verdict: Verdict | None = None
@@ -106,16 +106,19 @@ class Exchange:
         own, self_id = self._own, self._setting.self_id
         if own is None:
             return []
-        digests = tuple(sha256(part).digest() for part in own)
+        self._digests[self_id] = own.digests
         by_reducer: dict[NodeId, dict[int, bytes]] = {}
         for index, one in enumerate(self._slices):
             for to in (one.reducers.first, one.reducers.second):
-                by_reducer.setdefault(to, {})[index] = own[index]
+                by_reducer.setdefault(to, {})[index] = own.parts[index]
         effects = list[Effect]()
         for to, slices in sorted(by_reducer.items()):
-            message = ContributionSent(self.round_id, self_id, digests, slices)
-            effects += self.take_contribution(self_id, message) if to == self_id else [Say(frozenset({to}), message)]
-        return effects
+            if to != self_id:
+                message = ContributionSent(self.round_id, self_id, own.digests, slices)
+                effects.append(Say(frozenset({to}), message))
+            for index, part in slices.items() if to == self_id else ():
+                self._slices[index].parts[self_id] = part
+        return [*effects, *self._state()]
 
     def redo(self) -> list[Effect]:
         """Somebody is slow, dead or lies: third reducers take over, and results are sent by whoever has them."""
@@ -165,15 +168,21 @@ class Exchange:
 
     def take_result(self, message: ResultSaid) -> list[Effect]:
         """A reducer's results: digests of all, and the content of those that it sends."""
-        reducer = message.signed.member.node_id
-        for index, one, digest in self._reduced_by(reducer, message.signed.body):
-            content = message.slices.get(index)
-            if one.results.setdefault(reducer, digest) != digest:
-                continue
-            self._claims[reducer, index] = message.signed.claim
-            is_slice = content is not None and self._setting.is_part(index, content)
-            if content is not None and is_slice and sha256(content).hexdigest() == digest:
-                one.content[digest] = content
+        fitting = dict[int, bytes]()
+        said = dict(message.signed.body.digests)
+        for index, content in message.slices.items():
+            is_slice = index in said and self._setting.is_part(index, content)
+            if is_slice and sha256(content).hexdigest() == said[index]:
+                fitting[index] = content
+        return self._note_result(message.signed, fitting)
+
+    def _note_result(self, signed: Signed[Result], contents: Mapping[int, bytes]) -> list[Effect]:
+        reducer = signed.member.node_id
+        for index, one, digest in self._reduced_by(reducer, signed.body):
+            if one.results.setdefault(reducer, digest) == digest:
+                self._claims[reducer, index] = signed.claim
+                if index in contents:
+                    one.content[digest] = contents[index]
         return self._liars()
 
     def made_statistics(self, statistics: Mapping[int, bytes]) -> list[Effect]:
@@ -198,7 +207,7 @@ class Exchange:
     def _say_results(self, results: Mapping[int, bytes], sent: Mapping[int, bytes]) -> list[Effect]:
         digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(results.items()))
         signed = self._setting.sign(Result(self.round_id, digests))
-        return [Say(self.others, ResultSaid(signed, sent)), *self.take_result(ResultSaid(signed, results))]
+        return [Say(self.others, ResultSaid(signed, sent)), *self._note_result(signed, results)]
 
     def _reduces(self, one: _Slice) -> bool:
         return self._setting.self_id in one.reducers or one.reducers.third == self._setting.self_id

@@ -6,7 +6,6 @@ docs/ROUNDS.md explains the protocol and why no two members ever complete a step
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from math import inf
 
 from neuroshard.swarm.certified.bodies import Intent, NewView, Proposal, Value, commitment_of
@@ -62,7 +61,7 @@ class RoundMember:
         self.setting = setting
         self._voting = Voting(setting, record, completed)
         self._views = Views(setting)
-        self._own: tuple[bytes, ...] | None = None
+        self._own: Contribution | None = None
         self._exchange: Exchange | None = None
         self._ask_after = -inf
         self._proof: Quorum | None = None  # why the present view votes again on a value
@@ -99,9 +98,9 @@ class RoundMember:
 
     def enter(self, contribution: Contribution, now: float, view: int = 0) -> list[Effect]:
         """Take part with this contribution, from this view on. `now` is monotonic, in seconds, here as elsewhere."""
-        self._own = contribution.parts
+        self._own = contribution
         self._views.begin(max(view, self._voting.last_view, 0), now)
-        commitment = commitment_of(tuple(sha256(part).digest() for part in self._own))
+        commitment = commitment_of(contribution.digests)
         step_id, made_at = self.setting.step.id, contribution.made_at
         intent = Intent(step_id, self.view, commitment, contribution.sequences, contribution.upload, made_at)
         signed = self.setting.sign(intent)
@@ -227,12 +226,11 @@ class RoundMember:
             effects += self._take_part(sender, early)
         return effects
 
-    def _own_part(self, said: ProposalSaid) -> tuple[bytes, ...] | None:
+    def _own_part(self, said: ProposalSaid) -> Contribution | None:
         own = next((one.body for one in said.intents if one.member == self.setting.member), None)
         if own is None or self._own is None:
             return None
-        digests = tuple(sha256(part).digest() for part in self._own)
-        return self._own if own.commitment == commitment_of(digests) else None
+        return self._own if own.commitment == commitment_of(self._own.digests) else None
 
     def _take_new_view(self, signed: Signed[NewView], lock: Quorum | None, now: float) -> list[Effect]:
         if signed.body.step_id != self.setting.step.id or (lock is not None and not self._voting.is_lock(lock)):

@@ -43,9 +43,6 @@ from neuroshard.swarm.certified.slices import MAX_SLICES
 from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.types import JsonValue, NodeId
 from neuroshard.wire import (
-    CHUNK_BYTES,
-    MAX_HEADER_BYTES,
-    PREFIX_BYTES,
     Frame,
     FrameLimits,
     MalformedFrameError,
@@ -66,12 +63,6 @@ class MalformedMessageError(DataError):
 def limits_for(slices_bytes: int) -> FrameLimits:
     """What a message may have at most when all slices of a contribution have `slices_bytes`."""
     return FrameLimits(max_body_bytes=slices_bytes + OTHER_BYTES)
-
-
-def most_bytes(slices_bytes: int) -> int:
-    """Of a message within `limits_for`, with its head."""
-    body = slices_bytes + OTHER_BYTES
-    return body + MAX_HEADER_BYTES + PREFIX_BYTES + DIGEST_BYTES * (body // CHUNK_BYTES + 1)
 
 
 def signed_by(identity: NodeIdentity, body: _Body, now: float) -> Signed[_Body]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
 from typing import Protocol, TypeVar
 
 from neuroshard.swarm.certified.bodies import Body
@@ -32,6 +34,11 @@ class Contribution:
     sequences: int  # trained on since the last round
     upload: int  # bytes a second
     made_at: int  # milliseconds since 1970
+
+    @cached_property
+    def digests(self) -> tuple[bytes, ...]:
+        """Of the parts. Takes a while the first time."""
+        return tuple(sha256(part).digest() for part in self.parts)
 
 
 @dataclass(frozen=True)

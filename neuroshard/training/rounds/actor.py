@@ -44,7 +44,7 @@ from neuroshard.swarm.certified.messages import (
     VoteSaid,
     author_of,
 )
-from neuroshard.swarm.certified.packets import MalformedMessageError, from_frame, limits_for, to_frame
+from neuroshard.swarm.certified.packets import MalformedMessageError, from_frame, to_frame
 from neuroshard.swarm.certified.progress import Progress
 from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import certificate_for, slices_for
@@ -53,7 +53,7 @@ from neuroshard.training.rounds.mail import Received, RoundMail
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, VoteBook
 from neuroshard.training.rounds.work import RoundWork
 from neuroshard.types import NodeId
-from neuroshard.wire import WireError, decode, encode
+from neuroshard.wire import Frame, encode
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,13 +91,9 @@ class _Running:
 class RoundActor:
     """One stage's. Belongs to the event loop; `run` has to run for anything to happen."""
 
-    def __init__(self, mail_of: Callable[[Received], RoundMail], around: Surroundings, slices_bytes: int) -> None:
-        """`mail_of` makes the stage's mail, which gives what arrives to its argument.
-
-        An encoded contribution has at most `slices_bytes` bytes.
-        """
+    def __init__(self, mail_of: Callable[[Received], RoundMail], around: Surroundings) -> None:
+        """`mail_of` makes the stage's mail, which gives what arrives to its argument."""
         self.mail = mail_of(self._received)
-        self._limits = limits_for(slices_bytes)
         self.ended: Complete | None = None  # the newest step's end, until it is taken
         self.changed = anyio.Event()
         self.watch: Callable[[Progress], None] = lambda _progress: None  # is told how the present round goes on
@@ -156,10 +152,10 @@ class RoundActor:
             await self.changed.wait()
         return self.ended if self.ended is not None else self._gave_up or ""
 
-    async def _received(self, sender: NodeId, payload: bytes) -> None:
+    async def _received(self, sender: NodeId, frame: Frame) -> None:
         try:
-            message = await self._around.offload(lambda: from_frame(decode(payload, lambda _kind: self._limits)))
-        except (WireError, MalformedMessageError) as error:
+            message = await self._around.offload(lambda: from_frame(frame))
+        except MalformedMessageError as error:
             _LOG.info("Node %s sent what is no message of a round: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
             return
@@ -249,13 +245,9 @@ class RoundActor:
                     self._tasks.start_soon(self._compute, running, effect)
 
     async def _say(self, to: frozenset[NodeId], message: Message) -> None:
-        def packed() -> bytes:
-            frame = encode(to_frame(message))
-            return b"".join((frame.head, *frame.body))
-
-        payload = await self._around.offload(packed)
+        encoded = await self._around.offload(lambda: encode(to_frame(message)))
         for peer in sorted(to):
-            self.mail.send(peer, payload)
+            self.mail.send(peer, encoded)
 
     async def _is_written(self, write: Callable[[], None], consequence: str) -> bool:
         try:

@@ -18,7 +18,7 @@ from neuroshard.compression import MalformedVectorError, make_codec
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.swarm.certified.effects import Check, Checked, Complete
 from neuroshard.swarm.certified.messages import Quorum
-from neuroshard.swarm.certified.packets import most_bytes
+from neuroshard.swarm.certified.packets import limits_for
 from neuroshard.swarm.certified.roster import Roster
 from neuroshard.swarm.certified.setting import Contribution, Setting, Sign, Timing
 from neuroshard.swarm.certified.slices import SlicePlan
@@ -99,11 +99,10 @@ class GroupRounds:
         self.status = StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._has_loaded = anyio.Event()
         self._durations = deque[float](maxlen=KEPT_DURATIONS)  # seconds of completed rounds
-        fp32_bytes = make_codec("fp32").encoded_size(vector_length)
+        limits = limits_for(make_codec("fp32").encoded_size(vector_length))
         self.actor = RoundActor(
-            lambda received: RoundMail(replica.stage, asking.requester, most_bytes(fp32_bytes), received),
+            lambda received: RoundMail(replica.stage, asking.requester, limits, received, asking.report),
             Surroundings(book, self._check, asking.report, offload),
-            fp32_bytes,
         )
         self.gathering.locked_step = self.actor.locked_step
 
@@ -182,9 +181,10 @@ class GroupRounds:
             setting.step.id, agreement.outer_step, contribution, work, parts, self._watch(agreement, setting, work)
         )
         upload = self.actor.mail.upload or UNMEASURED_UPLOAD
-        sequences = self._replica.standing().sequences
+        promised = Contribution(parts, self._replica.standing().sequences, upload, made_at())
+        await self._offload(lambda: promised.digests)
         began = anyio.current_time()
-        self.actor.enter(setting, agreement.outer_step, work, Contribution(parts, sequences, upload, made_at()))
+        self.actor.enter(setting, agreement.outer_step, work, promised)
         outcome: Complete | str | None = None
         with anyio.move_on_after(WAITING_VIEWS * setting.timing.view_seconds):
             outcome = await self.actor.outcome()
