@@ -15,7 +15,7 @@ _BY_REASON = ("stage", "reason")
 
 
 def round_metrics(status: NodeStatus) -> Iterator[Metric]:
-    """Counts since this node took the stage; no value for a stage without rounds, but for zeros of what is counted."""
+    """Counts since this node's start; no value for a stage without rounds, but for zeros of what is counted."""
     completed = _counter("rounds_completed", "Certified rounds that completed", _BY_STAGE)
     abandoned = _counter("rounds_abandoned", "Certified rounds that came to nothing here", _BY_REASON)
     accepted = _counter("round_contributions_accepted", "Contributions to completed rounds", _BY_STAGE)

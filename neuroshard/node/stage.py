@@ -189,6 +189,7 @@ def _outer_part(
         Judging(outer.root_after, vote.objection),
         book=FolderBook(home.store.folder / "rounds"),
         vector_length=stage.outer_state.anchor.numel(),
+        told=swarm.rounds.earlier(swarm.name_of(index)),
     )
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
     return outer, group, snapshots, vote

@@ -81,7 +81,7 @@ class RoundStatus:
 
 @dataclass(frozen=True)
 class Contributor:
-    """A node's parts in the completed rounds since this node took its layers."""
+    """A node's parts in the completed rounds since this node's start."""
 
     node_id: NodeId
     wallet_id: WalletId
@@ -97,7 +97,7 @@ class Contributor:
 
 @dataclass(frozen=True)
 class StageRoundsStatus:
-    """The rounds of one stage since this node took it: the last ones, and counts of all. None of it is saved."""
+    """The rounds of one stage since this node's start: the last ones, and counts of all. None of it is saved."""
 
     stage: int  # of the run's, counted from 0
     layers: LayerRange

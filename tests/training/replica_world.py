@@ -16,6 +16,7 @@ from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import OuterState
+from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.swarm.certified.messages import Signed
 from neuroshard.swarm.certified.packets import signed_by
 from neuroshard.swarm.certified.roster import Member
@@ -76,6 +77,7 @@ class SimulatedReplica:
     dies_at_message: int | None = None  # of its rounds
     book: ForgetfulBook = field(default_factory=ForgetfulBook)  # what lies on its disk
     objection: str = ""  # why it votes for nothing
+    told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
 
     def __post_init__(self) -> None:
         self.weights = self.state.anchor.clone()
@@ -104,6 +106,7 @@ class SimulatedReplica:
             Judging(self._root_after, self._object),
             book=self.book,
             vector_length=LENGTH,
+            told=self.told,
             offload=at_once,
         )
         donor, door = Donor(lambda node: node in self.network.nodes(), offload=at_once), RoundDoor()

@@ -24,7 +24,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds
 from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.loop import Trainer
-from neuroshard.training.outer_sync import Abandoned, Agreed
+from neuroshard.training.outer_sync import Abandoned, Agreed, state_root
 from neuroshard.training.parts import Driving, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.rounds.door import RoundDoor
@@ -155,7 +155,18 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
         assert torch.equal(a.anchors[number], b.anchors[number])
         assert torch.equal(a.weights[number], b.weights[number])
         assert torch.equal(a.weights[number], a.anchors[number])
-    assert a.trainer.snapshot().diloco.members == 2
+    told = a.trainer.snapshot().diloco
+    assert told.members == 2
+    (rounds,) = told.rounds
+    assert [record.outer_step for record in rounds.recent] == list(range(rounds.completed))
+    assert {len(record.contributions) for record in rounds.recent} == {2}
+    group = a.trainer.parts.stages[0].group
+    assert group is not None
+    assert (
+        told.certified_root
+        == group.certified_root(told.outer_steps)
+        == state_root(a.trainer.parts.stages[0].outer.state)
+    )
     assert a.trainer.record.progress.position != b.trainer.record.progress.position  # each has data of its own
 
 

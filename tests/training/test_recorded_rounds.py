@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from replica_world import DUE_SECONDS, NAMES, STAGE, A, B, C, SimulatedReplica, for_seconds, play
 
-from neuroshard.network import InMemoryNetwork
+from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.status.rounds import AbandonReason, MemberPart
+from neuroshard.training.rounds.door import RoundDoor
 from neuroshard.training.rounds.round_record import NO_ANSWER
 
 D = NAMES[3]
@@ -62,6 +63,62 @@ def test_the_bytes_of_all_rounds_are_what_the_mail_has_carried() -> None:
             assert told.completed == len(told.recent) >= 3
             assert told.bytes_sent == sum(record.bytes_sent for record in told.recent) <= mail.sent_bytes
             assert mail.sent_bytes == other.group.actor.mail.received_bytes
+
+    play(scenario)
+
+
+def test_a_stage_that_is_held_here_again_goes_on_with_its_list() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+        await for_seconds(DUE_SECONDS + 5, a, b)
+        door = RoundDoor()
+        door.add(a.group)
+        assert door.earlier(STAGE) is None
+        door.clear()
+        told = door.earlier(STAGE)
+        assert told is a.group.status
+        network.kill(A)
+        again = SimulatedReplica(A, network, 3, told=told, book=a.book)
+        again.follow(b)
+        await for_seconds(2 * DUE_SECONDS, again, b)
+        steps = [record.outer_step for record in again.group.status.recent]
+        assert steps == list(range(len(steps)))
+        assert again.group.status.completed == len(steps) >= 2
+        assert again.group.status.bytes_sent == sum(record.bytes_sent for record in again.group.status.recent)
+        assert all(record.bytes_sent > 0 for record in again.group.status.recent)
+
+    play(scenario)
+
+
+def test_the_phases_take_the_time_that_messages_take() -> None:
+    slow_seconds = 1.5
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+        network.set_link(B, A, Link(delay_seconds=slow_seconds))  # all that B sends
+        await for_seconds(DUE_SECONDS + 60, a, b)
+        seconds = a.group.status.recent[0].seconds
+        assert seconds.exchange >= slow_seconds
+        assert seconds.vote >= slow_seconds
+        assert seconds.total >= 3 * slow_seconds
+
+    play(scenario)
+
+
+def test_who_votes_no_and_is_outvoted_tells_of_both() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
+        await for_seconds(DUE_SECONDS + 5, a, b, c)
+        c.objection = "The loss rises."  # from now on two of three votes are enough
+        await for_seconds(DUE_SECONDS + 5, a, b, c)
+        first, against, late = c.group.status.recent
+        assert (first.outer_step, first.abandoned_for, first.is_late) == (0, None, False)
+        assert (against.outer_step, against.abandoned_for) == (1, AbandonReason.OBJECTION)
+        assert (late.outer_step, late.abandoned_for, late.is_late) == (1, None, True)
+        assert late.certificate is not None
+        assert late.certificate.votes >= 2
+        assert c.group.status.accepted == a.group.status.accepted == 6  # each contribution counts once
+        assert c.group.certified_root(2) == a.group.certified_root(2) == a.standing().root
 
     play(scenario)
 

@@ -69,7 +69,7 @@ class ContributorBody(Answer):
 
 
 class RoundsBody(Answer):
-    """GET /api/rounds: what this node has seen of rounds since it took its layers."""
+    """GET /api/rounds: what this node has seen of rounds since its start."""
 
     rounds: list[RoundBody] = Field(description="the last 20 of each stage, the newest first")
     completed: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from neuroshard.network import RequestRefusedError, Transport
+from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.training.rounds.calls import CALL, CALL_LIMITS, read_call
 from neuroshard.training.rounds.group_rounds import GroupRounds
 from neuroshard.training.rounds.mail import PART, PART_LIMITS, PARTS_AT_ONCE, read_part
@@ -16,6 +17,7 @@ class RoundDoor:
 
     def __init__(self) -> None:
         self._groups: dict[StageName, GroupRounds] = {}
+        self._earlier: dict[StageName, StageRoundsStatus] = {}
 
     def add(self, group: GroupRounds) -> None:
         """Let others call this stage to rounds."""
@@ -23,7 +25,12 @@ class RoundDoor:
 
     def clear(self) -> None:
         """Refuse everything."""
+        self._earlier |= {stage: group.status for stage, group in self._groups.items()}
         self._groups.clear()
+
+    def earlier(self, stage: StageName) -> StageRoundsStatus | None:
+        """What there is to tell of a stage's rounds from before `clear`: it may be held here again."""
+        return self._earlier.get(stage)
 
     def serve(self, transport: Transport) -> None:
         """Answer from now on. Raises ValueError when this transport has a door already."""

@@ -82,9 +82,10 @@ class GroupRounds:
         book: VoteBook,
         vector_length: int,
         times: RoundTimes | None = None,
+        told: StageRoundsStatus | None = None,
         offload: Offload = anyio.to_thread.run_sync,
     ) -> None:
-        """`vector_length` numbers are a contribution."""
+        """`vector_length` numbers are a contribution, and `told` is the status to go on from."""
         self.stage = replica.stage
         self._replica = replica
         self._voters: dict[str, Roster] = {}  # by the root that they vote from
@@ -96,7 +97,8 @@ class GroupRounds:
         self._offload = offload
         self._sent: _Sent | None = None
         self._certified = (-1, "")  # the outer step that the newest certificate led to, and its root
-        self.status = StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
+        self.status = told or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
+        self._mailed = (0, 0)  # bytes sent and received, as of the last record
         self._has_loaded = anyio.Event()
         self._durations = deque[float](maxlen=KEPT_DURATIONS)  # seconds of completed rounds
         limits = limits_for(make_codec("fp32").encoded_size(vector_length))
@@ -202,8 +204,9 @@ class GroupRounds:
         return watch
 
     def _end(self, *, is_late: bool = False) -> RoundEnd:
-        mail, told = self.actor.mail, self.status
-        sent, received = mail.sent_bytes - told.bytes_sent, mail.received_bytes - told.bytes_received
+        mail, (sent, received) = self.actor.mail, self._mailed
+        self._mailed = mail.sent_bytes, mail.received_bytes
+        sent, received = mail.sent_bytes - sent, mail.received_bytes - received
         return RoundEnd(time.time(), anyio.current_time(), sent, received, is_late)
 
     def _round(self, agreement: Agreement) -> tuple[Setting, RoundWork]:

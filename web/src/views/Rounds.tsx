@@ -91,7 +91,7 @@ function LastRounds({ rounds, ownId, nodeNow }: { rounds: RoundsAnswer; ownId: s
   const longest = Math.max(...rounds.rounds.map((round) => round.seconds ?? 0), 1e-9);
   const isOfSeveral = new Set(rounds.rounds.map((round) => round.stage)).size > 1;
   return (
-    <Card title="The last rounds" hint="The newest first. A restart of this computer begins a new list." wide>
+    <Card title="The last rounds" hint="The newest first. The list begins anew with every start of the node." wide>
       <PhaseLegend />
       <ol class="rounds" aria-label="The last rounds, the newest first">
         {shown.map((round) => (
@@ -106,7 +106,7 @@ function LastRounds({ rounds, ownId, nodeNow }: { rounds: RoundsAnswer; ownId: s
 function Contributors({ contributors, ownId }: { contributors: readonly Contributor[]; ownId: string | null }) {
   const [shown, pager] = usePages(contributors, CONTRIBUTORS_SHOWN);
   return (
-    <Card title="Who contributed" hint="To completed rounds, since this computer took its layers." wide>
+    <Card title="Who contributed" hint="To completed rounds, since the start of this computer's node." wide>
       <div class="scroll">
         <table>
           <thead>
