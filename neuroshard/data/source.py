@@ -11,7 +11,6 @@ from urllib.request import url2pathname
 
 import anyio
 
-from neuroshard.data.http_source import HttpSource
 from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.retry import FileMissingError
 from neuroshard.errors import DataError, DataUnavailableError, UsageError
@@ -77,6 +76,8 @@ def open_source(location: str) -> ShardSource:
     """
     parts = urlsplit(location)
     if parts.scheme in ("http", "https"):
+        from neuroshard.data.http_source import HttpSource  # only now: its library takes a third of a second
+
         return HttpSource(location)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from neuroshard.config.run_parameters import RunParameters
 from neuroshard.types import LayerRange
 
 
@@ -27,3 +28,8 @@ class StagePlan(tuple[LayerRange, ...]):
         size, extra = divmod(layer_count, stage_count)
         edges = [stage * size + min(stage, extra) for stage in range(stage_count + 1)]
         return cls.of(*(LayerRange(start, stop) for start, stop in pairwise(edges)))
+
+
+def plan_of(parameters: RunParameters) -> StagePlan:
+    """The layers of each stage of a run."""
+    return StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)

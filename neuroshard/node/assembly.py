@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
 import anyio
 import anyio.to_thread
 
-from neuroshard.config.loading import Source
 from neuroshard.config.run_parameters import GenesisPins
+from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import NodeIdentity, Wallet
-from neuroshard.model.family import parameter_count
-from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
-from neuroshard.node.configuration import Configuration, limit_source
+from neuroshard.model.memory_limit import tier_mb
+from neuroshard.node.arrival import tell_run
 from neuroshard.node.cores import default_threads
 from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
 from neuroshard.node.demo import DemoData, DemoOptions
@@ -28,22 +27,17 @@ from neuroshard.node.placing import Placing, windows_of
 from neuroshard.node.probe import Device, choose_device, matmul_flops_per_second
 from neuroshard.node.proposal import Room, propose, propose_demo, run_parameters
 from neuroshard.node.publisher import Publisher, StartupProgress
-from neuroshard.node.resources import peak_megabytes, resident_megabytes
 from neuroshard.node.run_choice import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, NoRun, RunFinder, not_joinable
 from neuroshard.node.stage import kept_stages
-from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, Ground
+from neuroshard.node.stage_training import Ground
+from neuroshard.node.startup_stages import DATA, DEMO_DATA, HARDWARE, MODEL, RUN
 from neuroshard.node.tasks import accompanied
-from neuroshard.status.snapshot import DataStatus, MemoryStatus, ModelStatus, NodeState, RunStatus
+from neuroshard.status.snapshot import DataStatus, MemoryStatus, NodeState
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.compute import ComputeThread
 
 log = logging.getLogger(__name__)
 
-HARDWARE = "Measuring this computer"
-DEMO_DATA = "Building the demo data"
-RUN = "Finding the run"
-DATA = "Opening the training data"
-MODEL = "Building the model"
 WAITING_LOOK_SECONDS = 0.5
 
 
@@ -53,18 +47,25 @@ class Assembly:
     def __init__(
         self,
         *,
-        configuration: Configuration,
+        settings: Settings,
         wallet: Wallet,
         identity: NodeIdentity,
         publisher: Publisher,
+        startup: StartupProgress,
+        memory: MemoryStatus,
         finder: RunFinder,
-        enter: Callable[[OwnRun], Placing],
+        named: Callable[[], Awaitable[FoundRun | None]],
+        enter: Callable[[OwnRun, str], Placing],
         demo: DemoOptions | None,
         holds_layers: bool = True,
     ) -> None:
-        """`enter` is called once the run is known: it makes this node a part of the run's swarm."""
-        self._settings = configuration.settings
-        self._memory_source: Source = configuration.source_of("memory")
+        """`named` waits for the run that was named with --run.
+
+        `enter` is called once the run and the source of its data are known: it makes this node a part of the swarm.
+        """
+        self._settings = settings
+        self._memory = memory
+        self._named = named
         self._wallet = wallet
         self._identity = identity
         self._publisher = publisher
@@ -73,10 +74,7 @@ class Assembly:
         self._demo = demo
         self._holds_layers = holds_layers
         self._closing = AsyncExitStack()
-        first = (HARDWARE,) if demo is None else (HARDWARE, DEMO_DATA)
-        finding = (RUN, DATA) if self._settings.run else (DATA,) if demo else (DATA, RUN)
-        holding = (MODEL, CHECKPOINT) if holds_layers else ()
-        self.startup = StartupProgress(publisher, (*first, *finding, *holding, FIRST_STEP))
+        self.startup = startup
 
     async def lay(self) -> tuple[Ground, StageRange]:
         """The ground, and the stages to begin with. Raises NeuroShardError when something cannot be used."""
@@ -85,7 +83,7 @@ class Assembly:
             threads = self._settings.cpu_threads or default_threads()
             compute = self._compute_thread(threads)
             speed = await compute.run(partial(matmul_flops_per_second, device.torch_device()))
-            room, memory = self._measure(device, speed)
+            room = self._room(device, speed)
             _check_memory(room, self._demo)
         location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
         runs = OwnRuns(self._settings.data_dir, self._wallet)
@@ -95,13 +93,13 @@ class Assembly:
             most, spare = self._settings.max_stages, self._settings.spare_stages
             first = windows_of(run.parameters, room, most)
             windows = first if most is None else windows_of(run.parameters, room, most + spare)
-            self._announce(run, found)
-            placing = self._enter(run)
+            self._tell_run(run, found)
+            placing = self._enter(run, fetcher.source.description)
             if run.parameters.stage_count > 1:
                 placing.swarm.windows = windows
                 self.startup.tell(MODEL, "Asking the others which layers they hold.")
             stages = await placing.choose(first, kept_stages(self._settings.data_dir, self._identity, run))
-        ground = Ground(run, data, fetcher, compute, device, threads, room, memory, placing.swarm, windows)
+        ground = Ground(run, data, fetcher, compute, device, threads, room, self._memory, placing.swarm, windows)
         return ground, stages
 
     async def lay_to_drive(self) -> Ground:
@@ -111,14 +109,14 @@ class Assembly:
         """
         with self.startup.stage(HARDWARE):
             device, compute = choose_device("cpu"), self._compute_thread(1)
-            room, memory = self._measure(device, 0.0)
+            room = self._room(device, 0.0)
         runs = OwnRuns(self._settings.data_dir, self._wallet)
         fetcher, data, found = await self._find_run(self._settings.genesis, runs, room)
         if data.run is None or not data.run.is_joined:
             raise UsageError("A trainer drives a run of others, and none was found.", HOW_TO_JOIN)
-        self._announce(data.run, found)
-        swarm = self._enter(data.run).swarm
-        return Ground(data.run, data, fetcher, compute, device, 1, room, memory, swarm, ())
+        self._tell_run(data.run, found)
+        swarm = self._enter(data.run, fetcher.source.description).swarm
+        return Ground(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, ())
 
     async def close(self) -> None:
         """End threads, files and connections."""
@@ -129,19 +127,9 @@ class Assembly:
         self._closing.callback(compute.close)
         return compute
 
-    def _measure(self, device: Device, flops_per_second: float) -> tuple[Room, MemoryStatus]:
-        bound = memory_bound(probe_memory(), self._settings.memory)
+    def _room(self, device: Device, flops_per_second: float) -> Room:
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
-        memory = MemoryStatus(
-            tier_mb=tier_mb(bound.mb),
-            limit_mb=bound.mb,
-            limit_source=limit_source(bound.by, self._memory_source),
-            need_mb=0,
-            resident_mb=resident_megabytes(),
-            peak_mb=peak_megabytes(),
-        )
-        self._publisher.change(memory=memory)
-        return Room(memory.tier_mb, device.kind, device_tier, flops_per_second), memory
+        return Room(self._memory.tier_mb, device.kind, device_tier, flops_per_second)
 
     async def _demo_source(self, options: DemoOptions) -> str:
         """Build the embedded data and serve it on loopback, so that the demo takes the way of every other node."""
@@ -163,23 +151,11 @@ class Assembly:
 
     async def _find_run(self, location: str, runs: OwnRuns, room: Room) -> tuple[Fetcher, OpenedData, FoundRun | NoRun]:
         """The source of the data, opened, and what is known of a run on them."""
-        named = await self._named_run()
+        named = await self._named()
         with self.startup.stage(DATA):
             fetcher = Fetcher(open_source(location))
             self._closing.push_async_callback(fetcher.source.aclose)
             return fetcher, *await self._open_data(fetcher, runs, room, named)
-
-    async def _named_run(self) -> FoundRun | None:
-        """The run given with --run; while nobody knows it, the status says so."""
-        if self._settings.run is None:
-            return None
-        with self.startup.stage(RUN):
-
-            def tell(reason: str) -> None:
-                self.startup.tell(RUN, reason)
-                self._publisher.state(NodeState.STARTING, reason)
-
-            return await self._finder.named(tell)
 
     async def _open_data(
         self, fetcher: Fetcher, runs: OwnRuns, room: Room, named: FoundRun | None
@@ -251,18 +227,8 @@ class Assembly:
         runs.remember_source(source, run)
         return run
 
-    def _announce(self, run: OwnRun, found: FoundRun | NoRun) -> None:
-        """Publish what the run is; which layers this node holds comes later."""
-        architecture = run.parameters.architecture
-        self._publisher.change(
-            model=ModelStatus(architecture, parameter_count(architecture), None, ()),
-            run=RunStatus(
-                run_id=run.run_id,
-                is_own=run.offer.owner == self._identity.wallet_id,
-                is_demo=self._demo is not None,
-                explanation=found.explanation,
-            ),
-        )
+    def _tell_run(self, run: OwnRun, found: FoundRun | NoRun) -> None:
+        tell_run(self._publisher, run.offer, found, self._identity.wallet_id, is_demo=self._demo is not None)
 
 
 def _check_memory(room: Room, demo: DemoOptions | None) -> None:

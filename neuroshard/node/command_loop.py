@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import anyio
 
 from neuroshard.errors import NeuroShardError, NotReadyError
 from neuroshard.node.configuration import Configuration
-from neuroshard.node.stage_training import RunningNode
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import (
     Answer,
@@ -25,8 +25,11 @@ from neuroshard.status.commands import (
     UpdateSettings,
 )
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.control import PauseWish
-from neuroshard.training.loop import PAUSED_BY_USER, Trainer
+from neuroshard.training.control import PAUSED_BY_USER, PauseWish
+
+if TYPE_CHECKING:
+    from neuroshard.node.stage_training import RunningNode
+    from neuroshard.training.loop import Trainer
 
 log = logging.getLogger(__name__)
 

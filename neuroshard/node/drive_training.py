@@ -15,11 +15,13 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.model.family import parameter_count
 from neuroshard.model.memory_need import MEGABYTE, driving_bytes
 from neuroshard.model.network_memory import least_limit_mb, planned_bytes
+from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.record_keeper import RecordKeeper
-from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
+from neuroshard.node.resources import ResourceSampler
 from neuroshard.node.rotation_log import RotationLog
-from neuroshard.node.stage_training import FIRST_STEP, MOST_IN_FLIGHT, Ground, RunningNode
+from neuroshard.node.stage_training import MOST_IN_FLIGHT, Ground, RunningNode
+from neuroshard.node.startup_stages import FIRST_STEP
 from neuroshard.node.texts import text_generator
 from neuroshard.status.snapshot import ModelStatus
 from neuroshard.training.control import PauseWish

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from threading import Thread
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from neuroshard import __version__
 from neuroshard.api.app import create_app
@@ -26,6 +25,7 @@ from neuroshard.config.data_dir import prepare_data_dir
 from neuroshard.config.loading import LoadedSettings
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NeuroShardError
+from neuroshard.node.application import Application, ExitReport, Workplace
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.identity import wallet_of
@@ -40,9 +40,6 @@ from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, config
 from neuroshard.telemetry.redaction import Redactor
 from neuroshard.telemetry.ring import LogRing
 from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock, LockOwner
-
-if TYPE_CHECKING:
-    from neuroshard.node.application import ExitReport
 
 log = logging.getLogger(__name__)
 
@@ -88,20 +85,8 @@ def run_node(
         stop = StopRequest()
         with _outside_requests(stop, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
-            # Only now: importing PyTorch takes seconds, and the dashboard already answers.
-            from neuroshard.node.application import Application
-
-            application = Application(
-                configuration=configuration,
-                wallet=wallet,
-                board=board,
-                commands=commands,
-                counters=counters,
-                stop=stop,
-                demo=demo,
-                is_trainer=is_trainer,
-            )
-            report = _run_to_the_end(application.run)
+            place = Workplace(configuration, wallet, board, counters, stop, demo, is_trainer)
+            report = _run_to_the_end(Application(place, commands).run)
         log.info("%s", report.message)
         if demo is not None and demo.steps is not None:
             sys.stdout.write(summary(board.current()))
@@ -121,7 +106,7 @@ def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...],
         version=__version__,
         started_at=now,
         time=now,
-        state_reason="Loading PyTorch; this takes a few seconds.",
+        state_reason="Starting.",
         data_dir=str(loaded.settings.data_dir),
         paths=PathsStatus(**paths),
         is_demo=is_demo,

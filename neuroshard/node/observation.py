@@ -8,8 +8,8 @@ import anyio
 import anyio.to_thread
 
 from neuroshard.node.pipeline_status import pipeline_status
+from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
 from neuroshard.node.publisher import Publisher
-from neuroshard.node.resources import peak_megabytes, resident_megabytes
 from neuroshard.node.society import Society
 from neuroshard.node.stage_training import RunningNode
 from neuroshard.node.standby import Standby
@@ -57,7 +57,6 @@ class Observer:
             self._told = seen.state
             self._society.speak_soon()
         memory = replace(self._node.memory, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
-        sight = self._society.look(self._node.ground.fetcher.source.description)
         self._publisher.change(
             state=seen.state,
             state_reason=idle or seen.reason,
@@ -73,9 +72,6 @@ class Observer:
             pipeline=pipeline_status(self._node.ground.swarm, seen.state, seen.flow),
             resources=self._resources,
             history=seen.history,
-            network=sight.network,
-            peers=sight.peers,
-            swarm=sight.swarm,
         )
         self._count("refused_files", self._node.ground.fetcher.refused_files)
         self._count("damaged_cache_files", self._node.cache.damaged_files)

@@ -60,6 +60,9 @@ class StartupProgress:
             self._set(replace(self._stages[name], state=StageState.FAILED, detail=str(error)))
             raise
         self._set(replace(self._stages[name], state=StageState.DONE, fraction=None))
+        going_on = next((stage for stage in self._stages.values() if stage.state is StageState.RUNNING), None)
+        if going_on is not None:
+            self._publisher.state(NodeState.STARTING, going_on.detail or f"{going_on.name} ...")
 
     def tell(self, name: str, detail: str, fraction: float | None = None) -> None:
         """Show how far a running stage is; fraction in 0..1."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
-import psutil
 import torch
 
 from neuroshard.node.probe import Device
@@ -68,22 +66,3 @@ def folder_bytes(folder: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
-
-
-def resident_megabytes() -> int:
-    """Resident memory of this process in MB of 10**6 bytes."""
-    return psutil.Process().memory_info().rss // 1_000_000
-
-
-def peak_megabytes() -> int:
-    """Highest resident memory of this process so far in MB of 10**6 bytes; the present one where that is not kept."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would tell the peak of the program that started this one, if that was higher
-        line = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM:")), "")
-        return int(line.split()[1]) * 1024 // 1_000_000 if line else resident_megabytes()
-    try:
-        import resource
-    except ImportError:  # Windows keeps it elsewhere
-        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0)) // 1_000_000 or resident_megabytes()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) // 1_000_000

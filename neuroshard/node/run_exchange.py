@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 RUN_KIND = "run/parameters"
 ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
+CONNECTION_LOOK_SECONDS = 0.05
 ASKED_AT_ONCE = 32  # peers
 DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between looks for a run's nodes in the directory; then the last
 MOST_RECORDS = 32
@@ -141,7 +142,7 @@ class RunExchange:
                     asking.add(peer)
                     times_asked[peer] += 1
                     tasks.start_soon(ask, network, peer)
-                await anyio.sleep(pause_seconds)
+                await _pause(network, pause_seconds, had_peers=bool(peers))
                 look(peers)
         return found[0]
 
@@ -202,6 +203,13 @@ class RunExchange:
             self.shelf.keep(choice.offer)
         elif choice.reason and offer.parameters.version >= choice.offer.parameters.version:  # else the peer is behind
             log.warning("%s", choice.reason)
+
+
+async def _pause(network: Network, seconds: float, *, had_peers: bool) -> None:
+    """So long, or until the first peer is there to be asked."""
+    with anyio.move_on_after(seconds):
+        while had_peers or not network.transport.connections():
+            await anyio.sleep(CONNECTION_LOOK_SECONDS)
 
 
 def _what_is_missing(peers: Sequence[NodeId], networking: Networking) -> str:

@@ -6,21 +6,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+import anyio
 
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.network_memory import network_memory
+from neuroshard.model.stage_plan import plan_of
 from neuroshard.network import Connection, Network
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.port_mapping import PortMapping
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener, memory_limit_mb, upload_limit
 from neuroshard.node.networking import Networking, NetworkOpener
+from neuroshard.node.publisher import Publisher
 from neuroshard.node.run_choice import RunFinder
 from neuroshard.node.run_exchange import RunExchange, RunShelf
 from neuroshard.node.self_description import own_announcement, own_report
-from neuroshard.node.stage_memory import plan_of
-from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.surroundings import use_surroundings
 from neuroshard.node.traffic import Traffic, TrafficMeter
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
@@ -28,6 +31,12 @@ from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.participant import OwnWords, Participant
 from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.swarm.training_report import TrainingReport
+
+if TYPE_CHECKING:
+    from neuroshard.node.stage_swarm import StageSwarm
+
+
+PUBLISH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Sight:
 
 @dataclass
 class Society:
-    """Made once a start; `serve` follows when the run is known."""
+    """Made once a start, without PyTorch; `join` follows when the run is known, `serve` when PyTorch is there."""
 
     identity: NodeIdentity
     settings: Settings
@@ -51,6 +60,8 @@ class Society:
     now: Callable[[], float]  # seconds since the epoch
     served: RunOffer | None = None
     participant: Participant | None = None
+    swarm: StageSwarm | None = None
+    genesis: str = ""  # where the data come from, for the join line
     traffic: TrafficMeter = field(default_factory=TrafficMeter)
     port_mapping: PortMapping | None = None
 
@@ -80,7 +91,7 @@ class Society:
             society.port_mapping = use_surroundings(settings, identity.node_id, networking, outside)
         return society
 
-    def serve(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> StageSwarm:
+    def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> None:
         """From now on this node is one of a run; `is_shared`: newcomers without a run of their own are told of it."""
         self.served = offer
         versions = self.exchange.follow(offer)
@@ -88,8 +99,10 @@ class Society:
 
         def report() -> TrainingReport:
             said = own_report(status(), offer.run_id)
-            ready_percent = swarm.ready_percent if said.state is NodeState.STARTING else 0
-            return replace(said, windows=swarm.windows, ready_percent=ready_percent)
+            if self.swarm is None:
+                return said
+            ready_percent = self.swarm.ready_percent if said.state is NodeState.STARTING else 0
+            return replace(said, windows=self.swarm.windows, ready_percent=ready_percent)
 
         def announcement() -> Announcement:
             version = versions.offer.parameters.version
@@ -105,18 +118,32 @@ class Society:
             claim_bytes=network_memory(memory_limit_mb(self.settings)).claims,
             now=self.now,
         )
-        swarm = StageSwarm(self.identity, versions, self.participant.membership, self.networking)
         self.networking.attach(self.participant.live)
-        self.networking.attach(swarm.live)
-        return swarm
 
-    def look(self, genesis: str) -> Sight:
-        """What there is to tell about the network now. `genesis` is where the data come from, for the join line."""
+    def serve(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> StageSwarm:
+        """Join a run, unless this node has joined it already, and give and take its stages. Loads PyTorch."""
+        from neuroshard.node.stage_swarm import StageSwarm  # only now: the others shall know this node before
+
+        if self.participant is None:
+            self.join(offer, status, is_shared=is_shared)
+        versions, participant = self.exchange.follow(offer), self.participant
+        assert participant is not None
+        self.swarm = StageSwarm(self.identity, versions, participant.membership, self.networking)
+        self.networking.attach(self.swarm.live)
+        return self.swarm
+
+    async def introduced(self) -> None:
+        """Wait until others can find this node as one of its run."""
+        if self.participant is not None:
+            await self.participant.announced.wait()
+
+    def look(self) -> Sight:
+        """What there is to tell about the network now."""
         network = self.networking.current
         connections = () if network is None else network.transport.connections()
         peers, swarm = ((), None) if self.participant is None else self.participant.status(network)
         return Sight(
-            self._network_status(network, connections, self.traffic.look(connections, self.now()), genesis),
+            self._network_status(network, connections, self.traffic.look(connections, self.now())),
             peers,
             swarm,
         )
@@ -142,7 +169,7 @@ class Society:
         return None if self.participant is None else self.participant.clock_warning
 
     def _network_status(
-        self, network: Network | None, connections: Sequence[Connection], traffic: Traffic, genesis: str
+        self, network: Network | None, connections: Sequence[Connection], traffic: Traffic
     ) -> NetworkStatus:
         state, explanation = self.networking.state()
         trouble = "" if self.port_mapping is None else self.port_mapping.trouble()
@@ -159,12 +186,20 @@ class Society:
             upload_limit=upload_limit(self.settings),
             banned_peers=0 if network is None else len(network.reputation.banned_peers()),
             refused=() if network is None else network.reputation.refused(),
-            join_line=join_line(self.served, addresses, genesis),
+            join_line=join_line(self.served, addresses, self.genesis),
         )
+
+
+async def observe_network(society: Society, publisher: Publisher) -> None:
+    """Publish what the network does until cancelled, from the start of a node to its end."""
+    while True:
+        sight = society.look()
+        publisher.change(network=sight.network, peers=sight.peers, swarm=sight.swarm)
+        await anyio.sleep(PUBLISH_SECONDS)
 
 
 def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> str:
     """What others type to join; empty while nothing can be joined."""
-    if run is None or not addresses:
+    if run is None or not addresses or not genesis:
         return ""
     return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"

@@ -12,7 +12,7 @@ from neuroshard.model.memory_need import (
     PipelineLoad,
     memory_need,
 )
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.model.stage_plan import plan_of
 from neuroshard.node.proposal import Room
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.service_limits import ServiceLimits
@@ -70,11 +70,6 @@ def stage_work(parameters: RunParameters, layers: LayerRange, load: PipelineLoad
         kept_bytes_of_driver=(load.open_microbatches + REMEMBERED_OF_DRIVER) * answer,
     )
     return StageWork(ServiceLimits(sessions), load.kept_graphs)
-
-
-def plan_of(parameters: RunParameters) -> StagePlan:
-    """The layers of each stage of a run."""
-    return StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
 
 
 def _loads(parameters: RunParameters, stages: StageRange) -> Iterator[PipelineLoad]:

@@ -20,15 +20,17 @@ from neuroshard.node.joining import Joining
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.placing import megabytes_for
 from neuroshard.node.probe import Device
+from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
 from neuroshard.node.proposal import Room
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.record_keeper import RecordKeeper
-from neuroshard.node.resources import ResourceSampler, peak_megabytes, resident_megabytes
+from neuroshard.node.resources import ResourceSampler
 from neuroshard.node.rotation_log import RotationLog
 from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_memory import StageWork, best_load, stage_work
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.startup_stages import CHECKPOINT, FIRST_STEP
 from neuroshard.node.texts import text_generator
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.swarm.stage_coverage import StageRange
@@ -47,8 +49,6 @@ from neuroshard.training.routing import FixedRouting
 from neuroshard.training.swarm_routing import SwarmRouting
 from neuroshard.types import DataPosition, NodeId
 
-CHECKPOINT = "Looking for a checkpoint"
-FIRST_STEP = "Making the first step"
 MOST_IN_FLIGHT = 8  # microbatches of one driver
 
 

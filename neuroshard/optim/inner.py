@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import sqrt
 
-import torch
 from torch import nn
 
 from neuroshard.config.run_parameters import InnerOptimization
+from neuroshard.optim.eager_adamw import EagerAdamW
 
 
-def make_inner_optimizer(model: nn.Module, parameters: InnerOptimization) -> torch.optim.AdamW:
+def make_inner_optimizer(model: nn.Module, parameters: InnerOptimization) -> EagerAdamW:
     """Fused AdamW with weight decay on matrices only: the embedding is a matrix, norm scales are not.
 
     Parameters keep the order of `named_parameters()` within the two groups: matrices first, then vectors.
@@ -20,7 +20,7 @@ def make_inner_optimizer(model: nn.Module, parameters: InnerOptimization) -> tor
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": parameters.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    return EagerAdamW(
         [group for group in groups if group["params"]],
         lr=parameters.learning_rate,
         betas=(parameters.beta1, parameters.beta2),

@@ -102,6 +102,7 @@ class Meeting:
         self._groups = groups
         self._learned = learned
         self._random = random
+        self.announced = anyio.Event()  # this node's record lies in the directory
 
     async def greet_forever(self, network: Network) -> None:
         """Say hello to new connections. Ends with TransportClosedError when the network does."""
@@ -139,6 +140,7 @@ class Meeting:
                 _LOG.debug("The directory cannot be reached yet: %s", error)
             else:
                 announced[namespace] = _Announced(current, anyio.current_time())
+                self.announced.set()
 
     async def _greet(self, network: Network, peer: NodeId, acquaintances: Acquaintances) -> None:
         try:

@@ -76,6 +76,11 @@ class Participant:
             random=chance,
         )
 
+    @property
+    def announced(self) -> anyio.Event:
+        """Set as soon as this node's record lies in the directory."""
+        return self._meeting.announced
+
     def speak_soon(self) -> None:
         """What this node does has changed: the others shall know within a second."""
         self._reporter.speak_soon()

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import anyio
 
+PAUSED_BY_USER = "Paused by the user."
+
 T = TypeVar("T")
 
 

@@ -13,7 +13,7 @@ from neuroshard.errors import NotReadyError, StorageError
 from neuroshard.status.commands import CommandResult, Generate, GenerationSummary
 from neuroshard.status.snapshot import DataStatus, NodeState
 from neuroshard.training.composition import Shared, compose
-from neuroshard.training.control import Control, PauseWish
+from neuroshard.training.control import PAUSED_BY_USER, Control, PauseWish
 from neuroshard.training.parts import TrainerParts
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.stage_loop import StageLoop
@@ -21,7 +21,6 @@ from neuroshard.training.view import TrainerSnapshot, TrainerState, trainer_snap
 
 _LOG = logging.getLogger(__name__)
 
-PAUSED_BY_USER = "Paused by the user."
 FINAL_CHECKPOINT = "Saving a final checkpoint."
 
 

@@ -16,7 +16,7 @@ from neuroshard.model.initial_weights import initialise
 from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES
 from neuroshard.model.tensor_schema import flatten
 from neuroshard.model.transformer import StageModel
-from neuroshard.node.resources import peak_megabytes
+from neuroshard.node.process_memory import peak_megabytes
 from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
 from neuroshard.training.compute import ComputeThread

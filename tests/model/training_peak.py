@@ -16,7 +16,7 @@ from neuroshard.model.initial_weights import initialise
 from neuroshard.model.key_value_cache import KeyValueCache
 from neuroshard.model.tensor_schema import flatten, load_vector
 from neuroshard.model.transformer import StageModel
-from neuroshard.node.resources import peak_megabytes
+from neuroshard.node.process_memory import peak_megabytes
 from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.optim.outer import OuterState, fresh_outer_state, nesterov_outer_step, pseudo_gradient
 

@@ -85,7 +85,7 @@ async def node(number: int, host: str) -> None:
                 if network.transport.addresses() != inside:
                     say(outside=network.transport.addresses()[0])
                     await anyio.sleep_forever()
-                if "router" in (explanation := society.look("").network.explanation):
+                if "router" in (explanation := society.look().network.explanation):
                     say(explanation=explanation, addresses=network.transport.addresses())
                     await anyio.sleep_forever()
             say(met=[connection.peer for connection in network.transport.connections()])

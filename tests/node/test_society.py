@@ -79,7 +79,9 @@ class World:
                 self.network.kill(me.node_id)
 
         chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", **settings)
-        return Society.of(chosen, me, opened, now)
+        made = Society.of(chosen, me, opened, now)
+        made.genesis = GENESIS
+        return made
 
 
 def serving(society: Society, number: int, *, is_shared: bool = True) -> Society:
@@ -95,7 +97,7 @@ async def until(seconds: float, holds: Callable[[], bool]) -> None:
 
 
 def peers(society: Society) -> set[str]:
-    return {peer.node_id for peer in society.look(GENESIS).peers}
+    return {peer.node_id for peer in society.look().peers}
 
 
 def test_nodes_of_a_run_know_each_other_at_once_and_miss_who_leaves(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_nodes_of_a_run_know_each_other_at_once_and_miss_who_leaves(tmp_path: Pa
                     async with anyio.create_task_group() as last:
                         last.start_soon(societies[-1].networking.run)
                         await until(3, lambda: all(len(peers(society)) == 4 for society in societies))
-                        seen = societies[0].look(GENESIS)
+                        seen = societies[0].look()
                         life_of_last.cancel()
                 assert seen.swarm is not None
                 assert (seen.swarm.nodes, seen.swarm.training_nodes, seen.swarm.total_steps) == (5, 5, 100)
@@ -118,7 +120,7 @@ def test_nodes_of_a_run_know_each_other_at_once_and_miss_who_leaves(tmp_path: Pa
                 assert {peer.version for peer in seen.peers} == {"1.2.3"}
                 assert seen.network.state is NetworkState.CONNECTED
                 await until(3, lambda: all(len(peers(society)) == 3 for society in societies[:-1]))
-                after = societies[0].look(GENESIS).swarm
+                after = societies[0].look().swarm
                 assert after is not None
                 assert (after.nodes, after.total_steps) == (4, 100)  # what it did still counts
                 tasks.cancel_scope.cancel()
@@ -200,9 +202,9 @@ def test_a_router_behind_another_one_is_told_in_the_status(tmp_path: Path) -> No
             async with anyio.create_task_group() as tasks:
                 with ports.listening(lambda: ("192.168.1.5",), (4001,)):
                     tasks.start_soon(society.networking.run)
-                    await until(3, lambda: "behind another one" in society.look(GENESIS).network.explanation)
+                    await until(3, lambda: "behind another one" in society.look().network.explanation)
                     tasks.cancel_scope.cancel()
-            assert "behind another one" not in society.look(GENESIS).network.explanation
+            assert "behind another one" not in society.look().network.explanation
 
     virtual(main)
 
@@ -245,11 +247,11 @@ def test_a_network_that_cannot_open_is_told_and_tried_again(tmp_path: Path, capl
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(society.networking.run)
                 await anyio.sleep(0.5)
-                seen = society.look(GENESIS).network
+                seen = society.look().network
                 assert seen.state is NetworkState.FAILED
                 assert "Port 4001 is in use" in seen.explanation
                 assert "Training goes on" in seen.explanation
-                await until(30, lambda: society.look(GENESIS).network.state is NetworkState.ALONE)
+                await until(30, lambda: society.look().network.state is NetworkState.ALONE)
                 tasks.cancel_scope.cancel()
             assert tries == 4
 
@@ -261,7 +263,7 @@ def test_without_a_network_nothing_runs_and_an_unknown_run_is_refused(tmp_path: 
         with InMemoryNetwork() as network:
             society = World(tmp_path, network).society(0, network=False, run=OFFER.run_id)
             await society.networking.run()
-            assert society.look(GENESIS).network.state is NetworkState.OFF
+            assert society.look().network.state is NetworkState.OFF
             with pytest.raises(UsageError, match="no-network"):
                 await society.finder.named(lambda _: None)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.model.family import architecture_for
 from neuroshard.model.memory_need import DeviceKind, PipelineLoad
+from neuroshard.model.stage_plan import plan_of
 from neuroshard.node.proposal import Room
 from neuroshard.node.stage_memory import (
     LEAST_OPEN,
@@ -21,7 +22,6 @@ from neuroshard.node.stage_memory import (
     best_load,
     least_load,
     need_of,
-    plan_of,
     stage_work,
 )
 from neuroshard.swarm.stage_coverage import StageRange

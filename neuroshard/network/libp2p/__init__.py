@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import anyio
+import anyio.to_thread
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.network.libp2p.admission import ConnectionLimits
 from neuroshard.network.libp2p.errors import NetworkFailedError
+from neuroshard.network.libp2p.lean_import import lean_libp2p
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
 from neuroshard.network.transport import Network
 
@@ -33,7 +37,13 @@ async def libp2p_network(
     Raises NetworkRefusedError when the port cannot be had, UsageError for a host that cannot be used. A defect in a
     background task ends the block with NetworkFailedError: whoever keeps the network up starts it anew.
     """
-    from neuroshard.network.libp2p.network import running_network
-
+    running_network = await anyio.to_thread.run_sync(_loaded)
     async with running_network(identity, options, now, parts or NetworkParts()) as network:
         yield network
+
+
+def _loaded() -> Callable[..., AbstractAsyncContextManager[Network]]:
+    with lean_libp2p():
+        from neuroshard.network.libp2p.network import running_network
+
+    return running_network

@@ -11,6 +11,7 @@ import torch
 
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.model.transformer import StageModel
+from neuroshard.optim.eager_adamw import EagerAdamW
 from neuroshard.optim.outer import OuterState
 from neuroshard.training.checkpoint.tensor_file import TensorLayout, TensorSpec
 from neuroshard.training.outer_sync import ROOT_LABEL
@@ -24,7 +25,7 @@ def snapshot_layout(architecture: Architecture, layers: LayerRange) -> TensorLay
     """The layout of a stage's checkpoint."""
     with torch.device("meta"):
         model = StageModel(architecture, layers)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = EagerAdamW(model.parameters())
     materialise_moments(model, optimizer)
     vector = torch.empty(TensorSchema.of(model).total_size)  # its memory is never touched
     return TensorLayout.of(stage_tensors(model, optimizer, OuterState(vector, vector, 0)))
