@@ -22,7 +22,6 @@ UNUSED = (
     "libp2p.relay.circuit_v2.protocol",
     "libp2p.relay.circuit_v2.transport",
     "libp2p.security.tls.autotls",
-    "libp2p.transport.manager",
     "libp2p.transport.quic",
     "libp2p.transport.websocket",
     "multiaddr.resolvers",
