@@ -32,8 +32,8 @@ LOOK_SECONDS = 0.05
 ONLOOKER = 250  # its number
 TOPICS = 60  # of Python's own documentation, a small data set
 WAY = (
-    "They get --run and the address of a node of the run, which is paused meanwhile. Each imports PyTorch, "
-    "measures the computer, fetches the run and opens the data, and only then announces itself."
+    "They get --run and the address of a node of the run, which is paused meanwhile. Each brings up its dashboard and "
+    "its network, fetches the run and announces itself; PyTorch is imported after that, and the data are opened."
 )
 
 
