@@ -223,4 +223,8 @@ def _named(layers: LayerRange) -> str:
 
 def _told(layers: LayerRange, progress: Progress) -> str:
     done, total = progress.bytes_done / 1e6, progress.bytes_total / 1e6
-    return f"Fetching layers {layers.start + 1}-{layers.stop} from others: {done:.0f} of {total:.0f} MB."
+    what = f"Fetching layers {layers.start + 1}-{layers.stop} from others"
+    if total == 0:
+        return f"{what}."
+    digits = 0 if total >= 10 else 1
+    return f"{what}: {done:.{digits}f} of {max(total, 0.1):.{digits}f} MB."

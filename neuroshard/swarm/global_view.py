@@ -87,6 +87,14 @@ class GlobalView:
         members = {node: member for node, member in self.members.items() if node not in gone}
         return replace(self, members=members, departed=_bounded({**self.departed, **gone}))
 
+    def without(self, node_id: NodeId) -> GlobalView:
+        """The view without a node that is gone; its next report brings it back."""
+        member = self.members.get(node_id)
+        if member is None or member.is_local:
+            return self
+        members = {node: other for node, other in self.members.items() if node != node_id}
+        return replace(self, members=members, departed=_bounded({**self.departed, node_id: member.best}))
+
     @property
     def global_loss(self) -> float | None:
         """Mean of the nodes' loss EMAs weighted by their tokens; plain while nobody has any; None without a loss."""

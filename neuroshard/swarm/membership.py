@@ -89,6 +89,10 @@ class Membership:
         for node_id in old:
             self._drop_announcement(node_id)
 
+    def drop(self, node_id: NodeId) -> None:
+        """A node is gone without a good-bye; its next report brings it back."""
+        self._view = self.view.without(node_id)
+
     def knows(self, node_id: NodeId) -> bool:
         """Whether a node has reported or announced itself for this run, and not too long ago."""
         return node_id in self._announced or node_id in self.view.members

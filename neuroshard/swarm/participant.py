@@ -17,6 +17,7 @@ from neuroshard.swarm.announcement import Announcement, report_topic
 from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES, REPORT_RULES
 from neuroshard.swarm.claim_reading import ClaimCache
 from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.departures import Departures
 from neuroshard.swarm.directory_groups import DirectoryGroups
 from neuroshard.swarm.hello import Greeter, Intakes
 from neuroshard.swarm.meeting import Learned, Meeting
@@ -67,6 +68,7 @@ class Participant:
         self._greeter = Greeter(identity, self.membership, self.intakes, words.announcement, now=now, random=chance)
         self._reporter = Reporter(identity, run_id, topic, words.report, self.membership, now=now, random=chance)
         self._listener = Listener(self.intakes.reports, self.membership, topic, now=now)
+        self._departures = Departures(self.membership, now)
         self._meeting = Meeting(
             self._greeter,
             self.membership,
@@ -91,6 +93,7 @@ class Participant:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listener.listen_forever, network)
             tasks.start_soon(self._reporter.report_forever, network)
+            tasks.start_soon(self._departures.watch_forever, network)
             tasks.start_soon(self._meeting.greet_forever, network)
             tasks.start_soon(self._meeting.appear_forever, network)
 

@@ -128,6 +128,56 @@ def test_nodes_of_a_run_know_each_other_at_once_and_miss_who_leaves(tmp_path: Pa
     virtual(main)
 
 
+def test_who_dies_without_a_word_is_missed_within_fifteen_seconds(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            world = World(tmp_path, network)
+            societies = [serving(world.society(number), number) for number in range(4)]
+            async with anyio.create_task_group() as tasks:
+                for society in societies[:-1]:
+                    tasks.start_soon(society.networking.run)
+                with anyio.CancelScope() as life_of_last:
+                    async with anyio.create_task_group() as last:
+                        last.start_soon(societies[-1].networking.run)
+                        await until(3, lambda: all(len(peers(society)) == 3 for society in societies))
+                        await anyio.sleep(20)
+                        dead = identity(3).node_id
+                        network.partition({dead}, {identity(number).node_id for number in range(3)})
+                        life_of_last.cancel()  # nobody hears its good-bye
+                await until(15, lambda: all(peers(society) == peers(society) - {dead} for society in societies[:-1]))
+                swarm = societies[0].look().swarm
+                assert swarm is not None
+                assert (swarm.nodes, swarm.total_steps) == (3, 60)  # what it did still counts
+                await anyio.sleep(60)
+                assert all(len(peers(society)) == 2 for society in societies[:-1])
+                tasks.cancel_scope.cancel()
+
+    virtual(main)
+
+
+def test_a_lost_connection_alone_makes_nobody_a_dead_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            world = World(tmp_path, network)
+            societies = [serving(world.society(number), number) for number in range(3)]
+            async with anyio.create_task_group() as tasks:
+                for society in societies:
+                    tasks.start_soon(society.networking.run)
+                await until(3, lambda: all(len(peers(society)) == 2 for society in societies))
+                for _ in range(5):
+                    network.partition({identity(0).node_id}, {identity(1).node_id})
+                    await anyio.sleep(2)
+                    network.partition()
+                    for _ in range(20):
+                        assert all(len(peers(society)) == 2 for society in societies)
+                        await anyio.sleep(1)
+                tasks.cancel_scope.cancel()
+
+    virtual(main)
+
+
 def test_a_partition_of_an_hour_heals(tmp_path: Path) -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:

@@ -208,7 +208,7 @@ class Connections:
             since=min(muxer.opened_at for muxer in muxers),
             bytes_sent=sum(muxer.bytes_sent for muxer in muxers) + bulk.bytes_sent,
             bytes_received=sum(muxer.bytes_received for muxer in muxers) + bulk.bytes_received,
-            rtt_seconds=best.rtt_seconds,
+            rtt_seconds=best.round_trips.least,
             bulk_connections=bulk.connections,
         )
 

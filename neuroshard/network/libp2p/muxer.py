@@ -22,6 +22,7 @@ from multiaddr import Multiaddr
 from neuroshard.network.libp2p.admission import StreamAdmission
 from neuroshard.network.libp2p.guard import contained
 from neuroshard.network.libp2p.receive_memory import ReceiveMemory
+from neuroshard.network.libp2p.round_trips import FIRST_PING_SECONDS, RoundTrips
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.libp2p.yamux_frames import (
     ACK,
@@ -87,7 +88,7 @@ class BoundedMuxer(IMuxedConn):
         self.peer_id = peer_id
         self.event_started = trio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None  # libp2p sets it; the accept loop tells the same
-        self.rtt_seconds: float | None = None
+        self.round_trips = RoundTrips()
         self.end_reason = ""
         self.is_from_listening_port = False  # called from there, so that a router shows others the same port
         self.bytes_sent = 0
@@ -361,7 +362,7 @@ class BoundedMuxer(IMuxedConn):
         while silent_periods < MAX_SILENT_PERIODS:
             received, began = self.bytes_received, trio.current_time()
             await self._ping()
-            await trio.sleep_until(began + PING_SECONDS)
+            await trio.sleep_until(began + (PING_SECONDS if self.round_trips.are_enough else FIRST_PING_SECONDS))
             silent_periods = silent_periods + 1 if self.bytes_received == received else 0
             if trio.current_time() - self._writing_since > WRITE_SECONDS:
                 return
@@ -375,8 +376,7 @@ class BoundedMuxer(IMuxedConn):
         with trio.move_on_after(PING_SECONDS) as waiting:
             await self._pong.wait()
         if not waiting.cancelled_caught:
-            measured = trio.current_time() - started
-            self.rtt_seconds = measured if self.rtt_seconds is None else (self.rtt_seconds + measured) / 2
+            self.round_trips.add(trio.current_time() - started)
 
     def _end_lingering(self, before: float) -> None:
         for stream in tuple(self._streams.values()):

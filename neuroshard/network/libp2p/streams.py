@@ -9,6 +9,7 @@ import trio
 from libp2p.abc import IMuxedConn, IMuxedStream
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 
+from neuroshard.network.libp2p.round_trips import RoundTrips
 from neuroshard.network.libp2p.yamux_frames import (
     DATA,
     FIN,
@@ -31,7 +32,7 @@ LONGEST_RTT_SECONDS = 1.0  # the peer can make it look as long as it likes
 class StreamLink(Protocol):
     """What a stream needs of its connection."""
 
-    rtt_seconds: float | None
+    round_trips: RoundTrips
 
     def send_control(self, frame: bytes) -> None:
         """Queue a small frame, to be sent before waiting data; never waits."""
@@ -289,7 +290,7 @@ class YamuxStream(IMuxedStream):
         """Double the window while it, and not the reader, is what holds the sender back."""
         now = trio.current_time()
         since, self._updated_at = now - self._updated_at, now
-        rtt = self._link.rtt_seconds
+        rtt = self._link.round_trips.least
         grown = min(self._window, self.largest_window - self._window)
         if rtt is None or grown <= 0:
             return 0

@@ -12,6 +12,18 @@ from libp2p.connection_types import ConnectionType
 from libp2p.io.exceptions import ConnectionClosedError
 
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
+from neuroshard.network.libp2p.round_trips import RoundTrips
+
+
+class SlowLine(RoundTrips):
+    """Round trips of always this length, whatever is measured in memory."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        super().add(seconds)
+
+    def add(self, seconds: float) -> None:
+        """Nothing."""
 
 
 class Pipe:

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import trio
 from libp2p_nodes import run
-from muxers_in_memory import connected
+from muxers_in_memory import SlowLine, connected
 from trio.testing import MockClock
 
 from neuroshard.network.libp2p.receive_memory import ReceiveLimits, ReceiveMemory
@@ -29,7 +29,7 @@ def test_a_peer_that_answers_pings_late_gets_no_larger_windows_for_it() -> None:
     async def scenario() -> None:
         async with connected() as (a, b):
             stream = await a.open_stream()
-            b.rtt_seconds = 60.0
+            b.round_trips = SlowLine(60.0)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stream.write, bytes(2 * MAX_WINDOW))
                 other: Any = await b.accept_stream()
@@ -45,7 +45,7 @@ def test_a_peer_that_answers_pings_late_gets_no_larger_windows_for_it() -> None:
 def test_windows_of_one_peer_grow_no_further_than_its_share() -> None:
     async def scenario() -> None:
         async with connected() as (a, b):
-            b.rtt_seconds = 0.1
+            b.round_trips = SlowLine(0.1)
             others: list[Any] = []
             async with anyio.create_task_group() as tasks:
                 for _ in range(4):

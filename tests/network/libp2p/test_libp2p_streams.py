@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF, MuxedStreamReset
 from libp2p_nodes import run
-from muxers_in_memory import connected
+from muxers_in_memory import SlowLine, connected
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.network.libp2p.admission import ConnectionAdmission, ConnectionLimits, StreamAdmission
@@ -109,7 +109,7 @@ def test_a_window_grows_with_its_reader_and_not_beyond_its_limit() -> None:
     async def scenario() -> None:
         async with connected() as (a, b):
             stream, other = await opened(a, b)
-            a.rtt_seconds = b.rtt_seconds = 0.1
+            a.round_trips = b.round_trips = SlowLine(0.1)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stream.write, bytes(64 * 1024 * 1024))
                 received = 0
@@ -185,7 +185,7 @@ def test_a_peer_that_vanished_is_noticed_and_one_that_is_silent_but_alive_is_not
         async with connected() as (a, b):
             await trio.sleep(3600)
             assert not a.is_closed
-            assert a.rtt_seconds is not None
+            assert a.round_trips.least is not None
             began = trio.current_time()
             b.secured_conn.is_cut = True  # the cable is out: nothing comes back
             await a.wait_closed()
