@@ -14,5 +14,5 @@ class EagerAdamW(AdamW):
     add_param_group = unwrap(Optimizer.add_param_group)
     load_state_dict = unwrap(Optimizer.load_state_dict)
     state_dict = unwrap(Optimizer.state_dict)
-    step = torch.no_grad()(unwrap(AdamW.step))
+    step = torch.no_grad()(unwrap(AdamW.step))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     zero_grad = unwrap(Optimizer.zero_grad)

@@ -7,7 +7,7 @@ empty while it does: their names are classes that cannot do anything. Whoever im
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -47,8 +47,6 @@ def lean_libp2p() -> Generator[None]:
 class _EmptyModule(ModuleType):
     """Has every name, as a class of its own."""
 
-    __path__: Sequence[str] = ()
-
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -65,7 +63,9 @@ class _EmptyModules:
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """An empty one."""
-        return _EmptyModule(spec.name)
+        module = _EmptyModule(spec.name)
+        module.__path__ = []
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing."""
