@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 PUBLISH_SECONDS = 0.5
+FIRST_PUBLISH_SECONDS = 0.1  # until the network is up
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ async def observe_network(society: Society, publisher: Publisher) -> None:
     while True:
         sight = society.look()
         publisher.change(network=sight.network, peers=sight.peers, swarm=sight.swarm)
-        await anyio.sleep(PUBLISH_SECONDS)
+        await anyio.sleep(PUBLISH_SECONDS if sight.network.addresses else FIRST_PUBLISH_SECONDS)
 
 
 def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> str:
