@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from struct import pack
@@ -19,6 +19,8 @@ from libp2p.exceptions import BaseLibp2pError
 from pool_nodes import digest_of, identity_of
 
 from benchmarks.node_process import NodeProcess, running_node
+from benchmarks.society_process import status as some_status
+from neuroshard.errors import NeuroShardError
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.network.libp2p.bulk import ENDPOINT_KIND
@@ -32,7 +34,10 @@ from neuroshard.network.pool.greeting import Verdict, greet_as_dialler
 from neuroshard.network.pool.packets import PacketKind, packet
 from neuroshard.network.pool.secure_stream import SecureStream
 from neuroshard.network.scores import ScoreReason
+from neuroshard.node.self_description import own_announcement, own_report
 from neuroshard.swarm.announcement import report_topic
+from neuroshard.swarm.claim_kinds import signed_announcement, signed_report
+from neuroshard.swarm.hello import Hello
 from neuroshard.types import NodeId, RunId
 from neuroshard.wire import Frame
 
@@ -42,6 +47,7 @@ MEMORY_MB = 500  # of `quick`
 ATTACK_SECONDS = 10.0
 SILENT_SOCKETS = 100  # at each port
 LIARS = 3
+REPEATER, STRANGER = 70, 80  # who bring claims that are signed well
 PLAINTEXT = b"\x13/multistream/1.0.0\n\x11/plaintext/2.0.0\n"
 OVERSIZED_HEADER = b"NSHF\1\0\4\0" + (2**30).to_bytes(4, "little") + bytes(8) + b"echo"
 LIES = (bytes(100), OVERSIZED_HEADER, Random(1).randbytes(5000))
@@ -74,15 +80,18 @@ def test_a_training_node_goes_on_while_both_its_ports_are_attacked(quick: list[s
             "address and steps", lambda s: bool(s["network"]["addresses"] and s["training"]["steps"])
         )
         was_refused = refusals(before)
-        answered = trio.run(attack, node, before)
+        answered, lowest = trio.run(attack, node, before)
         assert answered >= 10
+        assert lowest < -50  # of the member who repeats its claims
         assert node.get("/health")["status"] == "ok"
         after = node.wait_for("new steps", lambda s: s["training"]["steps"] > before["training"]["steps"] + 50, 20)
         assert after["state"] == "training"
         told = refusals(after) - was_refused
         assert told[ScoreReason.MALFORMED_CLAIM] >= 1
+        assert told[ScoreReason.REPLAYED_CLAIM] >= 3
+        assert told[ScoreReason.FOREIGN_CLAIM] >= 3
         assert told[ScoreReason.MALFORMED_FRAME] >= LIARS
-        assert after["network"]["banned_peers"] > LIARS
+        assert after["network"]["banned_peers"] > LIARS + 1  # the liars over libp2p, and two who repeat claims
         assert after["memory"]["peak_mb"] <= MEMORY_MB
         assert peak_megabytes(node) <= MEMORY_MB
         assert node.stop() == 0
@@ -100,19 +109,22 @@ def peak_megabytes(node: NodeProcess) -> float:
     return sum(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
 
-async def attack(node: NodeProcess, status: dict[str, Any]) -> int:
-    """Everything at once for a while; how often the node answered its owner meanwhile."""
+async def attack(node: NodeProcess, status: dict[str, Any]) -> tuple[int, float]:
+    """Everything at once for a while: how often the node answered its owner, and the lowest score of a member."""
     victim = await found(status)
-    answered = 0
+    answered, lowest = 0, 0.0
     sockets: list[socket.socket] = []
     async with AsyncExitStack() as stack:
         # first, because silent sockets take every place for handshakes from one address
         liars = [await stack.enter_async_context(peer_of(victim, 20 + number)) for number in range(LIARS)]
         gossiper, _ = await stack.enter_async_context(peer_of(victim, 60))
+        repeaters = [await stack.enter_async_context(peer_of(victim, number)) for number in (REPEATER, STRANGER)]
         async with trio.open_nursery() as nursery:
             for _, muxer in liars:
                 nursery.start_soon(lie_over_libp2p, muxer)
             nursery.start_soon(spread_claims, gossiper, report_topic(victim.run_id))
+            nursery.start_soon(repeat_claims, repeaters[0][0], victim.run_id)
+            nursery.start_soon(bring_foreign_claims, repeaters[1][0], victim)
             for number in range(LIARS):
                 nursery.start_soon(lie_over_the_pool, victim, 40 + number)
             await trio.sleep(2)
@@ -126,12 +138,14 @@ async def attack(node: NodeProcess, status: dict[str, Any]) -> int:
             while time.monotonic() < ends:
                 assert (await trio.to_thread.run_sync(node.get, "/health"))["status"] == "ok"
                 answered += 1
+                members = (await trio.to_thread.run_sync(node.get, "/api/peers"))["peers"]
+                lowest = min([lowest, *(member["score"] for member in members)])
                 await trio.sleep(0.3)
             nursery.cancel_scope.cancel()
     assert len(sockets) > SILENT_SOCKETS
     async with peer_of(victim, 90) as (honest, _):  # who behaves is still served
         await honest.transport.request(victim.node_id, Frame(ENDPOINT_KIND), timeout_seconds=10)
-    return answered
+    return answered, lowest
 
 
 async def found(status: dict[str, Any]) -> Victim:
@@ -229,4 +243,29 @@ async def spread_claims(network: Network, topic: str) -> None:
     network.gossip.subscribe(topic, lambda _, __: True)
     for turn in range(1000):
         await network.gossip.publish(topic, b"no claim %d" % turn)
+        await trio.sleep(0.2)
+
+
+def own_claim(number: int, run_id: RunId, steps: int) -> bytes:
+    """A report of a peer under its own signature, of a node that holds no layers; every one has the same number."""
+    report = replace(own_report(some_status(), run_id), sequence=7, steps=steps, layers=None, roles=())
+    return signed_report(identity_of(number), report, time.time())
+
+
+async def repeat_claims(network: Network, run_id: RunId) -> None:
+    """A member's reports: the first is fine, all others come under the number that it had."""
+    topic = report_topic(run_id)
+    network.gossip.subscribe(topic, lambda _, __: True)
+    for turn in range(1000):
+        await network.gossip.publish(topic, own_claim(REPEATER, run_id, turn))
+        await trio.sleep(0.1)
+
+
+async def bring_foreign_claims(network: Network, victim: Victim) -> None:
+    """Hellos with the announcement of somebody else, which holds."""
+    words = own_announcement(some_status(), victim.run_id, parameters_version=1, addresses=())
+    somebody = signed_announcement(identity_of(STRANGER + 1), words, time.time())
+    for _ in range(1000):
+        with suppress(NeuroShardError):  # refused, and banned in the end
+            await network.transport.request(victim.node_id, Hello(somebody, None, ()).to_frame(), timeout_seconds=5)
         await trio.sleep(0.2)
