@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import TypeAlias, assert_never
 
@@ -32,6 +33,7 @@ class Agreed:
     members: int  # this node included
     sent: Tensor | None = None  # (d,), the own contribution as the others decoded it; None: nothing is lost, or refused
     late_for: Tensor | None = None  # (d,), the own contribution of earlier that is in it, when training went on since
+    is_without_own: bool = False  # it was agreed on without this node, whose work waits for the next round
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class OuterSync:
         self.state = state
         self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
+        self._counted_before = (0, 0)  # inner steps and sequences at the last contribution of which nothing came yet
 
     @property
     def parameters(self) -> OuterOptimization:
@@ -151,15 +154,18 @@ class OuterSync:
                 self._count_failure(outcome)
                 return False
             case Agreed():
-                late = outcome.late_for
-                encoded = contribution if late is None else late
-                residual = await anyio.to_thread.run_sync(next_residual, encoded, outcome.sent)
-                del contribution, encoded  # their memory is wanted for the next state
+                residual = self.residual
+                if not outcome.is_without_own:
+                    encoded = contribution if outcome.late_for is None else outcome.late_for
+                    residual = await anyio.to_thread.run_sync(next_residual, encoded, outcome.sent)
+                    del encoded
+                del contribution  # its memory is wanted for the next state
                 after = await anyio.to_thread.run_sync(next_outer_state, before, local, outcome, parameters)
                 weights = None
                 if after.anchor is not local:
-                    weights = await anyio.to_thread.run_sync(_weights_after, before, local, after, late, self.residual)
-                await self._commit(weights, after, residual, outcome.members, now)
+                    sent = partial(_sent_weights, before, local, outcome, self.residual)
+                    weights = await anyio.to_thread.run_sync(_weights_after, local, after, sent)
+                await self._commit(weights, after, residual, outcome, now)
                 return True
             case _:
                 assert_never(outcome)
@@ -210,13 +216,17 @@ class OuterSync:
         )
 
     async def _commit(
-        self, weights: Tensor | None, after: OuterState, residual: Tensor | None, members: int, now: float
+        self, weights: Tensor | None, after: OuterState, residual: Tensor | None, agreed: Agreed, now: float
     ) -> None:
+        members, (inner_steps, sequences) = agreed.members, self._counted_since(agreed)
         with anyio.CancelScope(shield=True):  # weights and outer state change together or not at all
             if weights is not None:
                 await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
             self.state, self.residual = after, residual
+            self._counted_before = (0, 0)
             self.progress = OuterProgress(
+                inner_steps=inner_steps,
+                sequences=sequences,
                 successful=self.progress.successful + 1,
                 failed=self.progress.failed,
                 members=members,
@@ -224,9 +234,20 @@ class OuterSync:
                 wallet_rounds=self.progress.wallet_rounds + (members if members > 1 else 0),
             )
 
+    def _counted_since(self, agreed: Agreed) -> tuple[int, int]:
+        """Inner steps and sequences whose work is in no contribution yet."""
+        progress = self.progress
+        if agreed.is_without_own:
+            return progress.inner_steps, progress.sequences
+        if agreed.late_for is None:
+            return 0, 0
+        steps, sequences = self._counted_before
+        return max(0, progress.inner_steps - steps), max(0, progress.sequences - sequences)
+
     def _count_failure(self, outcome: Abandoned) -> None:
         progress = self.progress
         counted = (progress.inner_steps, progress.sequences) if outcome.is_soon_again else (0, 0)
+        self._counted_before = counted
         self.progress = replace(
             progress,
             inner_steps=counted[0],
@@ -245,17 +266,21 @@ def _contribution(anchor: Tensor, local: Tensor, residual: Tensor | None) -> Ten
     return with_residual(pseudo_gradient(anchor, local), residual)
 
 
-def _weights_after(
-    before: OuterState, local: Tensor, after: OuterState, late_for: Tensor | None, residual: Tensor | None
-) -> Tensor:
-    """The anchor; with what was trained since, when the round ended late: a' + (w_now - w_sent) (DESIGN 4.3).
+def _sent_weights(before: OuterState, local: Tensor, agreed: Agreed, residual: Tensor | None) -> Tensor:
+    """The weights (d,) up to which this node's work is in the aggregate.
 
     `residual` is what the contribution `late_for` carried of the one before it.
     """
-    if late_for is None:
-        return after.anchor
-    sent = before.anchor - (late_for if residual is None else late_for - residual)
-    return after.anchor + (local - sent)
+    if agreed.is_without_own:
+        return before.anchor
+    late = agreed.late_for
+    return local if late is None else before.anchor - (late if residual is None else late - residual)
+
+
+def _weights_after(local: Tensor, after: OuterState, sent: Callable[[], Tensor]) -> Tensor:
+    """The anchor, with what was trained since and is not in it: a' + (w_now - w_sent) (DESIGN 4.3)."""
+    weights = sent()
+    return after.anchor if weights is local else after.anchor + (local - weights)
 
 
 def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:

@@ -76,6 +76,7 @@ class SimulatedReplica:
     is_reluctant: bool = False  # it agrees to rounds and then does not come
     dies_at_message: int | None = None  # of its rounds
     book: ForgetfulBook = field(default_factory=ForgetfulBook)  # what lies on its disk
+    times: RoundTimes | None = None
     objection: str = ""  # why it votes for nothing
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
 
@@ -107,6 +108,7 @@ class SimulatedReplica:
             book=self.book,
             vector_length=LENGTH,
             told=self.told,
+            times=self.times,
             offload=at_once,
         )
         donor, door = Donor(lambda node: node in self.network.nodes(), offload=at_once), RoundDoor()
@@ -155,8 +157,10 @@ class SimulatedReplica:
         self.outcomes.append(outcome)
         if isinstance(outcome, Agreed):
             sent = self.weights if outcome.late_for is None else before.anchor - outcome.late_for
+            sent = before.anchor if outcome.is_without_own else sent
             self.state = next_outer_state(before, self.weights, outcome, OUTER)
-            self.weights, self.sequences = self.state.anchor + (self.weights - sent), 0
+            self.weights = self.state.anchor + (self.weights - sent)
+            self.sequences = self.sequences if outcome.is_without_own else 0
             self.wallet_rounds += outcome.members if outcome.members > 1 else 0
 
     def _send_or_die(self, peer: NodeId, message: EncodedFrame) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -28,7 +29,7 @@ from neuroshard.swarm.certified.member import RoundMember
 from neuroshard.swarm.certified.packets import limits_for
 from neuroshard.swarm.certified.roster import Member
 from neuroshard.training.outer_sync import Abandoned, Agreed
-from neuroshard.training.rounds.calls import Call, CallStep, call_frame, turn_order
+from neuroshard.training.rounds.calls import Call, CallStep, RoundTimes, call_frame, turn_order
 from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMail, most_bytes
 from neuroshard.training.transfer.fields import request_about
 from neuroshard.types import NodeId
@@ -133,10 +134,15 @@ def test_two_lines_become_one_in_favour_of_the_one_with_more_work() -> None:
 
 @pytest.mark.parametrize("messages", range(9))
 def test_a_member_that_dies_during_a_round_stops_nobody(messages: int) -> None:
-    """B ends with its n-th message of the round; A and C go on, and what was abandoned has changed nothing."""
+    """B ends with its n-th message of the round; A and C go on, and what was abandoned has changed nothing.
+
+    When they are locked, B may have ended the step: without it they go on only after a partition's time.
+    """
+
+    times = replace(RoundTimes(), partition_seconds=100.0)
 
     async def scenario(network: InMemoryNetwork) -> None:
-        a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
+        a, b, c = (SimulatedReplica(name, network, seed, times=times) for seed, name in enumerate((A, B, C)))
         b.dies_at_message = messages
         async with anyio.create_task_group() as tasks:
             for replica in (a, b, c):
@@ -147,7 +153,7 @@ def test_a_member_that_dies_during_a_round_stops_nobody(messages: int) -> None:
                 if replica.state.outer_step == 0:
                     assert replica.sequences == SEQUENCES_PER_STEP * replica.steps
                     assert torch.equal(replica.state.anchor, torch.zeros(LENGTH))
-            await anyio.sleep(300)
+            await anyio.sleep(200)
             tasks.cancel_scope.cancel()
         assert max(a.state.outer_step, c.state.outer_step) >= 2
         assert a.standing().line == c.standing().line

@@ -92,6 +92,16 @@ class RoundMember:
         return Progress(self.view, phase, () if exchange is None else exchange.members, self._judged, self._objection)
 
     @property
+    def has_entered(self) -> bool:
+        """Whether it takes part with a contribution."""
+        return self._own is not None
+
+    @property
+    def knows_end(self) -> bool:
+        """Whether the step has ended elsewhere, so that only its aggregate has to come."""
+        return self._voting.knows_end
+
+    @property
     def is_in_doubt(self) -> bool:
         """Whether the step may have ended elsewhere with a value that this node has voted to commit."""
         return self._voting.lock is not None and self.completed is None
@@ -140,6 +150,8 @@ class RoundMember:
             case AggregateWanted():
                 return self._voting.help(sender, message)
             case VoteSaid() | CertificateSaid():
+                if not self.knows_end:  # who tells the end is asked for the aggregate, and after some time others
+                    self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
                 return self._voting.take(sender, message, self.view)
             case AggregateSent():
                 return [*self._voting.take(sender, message, self.view), *self._vote_again()]

@@ -57,6 +57,11 @@ class Voting:
         """Of a vote of this node; -1 before the first."""
         return max(self.record.view, -1 if self.lock is None else self.lock.view)
 
+    @property
+    def knows_end(self) -> bool:
+        """Whether the step has ended by a certificate, whose aggregate may still be on its way."""
+        return self.completed is not None or self._certificate is not None
+
     def prepare(self, view: int, value: Value, proof: Quorum | None) -> list[Effect]:
         """Vote for a value in this view, unless this node has another vote in it or supports something else.
 
@@ -135,10 +140,11 @@ class Voting:
     def _take_certificate(self, sender: NodeId, certificate: Quorum) -> list[Effect]:
         if certificate.phase is not Phase.COMMIT or not certificate.is_valid_for(self._setting.step):
             return []
-        lies = self._contradictions(certificate.votes)
+        lies, is_first = self._contradictions(certificate.votes), self._certificate is None
         self._certificate = certificate  # a liar's vote in it may be another one than was heard here
         self.values.want(certificate.value)
-        return [*lies, *(self._end() or self.ask(sender))]
+        # an aggregate is large: who says the same later is asked only when nothing comes
+        return [*lies, *(self._end() or (self.ask(sender) if is_first else []))]
 
     def _contradictions(self, votes: Iterable[Signed[Vote]]) -> list[Effect]:
         others = [(vote, self._ballots.other_vote(vote)) for vote in votes]

@@ -96,7 +96,7 @@ class RoundActor:
         self.mail = mail_of(self._received)
         self.ended: Complete | None = None  # the newest step's end, until it is taken
         self.changed = anyio.Event()
-        self.watch: Callable[[Progress], None] = lambda _progress: None  # is told how the present round goes on
+        self.watch: Callable[[Progress], None] = _unwatched  # is told how the present round goes on
         self._around = around
         self._running: _Running | None = None
         self._heard: dict[NodeId, deque[Message]] = {}  # lately: also of a round that this node has yet to enter
@@ -126,31 +126,66 @@ class RoundActor:
             finally:
                 self._tasks = None
 
-    def locked_step(self, root: str) -> str | None:
-        """The id of a step from this state that may have ended elsewhere with this node's vote."""
+    def lock(self, root: str) -> Quorum | None:
+        """What this node has voted to commit in a step from this state that may have ended elsewhere with that vote."""
         lock = None if self._record is None else self._record.lock
         is_over = lock is None or lock.value.root != root or lock.value.step_id in self._archive
-        return None if lock is None or is_over else lock.value.step_id
+        return None if is_over else lock
+
+    def locked_step(self, root: str) -> str | None:
+        """The id of that step."""
+        lock = self.lock(root)
+        return None if lock is None else lock.value.step_id
 
     def enter(self, setting: Setting, number: int, work: RoundWork, contribution: Contribution) -> None:
         """Take part in a round of this step, in which this node may have been before."""
-        before, record = self._running, self._record
-        is_again = before is not None and before.member.setting.step.id == setting.step.id
-        known = record if record is not None and record.step_id == setting.step.id else None
-        # whatever the member before would still say remains unsaid: what it has said is in the record
-        running = self._running = _Running(RoundMember(setting, known), work, number)
-        self.ended = self._gave_up = None
+        before = self._running
+        is_again = before is not None and before.member.setting.step.id == setting.step.id and before.member.has_entered
+        running = self._begin(setting, number, work)
         view = before.member.view + 1 if is_again and before is not None else 0
         self._put(running, running.member.enter(contribution, anyio.current_time(), view))
-        for sender, messages in self._heard.items():
-            for message in messages:
-                self._put(running, running.member.hear(sender, message, anyio.current_time()))
+        self._hear_again(running)
+
+    def ask(self, setting: Setting, number: int, work: RoundWork) -> None:
+        """Ask how this step has ended. This node need not have been in it."""
+        running = self._running
+        if running is None or running.member.setting.step.id != setting.step.id:
+            running, self.watch = self._begin(setting, number, work), _unwatched
+            self._hear_again(running)
+        self._put(running, running.member.ask_for_the_end())
+
+    async def end(self, answer_seconds: float, aggregate_seconds: float) -> Complete | None:
+        """Wait for the end of the step that was asked for; None when nobody tells it, or the aggregate, in time."""
+        with anyio.move_on_after(answer_seconds):
+            await self._until_ended()
+        running = self._running
+        if self.ended is None and running is not None and running.member.knows_end:
+            with anyio.move_on_after(aggregate_seconds):
+                await self._until_ended()
+        return self.ended
 
     async def outcome(self) -> Complete | str:
         """Wait until the round that was entered last has ended, or comes to nothing, and why."""
         while self.ended is None and self._gave_up is None:
             await self.changed.wait()
         return self.ended if self.ended is not None else self._gave_up or ""
+
+    async def _until_ended(self) -> None:
+        while self.ended is None:
+            await self.changed.wait()
+
+    def _begin(self, setting: Setting, number: int, work: RoundWork) -> _Running:
+        """From now on in this step. What the member before would still say remains unsaid: its votes are written."""
+        record = self._record
+        known = record if record is not None and record.step_id == setting.step.id else None
+        running = self._running = _Running(RoundMember(setting, known), work, number)
+        self.ended = self._gave_up = None
+        return running
+
+    def _hear_again(self, running: _Running) -> None:
+        for sender, messages in self._heard.items():
+            for message in messages:
+                self._put(running, running.member.hear(sender, message, anyio.current_time()))
 
     async def _received(self, sender: NodeId, frame: Frame) -> None:
         try:
@@ -276,6 +311,10 @@ class RoundActor:
     def _wake(self) -> None:
         changed, self.changed = self.changed, anyio.Event()
         changed.set()
+
+
+def _unwatched(_progress: Progress) -> None:
+    """Nobody asks how the round goes on."""
 
 
 def made_at() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import anyio
@@ -89,6 +89,8 @@ class Gathering:
         self.in_round = False
         self.may_take_part: Callable[[], bool] = lambda: True
         self.locked_step: Callable[[str], str | None] = lambda _root: None  # that may have ended elsewhere
+        self.step_of: Callable[[Standing], Step | None] = lambda _own: None  # that known voters decide on from a state
+        self.catch_up: Callable[[], Awaitable[bool]] = _cannot_catch_up
         self.must_follow = anyio.Event()  # set once this replica's state is not the one that the others go on with
         self._asking = asking
         self._voters = voters
@@ -98,19 +100,20 @@ class Gathering:
         self._round_ended = 0.0
         self._due_since: float | None = None
         self._apart_since: float | None = None
+        self._has_looked = False
         self._retry_at = 0.0
         self._failures = 0
-        self._quorumless_since: float | None = None  # too few of the voters that a certificate names answer since then
+        self._quorumless_since: float | None = None  # too few of those who decide on the step answer since then
         self._unable_since: float | None = None  # all others answer since then, and none of them can take part
 
     @property
     def is_alone(self) -> bool:
         """Whether a round of this node alone is in order: others that cannot take part may only be starting.
 
-        While a certificate names other voters they may be elsewhere and complete the step without this node.
+        While a certificate names other voters, or this node is locked, they may be elsewhere and complete the step.
         """
-        voters = self._voters(self.replica.standing().root)
-        if voters is not None and voters.members != (self.replica.member,) and not self._is_cut_off:
+        step = self.step_of(self.replica.standing())
+        if step is not None and step.roster.members != (self.replica.member,) and not self._is_cut_off:
             return False
         if not self.replica.peers():
             return True
@@ -164,7 +167,8 @@ class Gathering:
             return
         others = await standings_of(self._asking, self.replica.stage, peers)
         own, now = self.standing(), anyio.current_time()
-        self._note_line(own, others, now)
+        if await self._takes_an_end(own, others, now):
+            return
         self._note_quorum(own, others, now)
         ready = ready_nodes(self.replica.stage, self.replica.node_id, own, others)
         self._note_unable(are_unable=len(others) == len(peers) and len(ready) == 1 and not self.must_follow.is_set())
@@ -208,24 +212,37 @@ class Gathering:
     def _pause(self) -> float:
         own = self.replica.standing()
         enough = self.replica.rounds.parameters_at(own.outer_step).inner_steps * self.replica.sequences_per_step
-        is_near = self._due_since is not None or own.sequences >= enough / 2 or self._apart_since is not None
+        is_apart = not self._has_looked or self._apart_since is not None
+        is_near = is_apart or self._due_since is not None or own.sequences >= enough / 2
         return self._times.near_seconds if is_near else self._times.look_seconds
 
-    def _note_line(self, own: Standing, others: Mapping[NodeId, Standing], now: float) -> None:
-        """After some time apart from the others, this replica must follow them."""
+    async def _takes_an_end(self, own: Standing, others: Mapping[NodeId, Standing], now: float) -> bool:
+        """Whether this replica's step has ended elsewhere and it takes that over.
+
+        A replica that nobody tells an end must, after some time apart from the others, take their state over instead.
+        """
+        if not own.root:
+            return False
+        is_first, self._has_looked = not self._has_looked, True
         if not must_follow(own, others):
             self._apart_since = None
-            return
+            return is_first and self.locked_step(own.root) is not None and await self.catch_up()
         self._apart_since = now if self._apart_since is None else self._apart_since
-        if now - self._apart_since >= self._times.behind_seconds and not self.must_follow.is_set():
+        is_patient = now - self._apart_since < self._times.behind_seconds
+        if self.must_follow.is_set() or (is_patient and not is_first):
+            return False
+        if await self.catch_up():
+            return True
+        if not is_patient:
             layers = self.replica.stage.layers
             log.info("Other replicas of layers %d-%d went on: taking over theirs.", layers.start + 1, layers.stop)
             self.must_follow.set()
+        return False
 
     def _note_quorum(self, own: Standing, others: Mapping[NodeId, Standing], now: float) -> None:
-        voters = self._voters(own.root)
+        step = self.step_of(own)
         on_line = {self.replica.node_id, *(node for node, told in others.items() if told.line == own.line)}
-        if voters is None or len(voters.nodes & on_line) >= self._step(own.outer_step, own.root, voters).quorum:
+        if step is None or len(step.roster.nodes & on_line) >= step.quorum:
             self._quorumless_since = None
         elif self._quorumless_since is None:
             self._quorumless_since = now
@@ -334,3 +351,9 @@ class Gathering:
         """Let those who wait for a call look."""
         waking, self._called = self._called, anyio.Event()
         waking.set()
+
+
+async def _cannot_catch_up() -> bool:
+    """Where no ends of steps are kept."""
+    await anyio.lowlevel.checkpoint()
+    return False

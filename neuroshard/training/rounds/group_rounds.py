@@ -19,7 +19,7 @@ from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.swarm.certified.effects import Check, Checked, Complete
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import limits_for
-from neuroshard.swarm.certified.roster import Roster
+from neuroshard.swarm.certified.roster import Roster, Step
 from neuroshard.swarm.certified.setting import Contribution, Setting, Sign, Timing
 from neuroshard.swarm.certified.slices import SlicePlan
 from neuroshard.swarm.group import aggregator_name
@@ -34,6 +34,7 @@ from neuroshard.training.rounds.round_record import NO_ANSWER, RoundEnd, RoundTe
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, VoteBook
 from neuroshard.training.rounds.work import RoundWork
 from neuroshard.training.transfer.download import Asking
+from neuroshard.training.transfer.standing import Standing
 from neuroshard.types import NodeId
 
 _LOG = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ DEVIATIONS = 4.0  # k of DESIGN 4.5, point 8
 WAITING_VIEWS = 2.0  # so many views' time training waits for a round; then it goes on, and the round with it
 KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes a second
+ANSWER_SECONDS = 10.0  # who knows how a step has ended says so
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,7 @@ class _Sent:
     """The contribution that this node has in a round."""
 
     step_id: str
-    outer_step: int
     contribution: Tensor
-    work: RoundWork
     parts: tuple[bytes, ...]
     watch: RoundWatch
     is_late: bool = False  # training has gone on since
@@ -107,11 +107,12 @@ class GroupRounds:
             Surroundings(book, self._check, asking.report, offload),
         )
         self.gathering.locked_step = self.actor.locked_step
+        self.gathering.step_of, self.gathering.catch_up = self._step_of, self.catch_up
 
     @property
     def is_called(self) -> bool:
         """Whether this node should enter a round now, or take over how one has ended meanwhile."""
-        return self.gathering.is_called or (self._ended_late is not None and not self.gathering.in_round)
+        return self.gathering.is_called or (self._end_to_take is not None and not self.gathering.in_round)
 
     async def called(self) -> None:
         """Wait until `is_called`."""
@@ -129,12 +130,10 @@ class GroupRounds:
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
         """See Exchange."""
-        agreement, late = self.gathering.agreement, self._ended_late
-        if late is not None:
-            ended, sent = late
-            self.actor.ended = None
-            if sent.outer_step == outer_step:
-                return await self._agreed(ended, sent)
+        agreement, ended = self.gathering.agreement, self._end_to_take
+        if ended is not None:
+            self.gathering.ended(completed=True)
+            return await self._agreed(ended)
         if agreement is None:
             return await self._alone(contribution, outer_step)
         if agreement.outer_step != outer_step:
@@ -151,12 +150,38 @@ class GroupRounds:
             self.gathering.ended(completed=completed)
         return outcome
 
+    async def catch_up(self) -> bool:
+        """Ask how the step of this replica's state has ended; whether somebody told, so that it is taken over.
+
+        Who has missed some rounds takes their aggregates so, one after the other (DESIGN 4.6). It asks for a step whose
+        voters it knows: by the certificate before, or because it voted.
+        """
+        await self._has_loaded.wait()
+        own = self._replica.standing()
+        step = self._step_of(own)
+        if step is None or self._end_to_take is not None:
+            return self._end_to_take is not None
+        setting, work = self._setting(step, frozenset())
+        self.actor.ask(setting, own.outer_step, work)
+        await self.actor.end(ANSWER_SECONDS, setting.timing.view_seconds)
+        return self._end_to_take is not None
+
     @property
-    def _ended_late(self) -> tuple[Complete, _Sent] | None:
-        """How the round has ended that this node had a contribution in, if nobody has taken it over."""
-        ended, sent = self.actor.ended, self._sent
-        is_own = ended is not None and sent is not None and ended.certificate.value.step_id == sent.step_id
-        return (ended, sent) if ended is not None and sent is not None and is_own else None
+    def _end_to_take(self) -> Complete | None:
+        """How the step of this replica's state has ended, if that has not been taken over."""
+        ended = self.actor.ended
+        is_own = ended is not None and ended.certificate.value.root == self._replica.standing().root
+        return ended if is_own else None
+
+    def _step_of(self, own: Standing) -> Step | None:
+        """The step that certified voters decide on from this state, or the one that this node is locked in."""
+        lock, voters = self.actor.lock(own.root), self._voters.get(own.root)
+        rosters = [] if voters is None else [voters]
+        if lock is not None:
+            rosters.append(Roster(lock.value.members, is_founding=True))  # all who found a line contribute
+        rounds, is_open = self._replica.rounds, self._replica.is_open
+        steps = [rounds.step(own.outer_step, own.root, roster, is_open=is_open) for roster in rosters]
+        return next((step for step in steps if lock is None or step.id == lock.value.step_id), None)
 
     def knows(self, node: NodeId) -> bool:
         """Whether a node may have a part in this stage's rounds; nothing of others is kept, not even for a while."""
@@ -179,9 +204,8 @@ class GroupRounds:
         await self._has_loaded.wait()  # no vote without knowing the own ones
         setting, work = self._round(agreement)
         parts = await self._offload(lambda: work.encoded(contribution))
-        sent = self._sent = _Sent(
-            setting.step.id, agreement.outer_step, contribution, work, parts, self._watch(agreement, setting, work)
-        )
+        watch = self._watch(agreement, setting, work)
+        self._sent = _Sent(setting.step.id, contribution, parts, watch)
         upload = self.actor.mail.upload or UNMEASURED_UPLOAD
         promised = Contribution(parts, self._replica.standing().sequences, upload, made_at())
         await self._offload(lambda: promised.digests)
@@ -192,8 +216,8 @@ class GroupRounds:
             outcome = await self.actor.outcome()
         if isinstance(outcome, Complete):
             self._durations.append(anyio.current_time() - began)
-            return await self._agreed(outcome, sent)
-        self.status = with_round(self.status, sent.watch.abandoned(outcome, self._end()))
+            return await self._agreed(outcome)
+        self.status = with_round(self.status, watch.abandoned(outcome, self._end()))
         return Abandoned(NO_ANSWER if outcome is None else outcome, is_soon_again=True)
 
     def _watch(self, agreement: Agreement, setting: Setting, work: RoundWork) -> RoundWatch:
@@ -211,10 +235,11 @@ class GroupRounds:
 
     def _round(self, agreement: Agreement) -> tuple[Setting, RoundWork]:
         rounds, is_open = self._replica.rounds, self._replica.is_open
-        parameters = rounds.parameters_at(agreement.outer_step)
         step = rounds.step(agreement.outer_step, agreement.root, agreement.voters, is_open=is_open)
-        work = RoundWork(self._plan, make_codec(parameters.codec), aggregator_config(parameters), step.tolerated)
-        expected = frozenset(member.node_id for member in agreement.members)
+        return self._setting(step, frozenset(member.node_id for member in agreement.members))
+
+    def _setting(self, step: Step, expected: frozenset[NodeId]) -> tuple[Setting, RoundWork]:
+        work = self._work(step.number, step.tolerated)
         timing = self._timing(work)
         return Setting(step, self._plan, self._replica.member, expected, self._sign, work.is_part, timing), work
 
@@ -239,20 +264,29 @@ class GroupRounds:
         objection = "" if self._judging.objection is None else await self._judging.objection(aggregate, root)
         return Checked(root, objection)
 
-    async def _agreed(self, complete: Complete, sent: _Sent) -> Agreed | Abandoned:
-        value = complete.certificate.value
+    async def _agreed(self, complete: Complete) -> Agreed:
+        """What the end of this replica's step means for it. A contribution of its last life is in the aggregate too."""
+        value, sent, number = complete.certificate.value, self._sent, self._replica.standing().outer_step
         self._note(complete.certificate)
-        self._certified = sent.outer_step + 1, value.next_root
-        record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
-        self.status = with_round(self.status, record)
+        self._certified = number + 1, value.next_root
         self.actor.ended = self._sent = None
-        aggregate = await self._offload(lambda: sent.work.decoded(complete.aggregate))
-        is_in = self._replica.member in value.members
+        if sent is not None and sent.step_id != value.step_id:
+            sent = None
+        if sent is not None:
+            record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
+            self.status = with_round(self.status, record)
+        work = self._work(number)
+        aggregate, count = await self._offload(lambda: work.decoded(complete.aggregate)), len(value.members)
+        if sent is None or self._replica.member not in value.members:
+            return Agreed(aggregate, count, is_without_own=self._replica.member not in value.members)
         decoded = None
-        if self._replica.node_id in value.accepted and sent.work.codec.name != "fp32":
-            decoded = await self._offload(lambda: sent.work.decoded(sent.parts))
-        late_for = sent.contribution if sent.is_late and is_in else None
-        return Agreed(aggregate, len(value.members), decoded, late_for)
+        if self._replica.node_id in value.accepted and work.codec.name != "fp32":
+            decoded = await self._offload(lambda: work.decoded(sent.parts))
+        return Agreed(aggregate, count, decoded, sent.contribution if sent.is_late else None)
+
+    def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:
+        parameters = self._replica.rounds.parameters_at(outer_step)
+        return RoundWork(self._plan, make_codec(parameters.codec), aggregator_config(parameters), tolerated)
 
     def _note(self, certificate: Quorum) -> None:
         """From its state on the members of the round are the voters."""
