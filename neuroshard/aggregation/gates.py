@@ -6,7 +6,7 @@ may contribute (well-formed, signed, one per wallet) is decided before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, SliceStatistics, slice_statistics
 from neuroshard.aggregation.slices import SliceRows
+from neuroshard.aggregation.work import abstaining
 
 MIN_NORM_RATIO, MAX_NORM_RATIO = 0.1, 10.0
 
@@ -43,20 +44,26 @@ class Verdict:
     refused: Mapping[int, Refusal]
     clip_factors: tuple[float, ...]  # of the accepted rows, in (0, 1], exact in fp32
     robust: bool
+    abstained: tuple[int, ...] = ()  # rows that did too little work to count, and are not judged
 
     @property
     def member_count(self) -> int:
-        """Contributions judged."""
+        """Contributions of the round."""
+        return self.judged_count + len(self.abstained)
+
+    @property
+    def judged_count(self) -> int:
+        """Those that count."""
         return len(self.accepted) + len(self.refused)
 
     @property
     def abort_reason(self) -> str | None:
         """Why the round must be abandoned, or None."""
-        limit = max_refused(self.member_count)
+        limit = max_refused(self.judged_count)
         if not self.accepted:
             return f"no contribution was accepted: {', '.join(sorted(set(self.refused.values())))}"
         if len(self.refused) > limit:
-            return f"{len(self.refused)} of {self.member_count} contributions were refused, at most {limit} may be"
+            return f"{len(self.refused)} of {self.judged_count} contributions were refused, at most {limit} may be"
         return None
 
 
@@ -65,7 +72,9 @@ def max_refused(members: int) -> int:
     return (members - 1) // 3
 
 
-def judge_statistics(total: SliceStatistics, copies: Collection[int] = ()) -> Verdict:
+def judge_statistics(
+    total: SliceStatistics, copies: Collection[int] = (), work: Sequence[float] | None = None
+) -> Verdict:
     """Verdict over n contributions from the statistics of the whole vector, by the gates in their order (DESIGN 4.4).
 
     Finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the center above
@@ -73,23 +82,28 @@ def judge_statistics(total: SliceStatistics, copies: Collection[int] = ()) -> Ve
     through, but for the center: it is the coordinate-wise median of all, because it is made before any is judged.
     `copies` names the rows that equal an earlier one; that one stays, for who copied cannot be told from the bytes.
     With fewer than 3 contributions there is no majority to measure norm and direction against: only the first three
-    gates apply, and nothing is clipped. Raises ValueError for a copy that is no contribution.
+    gates apply, and nothing is clipped. By `work`, what each member says it did, some abstain: see `abstaining`.
+    Raises ValueError for a copy that is no contribution, or for work of another number of members.
     """
+    if work is not None and len(work) != total.count:
+        raise ValueError(f"work of {len(work)} members for {total.count} contributions")
     if not all(0 <= row < total.count for row in copies):
         raise ValueError(f"copies are rows below {total.count}, got {sorted(copies)}")
-    norms = [sqrt(square) for square in total.squared_norms]
-    refused = _broken(total, copies)
-    robust = total.count >= MIN_ROBUST_MEMBERS
+    abstained = () if work is None else abstaining(work)
+    norms = {row: sqrt(square) for row, square in enumerate(total.squared_norms) if row not in abstained}
+    refused = _broken(total, copies, norms.keys())
+    robust = len(norms) >= MIN_ROBUST_MEMBERS
     left = _left(norms, refused)
     if not robust or not left:
-        return Verdict(left, refused, (1.0,) * len(left), robust)
+        return Verdict(left, refused, (1.0,) * len(left), robust, abstained)
     median_norm = median(norms[i] for i in left)
     for i in left:
         if not MIN_NORM_RATIO * median_norm <= norms[i] <= MAX_NORM_RATIO * median_norm:
             refused[i] = Refusal.NORM
     _refuse_directions(total, norms, refused)
     accepted = _left(norms, refused)
-    return Verdict(accepted, refused, tuple(_fp32(min(1.0, median_norm / norms[i])) for i in accepted), robust)
+    factors = tuple(_fp32(min(1.0, median_norm / norms[i])) for i in accepted)
+    return Verdict(accepted, refused, factors, robust, abstained)
 
 
 def judge(contributions: Tensor, total: SliceStatistics | None = None) -> Verdict:
@@ -98,9 +112,9 @@ def judge(contributions: Tensor, total: SliceStatistics | None = None) -> Verdic
     return judge_statistics(total, _copies(contributions, total))
 
 
-def _broken(total: SliceStatistics, copies: Collection[int]) -> dict[int, Refusal]:
+def _broken(total: SliceStatistics, copies: Collection[int], rows: Iterable[int]) -> dict[int, Refusal]:
     refused: dict[int, Refusal] = {}
-    for i in range(total.count):
+    for i in rows:
         if not total.finite[i]:
             refused[i] = Refusal.NOT_FINITE
         elif total.squared_norms[i] == 0.0:
@@ -122,7 +136,7 @@ def _copies(contributions: Tensor, total: SliceStatistics) -> set[int]:
     return copies
 
 
-def _refuse_directions(total: SliceStatistics, norms: list[float], refused: dict[int, Refusal]) -> None:
+def _refuse_directions(total: SliceStatistics, norms: Mapping[int, float], refused: dict[int, Refusal]) -> None:
     left = _left(norms, refused)
     if not left:
         return
@@ -140,5 +154,5 @@ def _fp32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _left(norms: list[float], refused: Mapping[int, Refusal]) -> tuple[int, ...]:
-    return tuple(i for i in range(len(norms)) if i not in refused)
+def _left(norms: Mapping[int, float], refused: Mapping[int, Refusal]) -> tuple[int, ...]:
+    return tuple(i for i in norms if i not in refused)

@@ -85,7 +85,7 @@ def reduction_by(
             shares = capped_weights([work[row] for row in rows])
             return WeightedSum(rows, _products(shares, factors), fsum(shares))
         case Krum() | MultiKrum():
-            check_krum_count(total.count, tolerated)
+            check_krum_count(verdict.judged_count, tolerated)
             left = max(0, tolerated - len(verdict.refused))
             order = krum_order(_clipped_gram(total, verdict), left)
             chosen = sorted(order[: 1 if isinstance(config, Krum) else max(1, len(rows) - left)])

@@ -127,3 +127,14 @@ def test_other_types_are_refused() -> None:
         judge(torch.zeros(2, 3, dtype=torch.float64))
     with pytest.raises(ValueError, match="fp32"):
         judge(torch.zeros(0, 3))
+
+
+def test_who_did_too_little_work_is_neither_accepted_nor_refused() -> None:
+    rows = honest_rows(4)
+    rows[3] *= 1e6  # it would be refused
+    verdict = judge_statistics(slice_statistics(SliceRows.of(rows)), work=[100.0, 90.0, 80.0, 5.0])
+    assert (verdict.accepted, verdict.abstained, dict(verdict.refused)) == ((0, 1, 2), (3,), {})
+    assert verdict.member_count == 4
+    assert verdict.abort_reason is None
+    with pytest.raises(ValueError, match="work of 3 members"):
+        judge_statistics(slice_statistics(SliceRows.of(rows)), work=[1.0, 1.0, 1.0])

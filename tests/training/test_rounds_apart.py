@@ -245,3 +245,17 @@ def test_who_restarts_locked_asks_at_once_and_takes_the_end_without_its_work_twi
         assert torch.equal(again.weights, again.state.anchor)
 
     play(scenario)
+
+
+def test_who_did_little_abstains_and_its_work_is_in_a_later_round() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+        c = SimulatedReplica(C, network, 3, step_seconds=5.0)
+        await for_seconds(5 * DUE_SECONDS, a, b, c)
+        parts = [outcome.is_without_own for outcome in c.outcomes if isinstance(outcome, Agreed)]
+        assert parts[0]
+        assert not all(parts)
+        assert not any(outcome.is_without_own for outcome in a.outcomes if isinstance(outcome, Agreed))
+        assert a.standing().line == c.standing().line
+
+    play(scenario)

@@ -277,10 +277,12 @@ class GroupRounds:
             self.status = with_round(self.status, record)
         work = self._work(number)
         aggregate, count = await self._offload(lambda: work.decoded(complete.aggregate)), len(value.members)
-        if sent is None or self._replica.member not in value.members:
-            return Agreed(aggregate, count, is_without_own=self._replica.member not in value.members)
+        own = self._replica.node_id
+        is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
+        if sent is None or not is_judged:  # who abstains hands its work in with the next contribution
+            return Agreed(aggregate, count, is_without_own=not is_judged)
         decoded = None
-        if self._replica.node_id in value.accepted and work.codec.name != "fp32":
+        if own in value.accepted and work.codec.name != "fp32":
             decoded = await self._offload(lambda: work.decoded(sent.parts))
         return Agreed(aggregate, count, decoded, sent.contribution if sent.is_late else None)
 

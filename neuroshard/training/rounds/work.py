@@ -80,10 +80,10 @@ class RoundWork:
             total = sum_statistics([read_statistics(one, count, with_gram=with_gram) for one in job.statistics])
         except MalformedStatisticsError as error:  # two reducers of a slice lie together
             return Judged(Verdict((), {}, (), robust=False), None, str(error))
-        verdict = judge_statistics(total, job.copies)
+        work = [float(one) for one in job.sequences]
+        verdict = judge_statistics(total, job.copies, work)
         if verdict.abort_reason is not None:
             return Judged(verdict, None, verdict.abort_reason)
-        work = [float(one) for one in job.sequences]
         try:
             return Judged(verdict, reduction_by(self.aggregator, total, verdict, tolerated=self.tolerated, work=work))
         except TooFewContributionsError as error:
