@@ -51,7 +51,7 @@ class OuterOptimization:
     lone_outer: Literal["keep", "apply"] = "keep"
     aggregator: Literal["trimmed_mean", "median", "mean", "krum", "multi_krum", "centred_clipping"] = "trimmed_mean"
     trim_fraction: float = 0.1
-    codec: CodecName = "fp32"  # how contributions travel in a round of several
+    codec: CodecName = "int8"  # how contributions travel in a round of several
     max_round_seconds: float = 3600.0
 
 

@@ -6,6 +6,7 @@ count: what one thread frees is not always there for the next, and measured peak
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -22,6 +23,8 @@ FRAGMENTATION = 1.05  # what the allocators keep beyond what is asked of them
 CACHED_TEXTS = 4  # that are continued with a stage at the same time
 OPEN_SESSIONS = 2  # microbatches whose ends are there while they are under way, of a model in one stage
 REMEMBERED_MICROBATCHES = 24  # that a stage has accumulated and whose drivers have not closed their sessions yet
+
+ENCODED_SHARE: Mapping[CodecName, float] = {"fp32": 1.0, "bf16": 0.5, "int8": 0.25}  # of a vector, in a round
 
 DeviceKind = Literal["cpu", "cuda", "mps"]
 
@@ -56,7 +59,7 @@ class HostNeed:
     velocity: int
     checkpoint_staging: int  # copies of weights and moments; the outer state is written by reference
     contribution: int  # the round: local weights and pseudo-gradient
-    exchange: int  # the round: two members' encoded contributions and the aggregate, which lie here at any number
+    exchange: int  # the round: encoded, the own contribution, the parts to reduce and the aggregate; and one decoded
     next_outer_state: int  # the round: new anchor and velocity, before the old ones are dropped
     residual: int  # what a codec lost of the last contribution; none where nothing is lost
     answers: int = 0  # to drivers, kept for repetition, and those that are on their way
@@ -125,7 +128,7 @@ def memory_need(
             velocity=vector,
             checkpoint_staging=3 * vector,
             contribution=2 * vector,
-            exchange=2 * vector,
+            exchange=vector + int(4 * ENCODED_SHARE[codec] * vector),
             next_outer_state=2 * vector,
             residual=0 if codec == "fp32" else vector,
             answers=_answer_streams(architecture, device, load) * stream_bytes(architecture, batch_size),

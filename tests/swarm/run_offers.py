@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.run_parameters import GenesisPins, OuterOptimization, RunParameters
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.types import Architecture
@@ -21,6 +21,7 @@ FIRST = RunParameters(
     sequences_per_step=8,
     initial_weights_seed=7,
     genesis=GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512),
+    outer=OuterOptimization(codec="fp32"),
 )
 
 

@@ -183,7 +183,7 @@ def test_alone_nothing_is_lost_whatever_the_codec(compute: ComputeThread) -> Non
 def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> None:
     names = (NodeId("a"), NodeId("b"))
     network = InMemoryNetwork()
-    parameters = OuterOptimization()
+    parameters = OuterOptimization(codec="fp32")
     models = [model_of(), model_of()]
 
     def joined(name: NodeId, model: StageModel) -> OuterSync:

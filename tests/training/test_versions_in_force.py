@@ -83,8 +83,8 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
     """Three members: the mean until outer step 1, the median from it on; the rate of the outer step changes with it."""
     names = (NodeId("a"), NodeId("b"), NodeId("c"))
     network = InMemoryNetwork()
-    first = OuterOptimization(aggregator="mean", momentum=0.0, learning_rate=1.0)
-    second = OuterOptimization(aggregator="median", momentum=0.0, learning_rate=0.5)
+    first = OuterOptimization(aggregator="mean", momentum=0.0, learning_rate=1.0, codec="fp32")
+    second = OuterOptimization(aggregator="median", momentum=0.0, learning_rate=0.5, codec="fp32")
 
     def at(outer_step: int) -> OuterOptimization:
         return first if outer_step < 1 else second
