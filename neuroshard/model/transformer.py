@@ -152,7 +152,7 @@ class StageModel(nn.Module):
         norm = RootMeanSquareNorm(architecture.hidden_size, architecture.norm_epsilon)
         self.norm = norm if self.is_last else None
         self.head = Projection(architecture.hidden_size, architecture.vocabulary_size) if self.is_last else None
-        cosine, sine = rotary_angles(architecture, torch.arange(architecture.sequence_length))
+        cosine, sine = rotary_angles(architecture, torch.arange(architecture.sequence_length, device="cpu"))
         self.register_buffer("_cosine", cosine, persistent=False)
         self.register_buffer("_sine", sine, persistent=False)
 

@@ -30,7 +30,7 @@ class OuterState:
 
 def fresh_outer_state(anchor: Tensor) -> OuterState:
     """The state before the first round: this anchor (d,), no velocity."""
-    return OuterState(anchor, torch.zeros_like(anchor), 0)
+    return OuterState(anchor, torch.zeros(anchor.shape, dtype=anchor.dtype, device=anchor.device), 0)
 
 
 def pseudo_gradient(anchor: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:

@@ -21,8 +21,9 @@ def materialise_moments(model: StageModel, optimizer: torch.optim.AdamW) -> None
     for parameter in model.parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),  # on the device: it is fused
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            # not zeros_like: for a parameter without memory it loads 100 MB of symbolic mathematics
+            "exp_avg": torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device),
+            "exp_avg_sq": torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device),
         }
 
 
