@@ -9,6 +9,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -20,8 +21,8 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` beside `path`, flush it to the disk and rename it over `path`.
+def write_atomically(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -> None:
+    """Write `data`, in one piece or several, beside `path`, flush it to the disk and rename it over `path`.
 
     Raises OSError; `path` is then untouched.
     """
@@ -29,7 +30,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines((data,) if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -28,7 +28,7 @@ LATER_NAMES: Mapping[str, LaterName] = {
     "averaging_timeout": LaterName("a time limit of the run's for one averaging"),
     "sparse_avg": LaterName("sparse averaging", 0),
     "average_state_every": LaterName("averaging of gradients"),
-    "max_allowed_stale": LaterName("catching up by missed rounds", 0),  # today who missed one takes the state over
+    "max_allowed_stale": LaterName("another number of rounds to catch up with", 5),  # vote_book.KEPT_STEPS
     "averager_rank": LaterName("averaging of gradients"),
 }
 LATER_VALUES: Mapping[str, frozenset[str]] = {

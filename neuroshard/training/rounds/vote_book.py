@@ -213,7 +213,7 @@ class FolderBook:
         path = self._path_of(quorum)
         if not path.exists():
             sizes = b"".join(len(part).to_bytes(8, "big") for part in aggregate)
-            write_atomically(path, b"".join((sizes, *aggregate)))
+            write_atomically(path, (sizes, *aggregate))
 
     def _read_aggregate(self, quorum: Quorum) -> Aggregate:
         """Raises OSError, ValueError when the file is not what was voted on."""
