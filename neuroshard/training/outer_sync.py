@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import TypeAlias, assert_never
+from weakref import ref
 
 import anyio
 import anyio.to_thread
@@ -22,6 +24,7 @@ from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
 
+KEPT_OFFERS = 4  # contributions whose counts are remembered
 ROOT_LABEL = b"neuroshard/outer-state"
 
 
@@ -111,7 +114,8 @@ class OuterSync:
         self.state = state
         self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
-        self._counted_before = (0, 0)  # inner steps and sequences at the last contribution of which nothing came yet
+        # inner steps and sequences at the last contributions: any of them may be the one that ends late
+        self._offers = deque[tuple[ref[Tensor], tuple[int, int]]](maxlen=KEPT_OFFERS)
 
     @property
     def parameters(self) -> OuterOptimization:
@@ -148,24 +152,26 @@ class OuterSync:
         local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
         contribution = await anyio.to_thread.run_sync(_contribution, before.anchor, local, self.residual)
         parameters = self.parameters  # a version that is heard of during the round waits for the next one
+        self._offers.append((ref(contribution), (self.progress.inner_steps, self.progress.sequences)))
         outcome = await self.exchange(contribution, before.outer_step)
         match outcome:
             case Abandoned():
                 self._count_failure(outcome)
                 return False
             case Agreed():
-                residual = self.residual
-                if not outcome.is_without_own:
-                    encoded = contribution if outcome.late_for is None else outcome.late_for
-                    residual = await anyio.to_thread.run_sync(next_residual, encoded, outcome.sent)
-                    del encoded
-                del contribution  # its memory is wanted for the next state
-                after = await anyio.to_thread.run_sync(next_outer_state, before, local, outcome, parameters)
-                weights = None
-                if after.anchor is not local:
-                    sent = partial(_sent_weights, before, local, outcome, self.residual)
-                    weights = await anyio.to_thread.run_sync(_weights_after, local, after, sent)
-                await self._commit(weights, after, residual, outcome, now)
+                with anyio.CancelScope(shield=True):  # the others have done so, too
+                    residual = self.residual
+                    if not outcome.is_without_own:
+                        encoded = contribution if outcome.late_for is None else outcome.late_for
+                        residual = await anyio.to_thread.run_sync(next_residual, encoded, outcome.sent)
+                        del encoded
+                    del contribution  # its memory is wanted for the next state
+                    after = await anyio.to_thread.run_sync(next_outer_state, before, local, outcome, parameters)
+                    weights = None
+                    if after.anchor is not local:
+                        sent = partial(_sent_weights, before, local, outcome, self.residual)
+                        weights = await anyio.to_thread.run_sync(_weights_after, local, after, sent)
+                    await self._commit(weights, after, residual, outcome, now)
                 return True
             case _:
                 assert_never(outcome)
@@ -192,6 +198,7 @@ class OuterSync:
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """Go back to the state of a checkpoint."""
         self.state, self.residual, self.progress = state, residual, progress
+        self._offers.clear()
 
     def exact_root(self) -> str:
         """Names the present weights while they are those that a group agreed on; "" once they have moved on."""
@@ -219,20 +226,19 @@ class OuterSync:
         self, weights: Tensor | None, after: OuterState, residual: Tensor | None, agreed: Agreed, now: float
     ) -> None:
         members, (inner_steps, sequences) = agreed.members, self._counted_since(agreed)
-        with anyio.CancelScope(shield=True):  # weights and outer state change together or not at all
-            if weights is not None:
-                await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
-            self.state, self.residual = after, residual
-            self._counted_before = (0, 0)
-            self.progress = OuterProgress(
-                inner_steps=inner_steps,
-                sequences=sequences,
-                successful=self.progress.successful + 1,
-                failed=self.progress.failed,
-                members=members,
-                last_sync=now,
-                wallet_rounds=self.progress.wallet_rounds + (members if members > 1 else 0),
-            )
+        if weights is not None:
+            await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
+        self.state, self.residual = after, residual
+        self._offers.clear()
+        self.progress = OuterProgress(
+            inner_steps=inner_steps,
+            sequences=sequences,
+            successful=self.progress.successful + 1,
+            failed=self.progress.failed,
+            members=members,
+            last_sync=now,
+            wallet_rounds=self.progress.wallet_rounds + (members if members > 1 else 0),
+        )
 
     def _counted_since(self, agreed: Agreed) -> tuple[int, int]:
         """Inner steps and sequences whose work is in no contribution yet."""
@@ -241,13 +247,15 @@ class OuterSync:
             return progress.inner_steps, progress.sequences
         if agreed.late_for is None:
             return 0, 0
-        steps, sequences = self._counted_before
+        found = (counts for offered, counts in reversed(self._offers) if offered() is agreed.late_for)
+        steps, sequences = next(found, (0, 0))
         return max(0, progress.inner_steps - steps), max(0, progress.sequences - sequences)
 
     def _count_failure(self, outcome: Abandoned) -> None:
         progress = self.progress
         counted = (progress.inner_steps, progress.sequences) if outcome.is_soon_again else (0, 0)
-        self._counted_before = counted
+        if not outcome.is_soon_again:
+            self._offers.clear()  # counting begins again
         self.progress = replace(
             progress,
             inner_steps=counted[0],

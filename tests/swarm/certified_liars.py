@@ -9,7 +9,7 @@ from random import Random
 
 from certified_world import Participant, signed_as
 
-from neuroshard.swarm.certified.bodies import NewView, Result, Statement
+from neuroshard.swarm.certified.bodies import NewView, Phase, Proposal, Result, Statement
 from neuroshard.swarm.certified.effects import Effect, Persist, Say
 from neuroshard.swarm.certified.messages import (
     ContributionSent,
@@ -18,6 +18,7 @@ from neuroshard.swarm.certified.messages import (
     ResultSaid,
     StatementSaid,
     VoteSaid,
+    round_id_of,
 )
 from neuroshard.types import NodeId
 
@@ -123,6 +124,31 @@ def honesty(_one: Participant, effect: Effect) -> list[Effect]:
     return [effect]
 
 
+def votes_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
+    """So many votes in views to come that there would be no room for others in the present one."""
+    match effect:
+        case Say(to, VoteSaid(signed)):
+            far = [replace(signed.body, view=9_000 + view, phase=phase) for view in range(70) for phase in Phase]
+            return [*(Say(to, VoteSaid(signed_as(one.member, vote))) for vote in far), effect]
+        case _:
+            return [effect]
+
+
+def proposals_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
+    """Beside its statement it proposes the same round in a view near the last one."""
+    match effect:
+        case Say(to, StatementSaid()):
+            proposals = list[Effect]()
+            for machine in one.machines.values():
+                step, intents = machine.setting.step, machine._views.chosen_intents()  # pyright: ignore[reportPrivateUsage]
+                view = next(view for view in range(9_990, 0, -1) if step.proposer(view) == one.member.node_id)
+                body = Proposal(step.id, view, round_id_of(step, view, intents), None)
+                proposals.append(Say(to, ProposalSaid(signed_as(one.member, body), intents, None)))
+            return [*proposals, effect]
+        case _:
+            return [effect]
+
+
 LIARS: Mapping[str, Twist] = {
     twist.__name__: twist
     for twist in (
@@ -135,6 +161,8 @@ LIARS: Mapping[str, Twist] = {
         two_proposals,
         no_memory,
         far_views,
+        votes_far_ahead,
+        proposals_far_ahead,
         silence,
     )
 }

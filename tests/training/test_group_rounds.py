@@ -26,11 +26,10 @@ from replica_world import (
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError, Transport
 from neuroshard.swarm.certified.exchange import Exchange
 from neuroshard.swarm.certified.member import RoundMember
-from neuroshard.swarm.certified.packets import limits_for
 from neuroshard.swarm.certified.roster import Member
 from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.training.rounds.calls import Call, CallStep, RoundTimes, call_frame, turn_order
-from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMail, most_bytes
+from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMail
 from neuroshard.training.transfer.fields import request_about
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, encode
@@ -293,21 +292,24 @@ def test_parts_of_strangers_are_refused_and_so_are_those_out_of_order_or_too_lar
     play(scenario)
 
 
-def test_what_a_vanished_node_began_to_send_gives_way_to_others() -> None:
+def test_what_a_vanished_node_began_to_send_gives_way_to_others_and_small_messages_never_wait() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a = SimulatedReplica(A, network, 1)
         b, c, d = (network.join(name) for name in NAMES[1:4])
-        half = most_bytes(limits_for(4 * LENGTH))  # of the room for messages under way
+        encoded = encode(Frame("round/message", {}, frame_of(bytes(2 << 20)).tensors))
+        data = encoded.head + b"".join(encoded.body)
 
         async def begin(sender: Transport) -> None:
-            await sender.request(A, part(A, 1, half, 0), timeout_seconds=60)
+            await sender.request(A, part(A, 1, len(data), 0, data[:-1]), timeout_seconds=60)
 
         await begin(b)
         await begin(c)
         with pytest.raises(PeerRefusedError, match="no room"):
             await begin(d)
+        small = encode(frame_of(b"vote")).head + b"vote"
+        await d.request(A, part(A, 2, len(small), 0, small), timeout_seconds=60)
         await anyio.sleep(STALE_SECONDS + 1)
-        await begin(d)
+        await d.request(A, part(A, 3, len(data), 0, data[:-1]), timeout_seconds=60)
         assert a.state.outer_step == 0
 
     play(scenario)

@@ -16,7 +16,7 @@ from neuroshard.swarm.certified.effects import Accuse, Complete, VoteRecord
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import signed_by
 from neuroshard.swarm.certified.roster import Member
-from neuroshard.training.rounds.vote_book import KEPT_STEPS, FolderBook
+from neuroshard.training.rounds.vote_book import KEPT_STEPS, KEPT_VOTES, FolderBook
 
 HASH = "ab" * 32
 AGGREGATE = (b"first slice", b"", b"third")
@@ -36,11 +36,11 @@ RECORD = VoteRecord(HASH, 4, quorum(Phase.PREPARE).value.digest, quorum(Phase.PR
 
 def test_votes_and_locks_are_read_as_they_were_written(tmp_path: Path) -> None:
     book = FolderBook(tmp_path / "rounds")
-    assert book.newest() is None
+    assert not book.votes()
     plain = replace(RECORD, lock=None, aggregate=())
     for record in (plain, RECORD, replace(RECORD, view=7, prepared="cd" * 32)):
         book.write(record)
-        assert FolderBook(tmp_path / "rounds").newest() == record
+        assert FolderBook(tmp_path / "rounds").votes()[-1] == record
 
 
 def test_the_last_steps_are_kept_with_their_aggregates_and_no_more(tmp_path: Path) -> None:
@@ -58,14 +58,14 @@ def test_damaged_votes_are_an_error_and_a_damaged_aggregate_is_fetched_again(tmp
     folder = tmp_path / "rounds"
     book = FolderBook(folder)
     book.write(RECORD)
-    (folder / "votes.json").write_bytes(b"{}")
+    next(folder.glob("votes-*")).write_bytes(b"{}")
     with pytest.raises(StorageError, match="cannot be read"):
-        book.newest()
+        book.votes()
     book.write(RECORD)
     (aggregate,) = folder.glob("aggregate-*")
     aggregate.write_bytes(aggregate.read_bytes()[:-1])
     with pytest.raises(StorageError, match="damaged"):
-        book.newest()
+        book.votes()
     aggregate.unlink()
     book.end(1, Complete(quorum(Phase.COMMIT), AGGREGATE))
     (aggregate,) = folder.glob("aggregate-*")
@@ -79,7 +79,24 @@ def test_the_aggregate_that_the_votes_are_locked_on_outlives_later_steps(tmp_pat
     book.write(RECORD)
     for number in range(KEPT_STEPS + 1):
         book.end(number, Complete(quorum(Phase.COMMIT, f"{number:064x}"), AGGREGATE))
-    assert FolderBook(tmp_path / "rounds").newest() == RECORD
+    assert FolderBook(tmp_path / "rounds").votes() == [RECORD]
+
+
+def test_votes_in_other_steps_are_not_forgotten(tmp_path: Path) -> None:
+    book = FolderBook(tmp_path / "rounds")
+    records = [RECORD, *(VoteRecord(f"{number:064x}", 0, HASH) for number in range(KEPT_VOTES))]
+    for record in records:
+        book.write(record)
+    assert FolderBook(tmp_path / "rounds").votes() == records[1:]
+
+
+def test_the_ends_that_were_written_last_are_kept_whatever_their_numbers(tmp_path: Path) -> None:
+    """Who takes another line over may be at a lower number than before."""
+    book = FolderBook(tmp_path / "rounds")
+    ends = [Complete(quorum(Phase.COMMIT, f"{number:064x}"), AGGREGATE) for number in range(KEPT_STEPS + 2)]
+    for number, end in zip((40, 41, 42, 43, 44, 12, 13), ends, strict=True):
+        book.end(number, end)
+    assert list(FolderBook(tmp_path / "rounds").ended()) == [end.certificate for end in ends[2:]]
 
 
 def test_proofs_are_kept_with_the_signed_claims(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from neuroshard.swarm.certified.messages import Quorum, Signed
 from neuroshard.swarm.certified.roster import Step
 from neuroshard.types import NodeId
 
-MAX_VIEWS = 64  # whose votes are kept: the newest
+MAX_VIEWS = 64  # whose votes are kept, of each voter the newest: a liar's votes push out its own only
 
 
 class Ballots:
@@ -28,8 +28,11 @@ class Ballots:
         if signed.member.node_id in said:
             return False
         said[signed.member.node_id] = signed
-        for old in sorted(self._votes)[: -2 * MAX_VIEWS]:
-            del self._votes[old]
+        own = sorted(key for key, of_all in self._votes.items() if signed.member.node_id in of_all)
+        for old in own[: -2 * MAX_VIEWS]:
+            del self._votes[old][signed.member.node_id]
+            if not self._votes[old]:
+                del self._votes[old]
         return True
 
     def other_vote(self, signed: Signed[Vote]) -> Signed[Vote] | None:

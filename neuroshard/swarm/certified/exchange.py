@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from neuroshard.aggregation import Reduction, Verdict
+from neuroshard.aggregation import Reduction, Verdict, statistics_size
 from neuroshard.swarm.certified.bodies import Intent, Result, Statement, commitment_of
 from neuroshard.swarm.certified.effects import Accuse, Effect, Judge, Judged, MakeStatistics, Reduce, Say
 from neuroshard.swarm.certified.messages import (
@@ -162,7 +162,8 @@ class Exchange:
         reducer = message.signed.member.node_id
         for index, one, digest in self._reduced_by(reducer, message.signed.body):
             statistics = message.statistics.get(index, b"")
-            if reducer not in one.statements and sha256(statistics).hexdigest() == digest:
+            is_short = len(statistics) <= statistics_size(len(self._order), with_gram=True)
+            if is_short and reducer not in one.statements and sha256(statistics).hexdigest() == digest:
                 one.statements[reducer], one.statistics[digest] = digest, statistics
         return self._judge()
 
@@ -171,7 +172,7 @@ class Exchange:
         fitting = dict[int, bytes]()
         said = dict(message.signed.body.digests)
         for index, content in message.slices.items():
-            is_slice = index in said and self._setting.is_part(index, content)
+            is_slice = index in said and index < len(self._slices) and self._setting.is_part(index, content)
             if is_slice and sha256(content).hexdigest() == said[index]:
                 fitting[index] = content
         return self._note_result(message.signed, fitting)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from neuroshard.aggregation import statistics_size
 from neuroshard.swarm.certified.bodies import MAX_MEMBERS, Intent, NewView
 from neuroshard.swarm.certified.messages import ContributionSent, Quorum, ResultSaid, Signed, StatementSaid
 from neuroshard.swarm.certified.setting import Setting, Timing
 from neuroshard.types import NodeId
 
-MAX_EARLY = 6  # messages of one sender for a round that is not known here yet
+MAX_EARLY = 3  # messages of one sender for a round that is not known here yet: one of each type
 _Part = ContributionSent | StatementSaid | ResultSaid
 
 
@@ -106,6 +107,14 @@ class Views:
 
     def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
         """A message of a round that is not known here yet: its proposal may be on the way."""
+        if isinstance(message, StatementSaid):
+            most = statistics_size(MAX_MEMBERS, with_gram=True)
+            is_fit = all(len(one) <= most for one in message.statistics.values())
+        else:
+            setting, count = self._setting, self._setting.plan.count
+            is_fit = all(index < count and setting.is_part(index, part) for index, part in message.slices.items())
+        if not is_fit:
+            return
         self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((round_id, message))
 
     def take_early(self, round_id: str) -> Iterable[tuple[NodeId, _Part]]:

@@ -47,6 +47,7 @@ from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import Voting
 from neuroshard.types import NodeId
 
+MAX_AHEAD = 8  # views: who proposes farther ahead of the voters could lead them to where no view is left
 NO_VALUE = "0" * 64  # asks for the certificate
 
 
@@ -210,7 +211,7 @@ class RoundMember:
         body, step = said.signed.body, self.setting.step
         is_fit = (
             body.step_id == step.id
-            and body.view >= self.view
+            and self.view <= body.view <= max(self.view, self._views.view_of_others() + MAX_AHEAD)
             and said.signed.member.node_id == step.proposer(body.view)
             and (self._voting.is_lock(said.lock) if said.lock is not None else self._views.are_fit(said.intents))
             and body.round_id == round_id_of(step, body.view, said.intents)

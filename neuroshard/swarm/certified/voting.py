@@ -69,7 +69,7 @@ class Voting:
         """
         record = self.record
         has_other_vote = record.view >= view and record.prepared != value.digest
-        if not self._is_voter or has_other_vote or not self._supports(value, proof):
+        if not self._is_voter or self.knows_end or has_other_vote or not self._supports(value, proof):
             return []
         effects = list[Effect]()
         if record.view < view:
@@ -81,7 +81,8 @@ class Voting:
         """Lock and commit what a quorum has prepared in the present view; end with what a quorum has committed."""
         effects = list[Effect]()
         prepared = self.values.get(self._ballots.decided(view, Phase.PREPARE))
-        if prepared is not None and self._is_voter and (self.lock is None or self.lock.view < view):
+        may_lock = self._is_voter and not self.knows_end and (self.lock is None or self.lock.view < view)
+        if prepared is not None and may_lock:
             value, aggregate = prepared
             lock = self._ballots.quorum(view, Phase.PREPARE, value)
             self.record = replace(self.record, lock=lock, aggregate=aggregate)

@@ -50,7 +50,7 @@ from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import certificate_for, slices_for
 from neuroshard.swarm.round import Offload
 from neuroshard.training.rounds.mail import Received, RoundMail
-from neuroshard.training.rounds.vote_book import KEPT_STEPS, VoteBook
+from neuroshard.training.rounds.vote_book import KEPT_STEPS, KEPT_VOTES, VoteBook
 from neuroshard.training.rounds.work import RoundWork
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, encode
@@ -103,14 +103,14 @@ class RoundActor:
         self._effects: deque[tuple[_Running, Effect]] = deque()
         self._waiting = anyio.Event()
         self._gave_up: str | None = None
-        self._record: VoteRecord | None = None  # what was written down last
+        self._records: dict[str, VoteRecord] = {}  # what was written down, by step id; the newest last
         self._archive: dict[str, Quorum] = {}  # certificates of the steps that have ended, by id
         self._tasks: TaskGroup | None = None
 
     async def load(self) -> Sequence[Quorum]:
         """Read what this node has voted, and how the last steps have ended. Raises StorageError."""
         book, offload = self._around.book, self._around.offload
-        self._record = await offload(book.newest)
+        self._records = {record.step_id: record for record in await offload(book.votes)}
         ended = await offload(book.ended)
         self._archive = {certificate.value.step_id: certificate for certificate in ended}
         return ended
@@ -128,9 +128,22 @@ class RoundActor:
 
     def lock(self, root: str) -> Quorum | None:
         """What this node has voted to commit in a step from this state that may have ended elsewhere with that vote."""
-        lock = None if self._record is None else self._record.lock
-        is_over = lock is None or lock.value.root != root or lock.value.step_id in self._archive
-        return None if is_over else lock
+        locks = [record.lock for record in reversed(self._records.values())]
+        fitting = (lock for lock in locks if lock is not None and lock.value.root == root)
+        return next((lock for lock in fitting if not self.has_ended(lock.value.step_id)), None)
+
+    def has_ended(self, step_id: str) -> bool:
+        """Whether this node knows the end of a step."""
+        return step_id in self._archive
+
+    async def recall(self, step_id: str) -> bool:
+        """Take over the end of a step that this node knows; whether it has its aggregate, too."""
+        certificate = self._archive.get(step_id)
+        aggregate = None if certificate is None else await self._aggregate(certificate)
+        if certificate is None or aggregate is None:
+            return False
+        self.ended = Complete(certificate, aggregate)
+        return True
 
     def locked_step(self, root: str) -> str | None:
         """The id of that step."""
@@ -176,9 +189,8 @@ class RoundActor:
 
     def _begin(self, setting: Setting, number: int, work: RoundWork) -> _Running:
         """From now on in this step. What the member before would still say remains unsaid: its votes are written."""
-        record = self._record
-        known = record if record is not None and record.step_id == setting.step.id else None
-        running = self._running = _Running(RoundMember(setting, known), work, number)
+        member = RoundMember(setting, self._records.get(setting.step.id))
+        running = self._running = _Running(member, work, number)
         self.ended = self._gave_up = None
         return running
 
@@ -216,6 +228,7 @@ class RoundActor:
         for certificate in list(self._archive.values()):
             effects = certificate_for(certificate, sender, message)
             is_wanted = isinstance(message, AggregateWanted) and message.value == certificate.value.digest
+            is_wanted = is_wanted and self.mail.has_room_for(sender)  # else one is on its way to it
             if is_wanted and (aggregate := await self._aggregate(certificate)) is not None:
                 effects = slices_for(aggregate, sender, message)
             for effect in effects:
@@ -245,7 +258,7 @@ class RoundActor:
                 await self._waiting.wait()
             running, effect = self._effects.popleft()
             # who has left a round, or could not write down what it would say, says nothing more there
-            if running is self._running:
+            if running is self._running or isinstance(effect, Complete):
                 await self._do(running, effect)
 
     async def _do(self, running: _Running, effect: Effect) -> None:
@@ -255,8 +268,11 @@ class RoundActor:
                 await self._say(to, message)
             case Persist(record):
                 if await self._is_written(lambda: book.write(record), "It takes no part in rounds until it can."):
-                    self._record = record
-                else:
+                    self._records.pop(record.step_id, None)
+                    self._records[record.step_id] = record
+                    for old in list(self._records)[:-KEPT_VOTES]:
+                        del self._records[old]
+                elif running is self._running:
                     self._running = None
                     self._gave_up = "this node could not write down its vote"
                     self._wake()
@@ -269,8 +285,9 @@ class RoundActor:
                 self._archive[certificate.value.step_id] = certificate
                 for old in list(self._archive)[:-KEPT_STEPS]:
                     del self._archive[old]
-                self._running = None  # with all that the round held
-                self.ended = effect
+                present = self._running
+                if present is None or present.member.setting.step.root == running.member.setting.step.root:
+                    self._running, self.ended = None, effect  # with all that the round held
                 self._wake()
             case GiveUp(reason):
                 self._gave_up = reason

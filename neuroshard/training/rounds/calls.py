@@ -121,12 +121,12 @@ def ready_nodes(stage: StageName, self_id: NodeId, own: Standing, others: Mappin
 
 def must_follow(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
     """Whether this replica's state is not the one that the others go on with, so that it must take theirs over."""
-    if not own.root or own.in_round or any(other.in_round for other in others.values()):
-        return False  # somebody is on the way from one line to the next
     live = [other for other in others.values() if other.is_live]
-    if any(not other.root for other in live):
+    if not own.root or own.in_round or any(not other.root for other in live):
         return False
     line = leading_line([own, *live])
+    if any(other.in_round and other.line in (own.line, line) for other in live):
+        return False  # somebody is on the way from one line to the next
     if line == own.line:
         return own.steps == 0 and any(other.steps > 0 for other in live if other.line == line)
     return any(other.steps > 0 for other in live if other.line == line)

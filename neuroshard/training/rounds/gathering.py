@@ -113,7 +113,7 @@ class Gathering:
         While a certificate names other voters, or this node is locked, they may be elsewhere and complete the step.
         """
         step = self.step_of(self.replica.standing())
-        if step is not None and step.roster.members != (self.replica.member,) and not self._is_cut_off:
+        if step is not None and step.roster.members != (self.replica.member,) and not self.is_cut_off:
             return False
         if not self.replica.peers():
             return True
@@ -268,7 +268,7 @@ class Gathering:
         )
 
     @property
-    def _is_cut_off(self) -> bool:
+    def is_cut_off(self) -> bool:
         """Whether there has been no quorum for so long that those who are left may go on by themselves."""
         since = self._quorumless_since
         return since is not None and anyio.current_time() - since >= self._times.partition_seconds
@@ -276,7 +276,7 @@ class Gathering:
     def _is_rightful(self, call: Call) -> bool:
         """Whether those whom a call names as voters are those whom the own certificate names, if there is one."""
         own = self._voters(call.root)
-        if self._is_cut_off and call.roster is None:
+        if self.is_cut_off and call.roster is None:
             return True
         locked, step = self.locked_step(call.root), self._step(call.outer_step, call.root, call.voters)
         return own in (None, call.voters) and locked in (None, step.id)
@@ -302,7 +302,7 @@ class Gathering:
         if has_promised or (is_new and is_patient) or not self.may_take_part():
             return
         self._promise = _Promise(own_id, now + self._times.promise_seconds)
-        roster = None if voters is None or self._is_cut_off else voters.members
+        roster = None if voters is None or self.is_cut_off else voters.members
         call = Call(own.outer_step, own.root, self._members(ready), roster, CallStep.ASK)
         willing = await self._told(call)
         missing = len(call.members) - 1 - len(willing)

@@ -63,7 +63,7 @@ class _Sent:
 
     step_id: str
     contribution: Tensor
-    parts: tuple[bytes, ...]
+    promised: Contribution
     watch: RoundWatch
     is_late: bool = False  # training has gone on since
 
@@ -161,6 +161,8 @@ class GroupRounds:
         step = self._step_of(own)
         if step is None or self._end_to_take is not None:
             return self._end_to_take is not None
+        if await self.actor.recall(step.id):
+            return self._end_to_take is not None
         setting, work = self._setting(step, frozenset())
         self.actor.ask(setting, own.outer_step, work)
         await self.actor.end(ANSWER_SECONDS, setting.timing.view_seconds)
@@ -203,22 +205,36 @@ class GroupRounds:
     async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
         await self._has_loaded.wait()  # no vote without knowing the own ones
         setting, work = self._round(agreement)
-        parts = await self._offload(lambda: work.encoded(contribution))
-        watch = self._watch(agreement, setting, work)
-        self._sent = _Sent(setting.step.id, contribution, parts, watch)
-        upload = self.actor.mail.upload or UNMEASURED_UPLOAD
-        promised = Contribution(parts, self._replica.standing().sequences, upload, made_at())
-        await self._offload(lambda: promised.digests)
+        step, sequences = setting.step, self._replica.standing().sequences
+        watch, before = self._watch(agreement, setting, work), self._sent
+        if before is not None and before.step_id == step.id:
+            # what was sent may be in a value that is voted on again: what was trained since is for the next round
+            before.watch = watch
+        else:
+            parts = await self._offload(lambda: work.encoded(contribution))
+            upload = self.actor.mail.upload or UNMEASURED_UPLOAD
+            promised = Contribution(parts, sequences, upload, made_at())
+            await self._offload(lambda: promised.digests)
+            self._sent = before = _Sent(step.id, contribution, promised, watch)
+        if self._end_to_take is None and self.actor.has_ended(step.id) and not await self.actor.recall(step.id):
+            return self._abandoned(watch, "its aggregate, which was kept here, is damaged")
+        if (ended := self._end_to_take) is not None:
+            return await self._agreed(ended)
+        if self.actor.locked_step(step.root) not in (None, step.id) and not self.gathering.is_cut_off:
+            return self._abandoned(watch, "this node has voted to end another step from the same state")
         began = anyio.current_time()
-        self.actor.enter(setting, agreement.outer_step, work, promised)
+        self.actor.enter(setting, agreement.outer_step, work, before.promised)
         outcome: Complete | str | None = None
         with anyio.move_on_after(WAITING_VIEWS * setting.timing.view_seconds):
             outcome = await self.actor.outcome()
         if isinstance(outcome, Complete):
             self._durations.append(anyio.current_time() - began)
             return await self._agreed(outcome)
-        self.status = with_round(self.status, watch.abandoned(outcome, self._end()))
-        return Abandoned(NO_ANSWER if outcome is None else outcome, is_soon_again=True)
+        return self._abandoned(watch, outcome)
+
+    def _abandoned(self, watch: RoundWatch, reason: str | None) -> Abandoned:
+        self.status = with_round(self.status, watch.abandoned(reason, self._end()))
+        return Abandoned(NO_ANSWER if reason is None else reason, is_soon_again=True)
 
     def _watch(self, agreement: Agreement, setting: Setting, work: RoundWork) -> RoundWatch:
         aggregator, voters = aggregator_name(work.aggregator), len(setting.step.roster.members)
@@ -267,23 +283,24 @@ class GroupRounds:
     async def _agreed(self, complete: Complete) -> Agreed:
         """What the end of this replica's step means for it. A contribution of its last life is in the aggregate too."""
         value, sent, number = complete.certificate.value, self._sent, self._replica.standing().outer_step
+        if sent is not None and sent.step_id != value.step_id:
+            sent = None
+        work, own = self._work(number), self._replica.node_id
+        aggregate, count = await self._offload(lambda: work.decoded(complete.aggregate)), len(value.members)
+        is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
+        decoded = None
+        if sent is not None and own in value.accepted and work.codec.name != "fp32":
+            parts = sent.promised.parts
+            decoded = await self._offload(lambda: work.decoded(parts))
+        # only now, with nothing to wait for any more: who is stopped before finds the end here again
         self._note(complete.certificate)
         self._certified = number + 1, value.next_root
         self.actor.ended = self._sent = None
-        if sent is not None and sent.step_id != value.step_id:
-            sent = None
         if sent is not None:
             record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
             self.status = with_round(self.status, record)
-        work = self._work(number)
-        aggregate, count = await self._offload(lambda: work.decoded(complete.aggregate)), len(value.members)
-        own = self._replica.node_id
-        is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
         if sent is None or not is_judged:  # who abstains hands its work in with the next contribution
             return Agreed(aggregate, count, is_without_own=not is_judged)
-        decoded = None
-        if own in value.accepted and work.codec.name != "fp32":
-            decoded = await self._offload(lambda: work.decoded(sent.parts))
         return Agreed(aggregate, count, decoded, sent.contribution if sent.is_late else None)
 
     def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:

@@ -51,6 +51,7 @@ RETRY_SECONDS = 1.0
 MAX_TRIES = 5  # of a part whose receiver cannot be reached: who comes back asks again
 MEASURED_BYTES = 64 << 10  # smaller parts say more about the delay than about the line
 STALE_SECONDS = 60.0  # a message of which nothing has come for so long gives way to others
+SMALL_BYTES = 256 << 10
 MAX_WAITING = 400  # messages for one receiver
 Received: TypeAlias = Callable[[NodeId, Frame], Awaitable[None]]
 """Is given the sender and a whole message."""
@@ -124,9 +125,17 @@ class RoundMail:
             if self._tasks is not None:
                 self._tasks.start_soon(self._carry, peer)
         outbox.waiting.append(message)
-        while len(outbox.waiting) > MAX_WAITING:
+        while len(outbox.waiting) > MAX_WAITING or (len(outbox.waiting) > 1 and self._waits_too_much(outbox)):
             outbox.waiting.popleft()
         outbox.filled.set()
+
+    def has_room_for(self, peer: NodeId) -> bool:
+        """Whether no large message waits for this receiver."""
+        outbox = self._outboxes.get(peer)
+        return outbox is None or all(message.byte_count <= SMALL_BYTES for message in outbox.waiting)
+
+    def _waits_too_much(self, outbox: _Outbox) -> bool:
+        return sum(message.byte_count for message in outbox.waiting) > 2 * most_bytes(self._limits)
 
     async def take(self, sender: NodeId, frame: Frame) -> Frame:
         """Take in a part. Raises RequestRefusedError."""
@@ -149,6 +158,9 @@ class RoundMail:
         is_next = arriving is not None and arriving.number == number and arriving.length == start
         if arriving is None or arriving.is_over or not is_next or stop > arriving.total:
             raise RequestRefusedError("The part does not follow the one before.")
+        # what was announced and does not come takes no memory; small messages, votes among them, always find room
+        if arriving.total > SMALL_BYTES and self._arrived_bytes() + stop - start > 2 * most_bytes(self._limits):
+            raise RequestRefusedError("There is no room for this message now.")
         arriving.length, arriving.moved_at = stop, anyio.current_time()
         self.received_bytes += sum(map(len, data))
         try:
@@ -177,6 +189,9 @@ class RoundMail:
         arriving.is_over, arriving.decoder = True, FrameDecoder(lambda _kind: FrameLimits())
         return frame
 
+    def _arrived_bytes(self) -> int:
+        return sum(one.length for one in self._arriving.values() if not one.is_over)
+
     def _begin(self, sender: NodeId, number: int, total: int) -> None:
         known = self._arriving.get(sender)
         if known is not None and known.number == number:
@@ -185,9 +200,8 @@ class RoundMail:
         for node, one in list(self._arriving.items()):
             if now - one.moved_at > STALE_SECONDS:
                 del self._arriving[node]
-        others = sum(one.total for node, one in self._arriving.items() if node != sender and not one.is_over)
-        if total > largest or others + total > 2 * largest:
-            raise RequestRefusedError("There is no room for this message now.")
+        if total > largest:
+            raise RequestRefusedError("There is no room for a message as large as this one.")
         self._arriving[sender] = _Arriving(number, total, FrameDecoder(lambda _kind: self._limits), now)
 
     async def _carry(self, peer: NodeId) -> None:

@@ -27,6 +27,7 @@ from neuroshard.types import JsonValue
 
 _LOG = logging.getLogger(__name__)
 
+KEPT_VOTES = 8  # steps: a node leaves one for another from the same state when members come and go
 KEPT_STEPS = 5  # whose aggregates are kept: who missed no more than those catches up with them (DESIGN 4.6)
 MAX_TEXT_BYTES = 16 << 20
 MAX_PROOFS_BYTES = 1 << 20
@@ -36,8 +37,8 @@ _MAX_CLAIM_CHARACTERS = 64 * 1024
 class VoteBook(Protocol):
     """The memory of one stage's rounds. Its methods block."""
 
-    def newest(self) -> VoteRecord | None:
-        """The votes that were written down last. Raises StorageError."""
+    def votes(self) -> Sequence[VoteRecord]:
+        """The votes in the last KEPT_VOTES steps that this node voted in, the newest last. Raises StorageError."""
         ...
 
     def write(self, record: VoteRecord) -> None:
@@ -65,17 +66,18 @@ class ForgetfulBook:
     """The book of tests, and of whoever has no disk: it lasts as long as the process."""
 
     def __init__(self) -> None:
-        self._record: VoteRecord | None = None
+        self._records: dict[str, VoteRecord] = {}
         self._ended: list[Complete] = []
         self.proofs: list[Accuse] = []
 
-    def newest(self) -> VoteRecord | None:
+    def votes(self) -> Sequence[VoteRecord]:
         """See VoteBook."""
-        return self._record
+        return list(self._records.values())
 
     def write(self, record: VoteRecord) -> None:
         """See VoteBook."""
-        self._record = record
+        self._records.pop(record.step_id, None)
+        self._records[record.step_id] = record
 
     def end(self, number: int, complete: Complete) -> None:
         """See VoteBook."""
@@ -100,18 +102,20 @@ class FolderBook:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def newest(self) -> VoteRecord | None:
+    def votes(self) -> Sequence[VoteRecord]:
         """See VoteBook."""
-        path = self._folder / "votes.json"
-        try:
-            record = self._votes(path)
-            if record is None or record.lock is None:
-                return record
-            return replace(record, aggregate=self._read_aggregate(record.lock))
-        except (OSError, ValueError, DataError) as error:
-            # to vote again without knowing the own votes could split the swarm
-            advice = "Remove the folder to take part again as a newcomer: the state is then fetched from others."
-            raise StorageError(f"The votes in {path} cannot be read: {error}.", advice) from None
+        found = list[VoteRecord]()
+        for path in self._by_age("votes-*.json"):
+            try:
+                record = _read_votes(path)
+                if record.lock is not None:
+                    record = replace(record, aggregate=self._read_aggregate(record.lock))
+            except (OSError, ValueError, DataError) as error:
+                # to vote again without knowing the own votes could split the swarm
+                advice = "Remove the folder to take part again as a newcomer: the state is then fetched from others."
+                raise StorageError(f"The votes in {path} cannot be read: {error}.", advice) from None
+            found.append(record)
+        return found
 
     def write(self, record: VoteRecord) -> None:
         """See VoteBook."""
@@ -125,7 +129,9 @@ class FolderBook:
         try:
             if record.lock is not None:
                 self._write_aggregate(record.lock, record.aggregate)
-            self._write_json("votes.json", fields)
+            self._write_json(f"votes-{record.step_id}.json", fields)
+            for old in self._by_age("votes-*.json")[:-KEPT_VOTES]:
+                old.unlink()
         except OSError as error:
             raise StorageError(f"A vote could not be written to {self._folder}: {error}.", "Make room.") from None
 
@@ -140,7 +146,7 @@ class FolderBook:
         try:
             self._write_aggregate(certificate, complete.aggregate)
             self._write_json(f"step-{number:010d}.json", fields)
-            for old in sorted(self._folder.glob("step-*.json"))[:-KEPT_STEPS]:
+            for old in self._by_age("step-*.json")[:-KEPT_STEPS]:
                 old.unlink()
             kept = {quorum.value.digest for quorum in self.ended()} | self._locked()
             for path in self._folder.glob("aggregate-*.bin"):
@@ -154,7 +160,7 @@ class FolderBook:
     def ended(self) -> Sequence[Quorum]:
         """See VoteBook. What is damaged is left out: it can be fetched from others."""
         found = list[Quorum]()
-        for path in sorted(self._folder.glob("step-*.json")):
+        for path in self._by_age("step-*.json"):
             try:
                 fields = exact_object(_read_json(path), {"number", "certificate", "votes"}, "a certificate")
                 found.append(quorum_from(fields["certificate"], _claims(fields["votes"])))
@@ -186,23 +192,14 @@ class FolderBook:
         except OSError as error:
             raise StorageError(f"A proof could not be written to {path}: {error}.", "Make room.") from None
 
-    def _votes(self, path: Path) -> VoteRecord | None:
-        """The record without the aggregate. Raises OSError, ValueError, DataError."""
-        if not path.exists():
-            return None
-        fields = exact_object(_read_json(path), {"step", "view", "prepared", "lock", "votes"}, "votes")
-        prepared, lock = fields["prepared"], fields["lock"]
-        return VoteRecord(
-            hash_field(fields["step"], "step"),
-            whole_field(fields["view"], -1, MAX_VIEW, "view"),
-            "" if prepared == "" else hash_field(prepared, "prepared"),
-            None if lock is None else quorum_from(lock, _claims(fields["votes"])),
-        )
+    def _by_age(self, pattern: str) -> Sequence[Path]:
+        """Files in the order in which they were written; numbers begin again when a node changes to another line."""
+        return sorted(self._folder.glob(pattern), key=lambda path: (path.stat().st_mtime_ns, path.name))
 
     def _locked(self) -> set[str]:
-        """The digest of the value that the newest votes are locked on: its aggregate is still needed."""
-        record = self._votes(self._folder / "votes.json")
-        return set() if record is None or record.lock is None else {record.lock.value.digest}
+        """Digests of the values that kept votes are locked on: their aggregates are still needed."""
+        locks = [_read_votes(path).lock for path in self._by_age("votes-*.json")]
+        return {lock.value.digest for lock in locks if lock is not None}
 
     def _write_json(self, name: str, fields: JsonValue) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -235,6 +232,18 @@ class FolderBook:
 
 def _read_json(path: Path) -> JsonValue:
     return parse_json(path.read_bytes(), MAX_TEXT_BYTES)
+
+
+def _read_votes(path: Path) -> VoteRecord:
+    """The record without the aggregate. Raises OSError, ValueError, DataError."""
+    fields = exact_object(_read_json(path), {"step", "view", "prepared", "lock", "votes"}, "votes")
+    prepared, lock = fields["prepared"], fields["lock"]
+    return VoteRecord(
+        hash_field(fields["step"], "step"),
+        whole_field(fields["view"], -1, MAX_VIEW, "view"),
+        "" if prepared == "" else hash_field(prepared, "prepared"),
+        None if lock is None else quorum_from(lock, _claims(fields["votes"])),
+    )
 
 
 def _claims(value: JsonValue) -> list[bytes]:
