@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neuroshard.config.run_parameters import MAX_SEEDS, GenesisPins, RunParameters
+from neuroshard.config.run_parameters import MAX_SEEDS, GenesisPins, OuterOptimization, RunParameters
 from neuroshard.identity import (
     RunParametersError,
     SignatureError,
@@ -37,6 +37,7 @@ PARAMETERS = RunParameters(
     sequences_per_step=8,
     initial_weights_seed=7,
     genesis=GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512),
+    outer=OuterOptimization(codec="fp32"),
 )
 
 

@@ -41,7 +41,7 @@ def test_nobody_helps_a_run_without_stages_by_driving_it() -> None:
 
 
 def test_more_memory_holds_more_stages_and_never_more_than_allowed() -> None:
-    sizes = [max(map(len, windows_of(STAGED, room(tier), None))) for tier in (3_000, 6_000, 20_000)]
+    sizes = [max(map(len, windows_of(STAGED, room(tier), None))) for tier in (3_500, 6_000, 20_000)]
     assert sizes == sorted(sizes)
     assert sizes[-1] == 4
     assert windows_of(STAGED, room(20_000), 1) == tuple(StageRange(n, n + 1) for n in range(4))
@@ -58,7 +58,7 @@ def test_a_trainer_takes_fewer_microbatches_at_a_time_where_memory_is_small() ->
 
 
 def test_a_limit_of_stages_takes_none_away_that_fits_by_itself() -> None:
-    for tier in range(3_000, 9_000, 500):
+    for tier in range(3_500, 9_000, 500):
         fitting, limited = (windows_of(STAGED, room(tier), most) for most in (None, 2))
         assert {stage for window in fitting for stage in window} == {stage for window in limited for stage in window}
         assert max(map(len, limited)) <= 2

@@ -220,7 +220,7 @@ def test_the_status_of_a_real_node_says_what_it_waits_for_and_why_it_trains_alon
         assert asking["state"] == "starting"
         assert f"default run {published.run_id[:16]} of these data, for " in asking["state_reason"]
         stages = {stage["name"]: stage for stage in asking["startup"]}
-        assert list(stages)[1:3] == ["Opening the training data", "Finding the run"]
+        assert list(stages)[2:4] == ["Opening the training data", "Finding the run"]
         assert stages["Finding the run"]["detail"] == asking["state_reason"]
         trained = node.wait_for("run", lambda status: status["run"] is not None)
         assert trained["run"]["is_own"]

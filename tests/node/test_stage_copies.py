@@ -149,7 +149,7 @@ def test_a_newcomer_that_is_told_to_hold_a_lost_stage_waits_and_says_so(tmp_path
             assert "were trained, but nobody who answers has them" in newcomer.told[-1]
             back = world.add_again(nodes[2])
             world.tasks.start_soon(lambda: back.live(2, moves=False))
-            await anyio.sleep(40)
+            await anyio.sleep(80)
             assert newcomer.stage is not None
             assert newcomer.began_steps[-1] > 40
 

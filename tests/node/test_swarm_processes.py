@@ -83,10 +83,10 @@ def assert_all_know_each_other(nodes: Sequence[NodeProcess]) -> list[str]:
     ids = [str(node.get("/api/status")["node_id"]) for node in nodes]
     for node, own in zip(nodes, ids, strict=True):
         peers = peers_of(node)
+        until("all train", lambda node=node: node.get("/api/training/global")["training_nodes"] == len(nodes))
         together = node.get("/api/training/global")
         assert set(peers) == set(ids) - {own}
         assert {entry["node_id"] for entry in together["nodes"]} >= set(ids) - {own}
-        assert together["training_nodes"] == len(nodes)
         assert together["total_steps"] >= max(peer["steps"] for peer in peers.values())  # newcomers inherit some
         assert 1 < together["global_loss"] < 8
         status = node.get("/api/status")
