@@ -1,4 +1,4 @@
-"""A member's vote on an aggregate: whether the state it leads to is worse on held-out data than the one before it."""
+"""A member's vote on an aggregate: whether what the members learned, taken together, is worse on held-out data."""
 
 from __future__ import annotations
 
@@ -57,21 +57,24 @@ class HeldOutVote:
         self._outer = outer
         self._batch_size = batch_size
         self._rule = rule or VoteRule()
-        self._losses: dict[str, tuple[float, ...]] = {}  # nats a token of each sequence, by the state's root
+        self._losses: dict[str, tuple[float, ...]] = {}  # nats a token of each sequence, by the root
 
     async def objection(self, aggregate: Tensor, next_root: str) -> str:
-        """Why not to vote for an aggregate (d,) that leads from the present state to this root; "" for nothing."""
+        """Why not to vote for an aggregate (d,) that leads from the present state to this root; "" for nothing.
+
+        Measured is the mean of the members' weights, without the outer step's momentum: that may carry the next anchor
+        past its aim for some rounds, which is nobody's fault and would be voted down again and again.
+        """
         outer = self._outer
         before, root = outer.state.anchor, outer.progress.state_root
-        candidate = await outer.anchor_after(aggregate)
-        if not await anyio.to_thread.run_sync(_is_finite, candidate):
+        if not await anyio.to_thread.run_sync(_is_finite, await outer.anchor_after(aggregate)):
             return self._voted("the weights it leads to are not finite", is_no=True)
         obstacle = self._obstacle()
         if obstacle:
             return self._voted(obstacle, is_no=False)
         losses_before = await self._losses_of(before, root)
-        losses = await self._losses_of(candidate, next_root)
-        return self._judged(losses_before, losses)
+        mean = await anyio.to_thread.run_sync(torch.sub, before, aggregate)
+        return self._judged(losses_before, await self._losses_of(mean, f"before {next_root}"))
 
     def _obstacle(self) -> str:
         """Why the loss cannot be measured here; "" for nothing."""

@@ -145,7 +145,7 @@ def test_without_held_out_data_or_time_it_says_why_nothing_was_measured(
 
 
 def test_a_state_is_measured_once(compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]) -> None:
-    """What was agreed on is the state before the next round."""
+    """Also when the same aggregate is voted on again."""
     stage, outer, gained = learned
     vote = vote_of(compute, stage, outer)
     jobs, infer = list[int](), stage.executor.infer

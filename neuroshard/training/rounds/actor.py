@@ -136,6 +136,11 @@ class RoundActor:
         """Whether this node knows the end of a step."""
         return step_id in self._archive
 
+    def has_voted_in(self, step_id: str) -> bool:
+        """Whether this node has voted for a value of this step, so that it may still be the end."""
+        record = self._records.get(step_id)
+        return record is not None and record.prepared != ""
+
     async def recall(self, step_id: str) -> bool:
         """Take over the end of a step that this node knows; whether it has its aggregate, too."""
         certificate = self._archive.get(step_id)

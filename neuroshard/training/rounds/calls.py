@@ -119,14 +119,17 @@ def ready_nodes(stage: StageName, self_id: NodeId, own: Standing, others: Mappin
     return [self_id, *turn_order(stage, own, fitting)[: MAX_MEMBERS - 1]]
 
 
+def is_on_the_way(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
+    """Whether somebody is between one line and the next, so that nobody can tell which one the others go on with."""
+    return own.in_round or any(other.is_live and other.in_round for other in others.values())
+
+
 def must_follow(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
     """Whether this replica's state is not the one that the others go on with, so that it must take theirs over."""
     live = [other for other in others.values() if other.is_live]
-    if not own.root or own.in_round or any(not other.root for other in live):
+    if not own.root or any(not other.root for other in live):
         return False
     line = leading_line([own, *live])
-    if any(other.in_round and other.line in (own.line, line) for other in live):
-        return False  # somebody is on the way from one line to the next
     if line == own.line:
         return own.steps == 0 and any(other.steps > 0 for other in live if other.line == line)
     return any(other.steps > 0 for other in live if other.line == line)

@@ -19,6 +19,7 @@ from neuroshard.training.rounds.calls import (
     CallStep,
     RoundTimes,
     call_frame,
+    is_on_the_way,
     must_follow,
     ready_nodes,
     turn_order,
@@ -224,6 +225,8 @@ class Gathering:
         if not own.root:
             return False
         is_first, self._has_looked = not self._has_looked, True
+        if is_on_the_way(own, others) and not is_first:
+            return False  # how long it has been apart counts on: the rounds of others come again and again
         if not must_follow(own, others):
             self._apart_since = None
             return is_first and self.locked_step(own.root) is not None and await self.catch_up()

@@ -207,7 +207,7 @@ class GroupRounds:
         setting, work = self._round(agreement)
         step, sequences = setting.step, self._replica.standing().sequences
         watch, before = self._watch(agreement, setting, work), self._sent
-        if before is not None and before.step_id == step.id:
+        if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
             # what was sent may be in a value that is voted on again: what was trained since is for the next round
             before.watch = watch
         else:
