@@ -27,6 +27,7 @@ from hivemind.dht import DHT  # type: ignore[import-not-found]
 from benchmarks.hivemind_loopback import LOOPBACK
 
 NUMBERS = 25_000_000
+LARGEST_ERROR = 0.1  # relative
 CODECS: dict[str, Any] = {"fp32": NoCompression, "fp16": Float16Compression, "8 bits": Uniform8BitQuantization}
 
 
@@ -40,9 +41,11 @@ def main() -> None:
 def _measured(codec: str, peers: int, rounds: int) -> dict[str, float]:
     first = DHT(start=True, **LOOPBACK)
     dhts = [first, *(DHT(initial_peers=first.get_visible_maddrs(), start=True, **LOOPBACK) for _ in range(peers - 1))]
+    vectors = [torch.randn(NUMBERS) for _ in dhts]
+    mean = torch.stack(vectors).mean(dim=0)
     averagers = [
         DecentralizedAverager(
-            (torch.randn(NUMBERS),),
+            (vector,),
             dht,
             prefix=f"rounds{codec.replace(' ', '')}",
             target_group_size=peers,
@@ -52,10 +55,14 @@ def _measured(codec: str, peers: int, rounds: int) -> dict[str, float]:
             compression=CODECS[codec](),
             start=True,
         )
-        for dht in dhts
+        for vector, dht in zip(vectors, dhts, strict=True)
     ]
     try:
         found = [_round(averagers) for _ in range(rounds)]
+        with averagers[0].get_tensors() as (averaged,):
+            error = float((averaged - mean).norm() / mean.norm())
+        if error > LARGEST_ERROR:
+            raise RuntimeError(f"what came out is not the mean: relative error {error:.2f}")
     finally:
         for process in (*averagers, *dhts):
             process.shutdown()
