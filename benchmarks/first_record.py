@@ -33,7 +33,8 @@ ONLOOKER = 250  # its number
 TOPICS = 60  # of Python's own documentation, a small data set
 WAY = (
     "They get --run and the address of a node of the run, which is paused meanwhile. Each brings up its dashboard and "
-    "its network, fetches the run and announces itself; PyTorch is imported after that, and the data are opened."
+    "its network, fetches the run and announces itself; PyTorch is imported after that, and the data are opened. "
+    "Modules lie compiled on the disk since the start of the first node."
 )
 
 

@@ -126,12 +126,14 @@ def start_node(
 ) -> NodeProcess:
     """Start `neuroshard` (or its demo, or its trainer) headless, on a free port unless one is given.
 
-    Of the environment it sees nothing of NeuroShard but `variables`, and a token unless it is a demo.
+    Of the environment it sees nothing of NeuroShard but `variables`, and a token unless it is a demo. It keeps its
+    modules compiled for the next start, as an installed program does, wherever the environment says otherwise.
     """
     port = free_port() if port is None else port
     command = [sys.executable, "-m", "neuroshard", *(["demo"] if demo else ["trainer"] if trainer else [])]
     command += ["--headless", "--port", str(port), "--data-dir", str(data_dir), *arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["NEUROSHARD_P2P_HOST"] = "127.0.0.1"  # nothing leaves this computer
     if not demo:
         environment["NEUROSHARD_TOKEN"] = TOKEN

@@ -35,6 +35,7 @@ PARAMETERS = RunParameters("meeting", 1, SHAPE, 1, 4, 8, 7, GenesisPins("ab" * 3
 OFFER = RunOffer.of_new_run(SignedRunParameters.sign(Wallet.from_secret(TokenSecret("hex", bytes(32))), PARAMETERS))
 LAYERS = LayerRange(0, 2)
 NAMESPACE = directory_namespace(OFFER.run_id)
+STARTED_AT = time.time()  # as of a real node, always the same
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Crowd:
 
     def least_seen(self) -> int:
         """How many peers the node knows that knows the fewest."""
-        return min(len(society.look("").peers) for society in self.societies)
+        return min(len(society.look().peers) for society in self.societies)
 
     async def finds(self, node_id: str) -> int:
         """1 when the second node finds this one in the directory, which it must ask others for."""
@@ -55,15 +56,14 @@ class Crowd:
 
     def knows(self, node_id: str) -> int:
         """How many of the nodes know this one."""
-        return sum(any(peer.node_id == node_id for peer in society.look("").peers) for society in self.societies)
+        return sum(any(peer.node_id == node_id for peer in society.look().peers) for society in self.societies)
 
 
 def status() -> NodeStatus:
     """What a node says of itself here."""
     model = ModelStatus(SHAPE, 1000, LAYERS, LAYERS.roles(2))
     training = TrainingStatus(steps=10, tokens=1000, loss_ema=4.0, tokens_per_second=100.0)
-    now = time.time()
-    return NodeStatus("0", now, now, NodeState.TRAINING, "Training.", model=model, training=training)
+    return NodeStatus("0", STARTED_AT, time.time(), NodeState.TRAINING, "Training.", model=model, training=training)
 
 
 def society(folder: Path, number: int, peers: Sequence[str]) -> Society:
@@ -104,7 +104,7 @@ async def answer(crowd: Crowd) -> None:
             case "found":
                 tell({"count": await crowd.finds(rest)})
             case _:
-                network = crowd.societies[0].look("").network
+                network = crowd.societies[0].look().network
                 tell({"cpu": time.process_time(), "sent": network.bytes_sent, "received": network.bytes_received})
 
 

@@ -69,6 +69,18 @@ class LayerRange:
         return tuple(roles)
 
 
+@dataclass(frozen=True, order=True)
+class ShardRange:
+    """Shards start, start + 1, ... stop - 1 of a data set."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"a range of shards needs 0 <= start < stop, got {self.start}..{self.stop}")
+
+
 @dataclass(frozen=True)
 class DataPosition:
     """Where a node stands in its data: the resume point, exact to one window.

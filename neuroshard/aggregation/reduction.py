@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import TypeAlias, assert_never
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from neuroshard.aggregation.gram_rules import centred_clipping_weights, check_kr
 from neuroshard.aggregation.slice_statistics import Matrix, SliceStatistics
 from neuroshard.aggregation.slices import SliceRows
 from neuroshard.aggregation.sorting import middle_mean
+from neuroshard.aggregation.sums import Doubles, Floats
 from neuroshard.aggregation.work import capped_weights
 
 
@@ -106,8 +108,8 @@ def reduce_slice(rows: SliceRows, reduction: Reduction, out: Tensor | None = Non
     if result.shape != (rows.length,) or result.dtype != torch.float32 or result.device.type != "cpu":
         raise ValueError(f"the aggregate of this slice is fp32 of shape ({rows.length},) on the CPU")
     for start, chunk in rows.chunks(reduction.rows):
-        part = result[start : start + chunk.shape[1]]
-        part.copy_(_reduced(chunk, reduction)[: part.shape[0]])
+        part = result[start : start + chunk.shape[1]].numpy()
+        np.copyto(part, _reduced(chunk.numpy(), reduction)[: part.shape[0]], casting="same_kind")
     return result
 
 
@@ -123,17 +125,18 @@ def _products(left: Sequence[float], right: Sequence[float]) -> tuple[float, ...
     return tuple(a * b for a, b in zip(left, right, strict=True))
 
 
-def _reduced(chunk: Tensor, reduction: Reduction) -> Tensor:
+def _reduced(chunk: Floats, reduction: Reduction) -> Doubles:
     match reduction:
         case MiddleMean(factors=factors, trim=trim):
             for row, factor in zip(chunk, factors, strict=True):
                 if factor != 1.0:
-                    row.mul_(torch.tensor(factor, dtype=torch.float32))
+                    np.multiply(row, np.float32(factor), out=row)
             return middle_mean(chunk, trim)
         case WeightedSum(weights=weights, divisor=divisor):
-            total = torch.zeros(chunk.shape[1], dtype=torch.float64)
+            total, weighted = np.zeros(chunk.shape[1]), np.empty(chunk.shape[1])
             for row, weight in zip(chunk, weights, strict=True):
-                total.add_(row.double().mul_(weight))
-            return total.div_(divisor)
+                np.copyto(weighted, row)
+                np.add(total, np.multiply(weighted, weight, out=weighted), out=total)
+            return np.divide(total, divisor, out=total)
         case _:
             assert_never(reduction)

@@ -12,13 +12,11 @@ from math import fsum
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from neuroshard.aggregation.slices import SliceRows
 from neuroshard.aggregation.sorting import middle_mean
-from neuroshard.aggregation.sums import BLOCK, LANES, Doubles, fold_products, folded
+from neuroshard.aggregation.sums import BLOCK, LANES, Doubles, Floats, fold_products, folded
 
 MIN_ROBUST_MEMBERS = 3
 LARGEST_SUM = 2.0**320  # 2^64 products of fp32 numbers, each below 2^256: sums of such sums cannot overflow
@@ -77,12 +75,12 @@ class SliceStatistics:
 def slice_statistics(rows: SliceRows, *, with_gram: bool = False) -> SliceStatistics:
     """Statistics of one slice in one pass over its rows; `with_gram` costs n / 2 times as much arithmetic.
 
-    Every block of 4,096 numbers is summed by halving, in float64, and the sums of the blocks are added exactly and
-    rounded once (Python's fsum). So vectors that are cut elsewhere, at multiples of 4,096, come to sums that differ in
-    the last bits, and in nothing else.
+    Every block of 4,096 numbers is summed in float64 in the order of `sums`, and the sums of the blocks are added
+    exactly and rounded once (Python's fsum). So vectors that are cut elsewhere, at multiples of 4,096, come to sums
+    that differ in the last bits, and in nothing else.
     """
     workspace = _Workspace(rows.count, with_gram)
-    pieces = [workspace.sums(chunk) for _, chunk in rows.chunks(tuple(range(rows.count)))]
+    pieces = [workspace.sums(chunk.numpy()) for _, chunk in rows.chunks(tuple(range(rows.count)))]
     finite = [all(flags) for flags in zip(*(flags for flags, _ in pieces), strict=True)]
     sums = [fsum(row) for row in np.concatenate([sums for _, sums in pieces], axis=1)]
     return arranged(finite, sums, with_gram=with_gram)
@@ -110,57 +108,53 @@ class _Workspace:
         self._pairs = [(i, j) for i in range(count) for j in range(i)] if with_gram else []
         self._values = self._scratch = self._lanes = np.empty(0)
 
-    def sums(self, chunk: Tensor) -> tuple[list[bool], Doubles]:
-        """Which of n rows are finite, and the sums of every block (sums, blocks) in the order of `sums_in_order`.
-
-        No operation of PyTorch is so large that it would be shared among threads: threads that wait for each other are
-        slow on a computer that trains meanwhile.
-        """
+    def sums(self, chunk: Floats) -> tuple[list[bool], Doubles]:
+        """Which of n rows are finite, and the sums of every block (sums, blocks) in the order of `sums_in_order`."""
         count, blocks = self._count, chunk.shape[1] // BLOCK
         if self._values.shape != chunk.shape:
             self._values, self._scratch = np.empty(chunk.shape), np.empty(chunk.shape[1])
             self._lanes = np.empty((2 * count + 1 + len(self._pairs), blocks, LANES))
         values, scratch, lanes = self._values, self._scratch, self._lanes
-        np.copyto(values, chunk.numpy())
+        np.copyto(values, chunk)
         for row in range(count):
             fold_products(values[row], values[row], scratch, lanes[row])
         # finite exactly when all numbers of the block are: float64 cannot overflow on squares of fp32
-        finite = np.isfinite(folded(lanes[:count]))
+        norms = folded(lanes[:count])
+        finite = np.isfinite(norms)
         if not finite.all():
             values.reshape(count, blocks, BLOCK)[~finite] = 0.0
-            lanes[:count][~finite] = 0.0
+            norms[~finite] = 0.0
         self._dots_with_center(chunk, finite)
         for place, (i, j) in enumerate(self._pairs, start=2 * count + 1):
             fold_products(values[i], values[j], scratch, lanes[place])
-        folded(lanes[count:])
-        return [bool(flags.all()) for flags in finite], lanes[..., 0].copy()
+        return [bool(flags.all()) for flags in finite], np.concatenate((norms, folded(lanes[count:])))
 
-    def _dots_with_center(self, chunk: Tensor, finite: NDArray[np.bool_]) -> None:
+    def _dots_with_center(self, chunk: Floats, finite: NDArray[np.bool_]) -> None:
         count, lanes = self._count, self._lanes
         if count < MIN_ROBUST_MEMBERS:
             lanes[count : 2 * count + 1] = 0.0
             return
-        center = _center(chunk, torch.from_numpy(finite)).numpy()  # pyright: ignore[reportUnknownMemberType]
+        center = _center(chunk, finite)
         for row in range(count):
             fold_products(self._values[row], center, self._scratch, lanes[count + row])
         fold_products(center, center, self._scratch, lanes[2 * count])
 
 
-def _center(chunk: Tensor, finite: Tensor) -> Tensor:
+def _center(chunk: Floats, finite: NDArray[np.bool_]) -> Doubles:
     """Float64 median of every column, among the rows that are finite in its block, zero where none is.
 
     Overwrites the chunk.
     """
     if finite.all():
         return middle_mean(chunk, (chunk.shape[0] - 1) // 2)
-    center = torch.zeros(chunk.shape[1], dtype=torch.float64)
+    center = np.zeros((finite.shape[1], BLOCK))
     for pattern in {tuple(bool(flag) for flag in of_block) for of_block in finite.T}:
         among = [row for row, flag in enumerate(pattern) if flag]
         if among:
-            blocks = (finite == torch.tensor(pattern)[:, None]).all(dim=0)
-            columns = chunk[among].view(len(among), -1, BLOCK)[:, blocks].flatten(1)
-            center.view(-1, BLOCK)[blocks] = middle_mean(columns, (len(among) - 1) // 2).view(-1, BLOCK)
-    return center
+            blocks = (np.array(pattern) == finite.T).all(axis=1)
+            columns = chunk[among].reshape(len(among), -1, BLOCK)[:, blocks].reshape(len(among), -1)
+            center[blocks] = middle_mean(columns, (len(among) - 1) // 2).reshape(-1, BLOCK)
+    return center.reshape(-1)
 
 
 def sums_in_order(statistics: SliceStatistics) -> list[float]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from neuroshard.aggregation.sums import BLOCK
 
-_VALUES_AT_ONCE = 1 << 18  # of all rows together: they stay in the cache
-_MOST_BLOCKS = 7  # of a row at once: PyTorch shares operations on 32,768 numbers and more among threads
+_DECODED_AT_ONCE = 1 << 20  # numbers of all rows together: beginning to decode costs something, too
+_VALUES_AT_ONCE = 1 << 17  # what is made of them stays in a core's own cache
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,28 @@ class SliceRows:
         """Rows (n, d) that lie in memory."""
         if rows.dim() != 2 or rows.numel() == 0 or rows.dtype != torch.float32 or rows.device.type != "cpu":
             raise ValueError(f"contributions must be fp32 of shape (n, d) on the CPU, got {tuple(rows.shape)}")
-        return cls(rows.shape[0], rows.shape[1], lambda row, start, stop, out: out.copy_(rows[row, start:stop]))
+        numbers = rows.detach().numpy()  # PyTorch would share the copying among threads, which wait for each other
+
+        def decode(row: int, start: int, stop: int, out: Tensor) -> None:
+            np.copyto(out.numpy(), numbers[row, start:stop])
+
+        return cls(rows.shape[0], rows.shape[1], decode)
 
     def chunks(self, among: tuple[int, ...]) -> Iterator[tuple[int, Tensor]]:
         """The rows of these numbers, some columns at a time: (first column, (rows, columns) fp32).
 
         Every chunk overwrites the one before. The columns of the last one are filled up to whole blocks with zeros.
         """
-        blocks = min(_MOST_BLOCKS, max(1, _VALUES_AT_ONCE // (BLOCK * len(among))), -(-self.length // BLOCK))
-        buffer = torch.empty(len(among), blocks * BLOCK)
-        for start in range(0, self.length, buffer.shape[1]):
-            width = min(buffer.shape[1], self.length - start)
+        most = -(-self.length // BLOCK)
+        decoded, given = (
+            BLOCK * min(max(1, values // (BLOCK * len(among))), most) for values in (_DECODED_AT_ONCE, _VALUES_AT_ONCE)
+        )
+        buffer = torch.empty(len(among), decoded)
+        for start in range(0, self.length, decoded):
+            width = min(decoded, self.length - start)
             padded = -(-width // BLOCK) * BLOCK
             for place, row in enumerate(among):
                 self.decode(row, start, start + width, buffer[place, :width])
             buffer[:, width:padded].zero_()
-            yield start, buffer[:, :padded]
+            for first in range(0, padded, given):
+                yield start + first, buffer[:, first : min(first + given, padded)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from neuroshard.aggregation.sums import Doubles, Floats
 
 _MAX_NETWORK_ROWS = 32  # beyond that a comparison sort of each column needs fewer operations
 
@@ -42,31 +43,31 @@ def pruned_comparators(count: int, first: int, last: int) -> tuple[tuple[int, in
     return tuple(reversed(steps))
 
 
-def sorted_middle(rows: Tensor, trim: int) -> list[Tensor]:
+def sorted_middle(rows: Floats, trim: int) -> list[Floats]:
     """The columns of (n, d) in ascending order without the `trim` lowest and highest numbers; overwrites the rows."""
     count = rows.shape[0]
     if count > _MAX_NETWORK_ROWS:
-        rows.numpy().sort(axis=0)
+        rows.sort(axis=0)
         return list(rows[trim : count - trim])
     lines = list(rows)
-    spare = torch.empty_like(lines[0])
+    spare = np.empty_like(lines[0])
     for low, high, needs_low, needs_high in pruned_comparators(count, trim, count - trim):
         if needs_low and needs_high:
-            torch.minimum(lines[low], lines[high], out=spare)
-            torch.maximum(lines[low], lines[high], out=lines[high])
+            np.minimum(lines[low], lines[high], out=spare)
+            np.maximum(lines[low], lines[high], out=lines[high])
             lines[low], spare = spare, lines[low]
         elif needs_low:
-            torch.minimum(lines[low], lines[high], out=lines[low])
+            np.minimum(lines[low], lines[high], out=lines[low])
         else:
-            torch.maximum(lines[low], lines[high], out=lines[high])
+            np.maximum(lines[low], lines[high], out=lines[high])
     return lines[trim : count - trim]
 
 
-def middle_mean(rows: Tensor, trim: int) -> Tensor:
+def middle_mean(rows: Floats, trim: int) -> Doubles:
     """Float64 mean (d,) of every column of (n, d) without its `trim` lowest and highest numbers; overwrites rows."""
     middle = sorted_middle(rows, trim)
     # beginning with zero makes -0.0 and 0.0, which sorting does not order, one value
-    total = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for row in middle:
-        total.add_(row)
-    return total.div_(len(middle))
+    total = np.add(middle[0], 0.0, dtype=np.float64)
+    for row in middle[1:]:
+        np.add(total, row, out=total)
+    return np.divide(total, len(middle), out=total)

@@ -11,33 +11,30 @@ from torch import Tensor
 
 _LANES = 1 << 16
 
-BLOCK = 4096  # numbers that are summed by halving
+BLOCK = 4096  # numbers that are summed for themselves
 LANES = 128  # how far a product is folded before it waits for others
+Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
 """NumPy's: its operations on a cache's worth of numbers cost half of PyTorch's, and no other thread is asked."""
 
 
 def fold_products(left: Doubles, right: Doubles, scratch: Doubles, out: Doubles) -> None:
-    """Products of two (blocks * 4,096,) vectors, every block folded to 128 lanes, into `out` (blocks, 128)."""
-    lanes = np.multiply(left, right, out=scratch).reshape(-1, BLOCK)
-    half = BLOCK // 2
-    while half > LANES:
-        np.add(lanes[:, :half], lanes[:, half : 2 * half], out=lanes[:, :half])
-        half //= 2
-    np.add(lanes[:, :LANES], lanes[:, LANES : 2 * LANES], out=out)
+    """Products of two (blocks * 4,096,) vectors, every block folded to 128 lanes, into `out` (blocks, 128).
+
+    Products i, i + 128, i + 256 ... of a block are added to lane i in this order: NumPy adds along an axis that is not
+    the last one row after row.
+    """
+    np.multiply(left, right, out=scratch)
+    np.add.reduce(scratch.reshape(-1, BLOCK // LANES, LANES), axis=1, out=out)
 
 
 def folded(lanes: Doubles) -> Doubles:
-    """(n, blocks, 128) to the sums (n, blocks) of every block; overwrites the lanes.
-
-    Together with `fold_products` every block is added by halving: elements i and i + 2,048, then i and i + 1,024, and
-    so on.
-    """
-    half = LANES // 2
+    """(n, blocks, 128) to the sums (n, blocks) of every block: lanes i and i + 64 are added, then i and i + 32, ..."""
+    rows, half = np.ascontiguousarray(lanes.reshape(-1, LANES).T), LANES // 2
     while half:
-        np.add(lanes[..., :half], lanes[..., half : 2 * half], out=lanes[..., :half])
+        np.add(rows[:half], rows[half : 2 * half], out=rows[:half])
         half //= 2
-    return lanes[..., 0]
+    return rows[0].reshape(lanes.shape[:-1])
 
 
 def dot_product(left: Tensor, right: Tensor) -> float:

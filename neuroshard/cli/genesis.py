@@ -87,7 +87,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 8100,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
 ) -> None:
-    """Serve a Genesis folder over HTTP until Ctrl+C."""
+    """Serve a Genesis folder over HTTP until Ctrl+C: a small CDN, with its state at /status.
+
+    Ranges, conditional requests and cache headers work as caches in front of it expect.
+    """
     import signal
     import threading
 

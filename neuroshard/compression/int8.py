@@ -65,12 +65,12 @@ class Int8Codec:
         check_size(self.name, data, self.encoded_size(length), length)
         numbers = checked_out(start, stop, length, out)
         first = start // BLOCK
-        scales = self._scales_of(data, first, ceil(stop / BLOCK)) if stop > start else torch.empty(0)
+        scales = self._scales_of(data, first, ceil(stop / BLOCK)) if stop > start else np.empty(0, np.float32)
         for begin, end in _pieces(start, stop):
-            part = numbers[begin - start : end - start]
-            np.copyto(part.numpy(), self._codes_of(data, begin, end, length))
-            blocks = part.view(-1, min(BLOCK, end - begin))
-            blocks.mul_(scales[begin // BLOCK - first :][: len(blocks), None])
+            part = numbers[begin - start : end - start].numpy()
+            np.copyto(part, self._codes_of(data, begin, end, length))
+            blocks = part.reshape(-1, min(BLOCK, end - begin))
+            np.multiply(blocks, scales[begin // BLOCK - first :][: len(blocks), None], out=blocks)
         return numbers
 
     def check(self, data: bytes | memoryview, length: int) -> None:
@@ -84,13 +84,15 @@ class Int8Codec:
         """The vector as the others get it."""
         return self.decode(self.encode(vector), vector.shape[0])
 
-    def _scales_of(self, data: bytes | memoryview, start: int, stop: int) -> Tensor:
+    def _scales_of(
+        self, data: bytes | memoryview, start: int, stop: int
+    ) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         """Scales of blocks start..stop."""
         scales = np.frombuffer(data, dtype="<f4", count=stop - start, offset=_SCALE_BYTES * start).astype(np.float32)
         legal = (scales >= _SMALLEST_SCALE) & (scales <= _LARGEST_SCALE)  # neither holds for NaN
         if not (legal | (scales.view(np.uint32) == 0)).all():
             raise MalformedVectorError("An int8 vector has a scale that is negative, subnormal, too large or NaN.")
-        return torch.from_numpy(scales)  # pyright: ignore[reportUnknownMemberType]
+        return scales
 
     def _codes_of(
         self, data: bytes | memoryview, start: int, stop: int, length: int

@@ -21,7 +21,7 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o600) -> None:
     """Write `data`, in one piece or several, beside `path`, flush it to the disk and rename it over `path`.
 
     Raises OSError; `path` is then untouched.

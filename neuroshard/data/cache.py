@@ -16,14 +16,15 @@ import numpy as np
 
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX
 from neuroshard.data.genesis.torch_file import TokenRecord
+from neuroshard.data.packed import MAX_AROUND_BYTES, WIDE_BYTES, PackedFile, PackedLayout, Segment
 from neuroshard.data.storage import storage_error
 from neuroshard.data.windows import TokenArray
 from neuroshard.errors import DataError, StorageError
 from neuroshard.types import ShardId
 
-_MAGIC = b"NSTOKEN1"
-_HEADER = struct.Struct("<8sBxxxIQ32s32s")  # magic, item bytes, largest id, count, key, BLAKE2b
-_HEADER_BYTES = 128
+_MAGIC = b"NSTOKEN2"
+_HEADER = struct.Struct("<8sBxHHIQ32s32s")  # magic, item bytes, bytes before and after, largest id, count, key, BLAKE2b
+_HEADER_BYTES = 4096  # with what the shard's file has before and after its tokens
 _CHUNK_TOKENS = 1 << 20
 _FILE_NAME = re.compile(r"shard_(\d+)-([0-9a-f]{16})\.tokens")
 
@@ -34,6 +35,7 @@ class CachedShard:
 
     shard: ShardId
     tokens: TokenArray  # (n,) read-only
+    largest: int  # the largest id among them
 
 
 class ShardCache:
@@ -86,15 +88,33 @@ class ShardCache:
             if path not in self._sizes:
                 return None
             try:
-                tokens, largest = _open_checked(path, key)
+                contents = _open_checked(path, key)
                 _touch(path)
             except (DataError, OSError):  # truncated, flipped bits, deleted: fetch it again
                 self.damaged_files += 1
                 self._remove(path)
                 return None
             self._sizes[path] = self._sizes.pop(path)  # now the most recently used
-        self._check_largest(shard, largest)
-        return CachedShard(shard, tokens)
+        self._check_largest(shard, contents.largest)
+        return CachedShard(shard, contents.tokens, contents.largest)
+
+    def shards(self) -> tuple[ShardId, ...]:
+        """The shards that are here, in their order; of whichever data set."""
+        with self._lock:
+            return tuple(ShardId(shard) for shard in sorted({_shard_of(path) for path in self._sizes}))
+
+    def packed(self, shard: ShardId, key: bytes) -> PackedFile | None:
+        """The shard as it can be given to others, checked; None when it is not here, or not with its whole file."""
+        path = self._path(shard, key)
+        with self._lock:
+            if path not in self._sizes:
+                return None
+            try:
+                return _open_checked(path, key).packed
+            except (DataError, OSError):
+                self.damaged_files += 1
+                self._remove(path)
+                return None
 
     def reserve(self, shard: ShardId, needed_bytes: int, keep: Collection[ShardId]) -> bool:
         """Set bytes aside for a download, removing the least recently used shards, but none of `keep`.
@@ -145,28 +165,30 @@ class ShardCache:
             self._write(temporary, key, record)
             temporary.replace(path)
             _touch(path)
-            tokens, _ = _open_checked(path, key)
+            contents = _open_checked(path, key)
         except OSError as error:
             raise storage_error(path, error) from error
         finally:
             temporary.unlink(missing_ok=True)
         with self._lock:
             self._sizes[path] = path.stat().st_size
-        return CachedShard(shard, tokens)
+        return CachedShard(shard, contents.tokens, contents.largest)
 
     def _write(self, path: Path, key: bytes, record: TokenRecord) -> None:
         digest = hashlib.blake2b(digest_size=32)
         largest = 0
+        before, after = _around(record)
         with path.open("wb") as file:
             file.write(bytes(_HEADER_BYTES))
             for chunk in self._converted(record):
                 digest.update(chunk.data.cast("B"))
                 largest = max(largest, int(chunk.max()))
                 file.write(chunk.data.cast("B"))
-            digest.update(_summary(largest, record.token_count))
-            header = _HEADER.pack(_MAGIC, self.item_bytes, largest, record.token_count, key, digest.digest())
+            around = (before + after).ljust(_HEADER_BYTES - _HEADER.size, b"\0")
+            head = (_MAGIC, self.item_bytes, len(before), len(after), largest, record.token_count, key)
+            digest.update(_summary(head) + around)
             file.seek(0)
-            file.write(header)
+            file.write(_HEADER.pack(*head, digest.digest()) + around)
             file.flush()
             os.fsync(file.fileno())
 
@@ -210,13 +232,23 @@ class ShardCache:
         self._sizes.pop(path, None)
 
 
-def _open_checked(path: Path, key: bytes) -> tuple[TokenArray, int]:
+@dataclass(frozen=True)
+class _Contents:
+    """What a cache file holds."""
+
+    tokens: TokenArray
+    largest: int
+    packed: PackedFile | None  # None: too much stood around the tokens in the shard's file
+
+
+def _open_checked(path: Path, key: bytes) -> _Contents:
     """Map a cache file and compare all of it with its header. Raises DataError when it is not what was written."""
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     if len(header) != _HEADER_BYTES:
         raise DataError(f"{path.name} is truncated.")
-    magic, item_bytes, largest, count, stored_key, digest = _HEADER.unpack_from(header)
+    *head, digest = _HEADER.unpack_from(header)
+    magic, item_bytes, before, after, largest, count, stored_key = head
     if magic != _MAGIC or item_bytes not in (2, 4) or stored_key != key or not count:
         raise DataError(f"{path.name} has a damaged header.")
     if path.stat().st_size != _HEADER_BYTES + count * item_bytes:
@@ -224,10 +256,28 @@ def _open_checked(path: Path, key: bytes) -> tuple[TokenArray, int]:
     dtype = np.dtype("<u2") if item_bytes == 2 else np.dtype("<u4")
     tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=(count,))
     found = hashlib.blake2b(tokens.data, digest_size=32)
-    found.update(_summary(largest, count))
+    found.update(_summary(tuple(head)) + header[_HEADER.size :])
     if found.digest() != digest:
         raise DataError(f"{path.name} is damaged.")
-    return tokens, largest
+    if not before:
+        return _Contents(tokens, largest, None)
+    segments = (
+        Segment(_HEADER.size, before),
+        Segment(_HEADER_BYTES, count * item_bytes),
+        Segment(_HEADER.size + before, after),
+    )
+    return _Contents(tokens, largest, PackedFile(path, PackedLayout(before, count, item_bytes, after), segments))
+
+
+def _around(record: TokenRecord) -> tuple[bytes, bytes]:
+    """What a shard's file has before and after its tokens; nothing when that is more than a cache file has room for."""
+    after_at = record.offset + record.token_count * WIDE_BYTES
+    if record.offset + record.path.stat().st_size - after_at > MAX_AROUND_BYTES:
+        return b"", b""
+    with record.path.open("rb") as file:
+        before = file.read(record.offset)
+        file.seek(after_at)
+        return before, file.read()
 
 
 def _touch(path: Path) -> None:
@@ -236,9 +286,9 @@ def _touch(path: Path) -> None:
     os.utime(path, ns=(now, now))
 
 
-def _summary(largest: int, count: int) -> bytes:
-    """The part of the header that the digest covers beside the tokens."""
-    return largest.to_bytes(4) + count.to_bytes(8)
+def _summary(head: tuple[object, ...]) -> bytes:
+    """The part of the header that the digest covers beside the tokens: all before it."""
+    return _HEADER.pack(*head, b"")
 
 
 def _shard_of(path: Path) -> int:

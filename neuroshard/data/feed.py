@@ -18,6 +18,7 @@ from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.loading import ShardLoader, UnusableShardError
 from neuroshard.data.opening import Genesis
 from neuroshard.data.rotation import DEFAULT_ROTATION_RULE, Rotation, RotationReason, RotationRule, plateau_reason
+from neuroshard.data.shard_ranges import ranges_of
 from neuroshard.data.windows import (
     Batch,
     TokenArray,
@@ -211,6 +212,8 @@ class DataFeed:
             cache_limit_bytes=self._cache.limit_bytes,
             next_shard_ready=self._next_ready,
             downloads=downloads,
+            shared=ranges_of(self._cache.shards()) if manifest.pages else (),
+            files_from_nodes=self._genesis.fetcher.files_from_others,
         )
 
     def _place(self, order: int) -> DataPosition:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -14,6 +15,8 @@ from typing import BinaryIO, Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
+from neuroshard.data.opened_file import OpenedFile
+from neuroshard.data.other_givers import OtherGivers, SourceChoice
 from neuroshard.data.retry import (
     DEFAULT_RETRY_POLICY,
     FileDamagedError,
@@ -40,6 +43,7 @@ class FileRequest:
     most_bytes: int
     digest: str | None = None  # SHA-256, hex
     give_up_after: int | None = None  # refusals (missing or damaged); an unreachable source is always asked again
+    address: str = ""  # names the exact contents to others that may have them, see OtherGivers; "": only the source has
 
 
 class Sink(Protocol):
@@ -151,20 +155,25 @@ class Transfer:
 class Fetcher:
     """Fetches from one source; its attempts, errors and waiting times are visible in `active()`.
 
-    `rng` spreads the retries; `wall_clock` (seconds since the epoch) is for display only: waiting uses the event
-    loop's monotonic clock, so a clock that jumps neither shortens nor prolongs it.
+    `others` are asked for files with an address while the source fails. `rng` spreads the retries; `wall_clock`
+    (seconds since the epoch) is for display only: waiting uses the event loop's monotonic clock, so a clock that jumps
+    neither shortens nor prolongs it.
     """
 
     def __init__(
         self,
         source: ShardSource,
         *,
+        others: OtherGivers | None = None,
         rng: Random | None = None,
         policy: RetryPolicy = DEFAULT_RETRY_POLICY,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.source = source
         self.refused_files = 0  # damaged or wrong files that were thrown away
+        self.files_from_others = 0
+        self._others = others
+        self._choice = SourceChoice()
         self._rng = rng if rng is not None else Random()  # noqa: S311 - jitter, not a secret
         self._policy = policy
         self._wall_clock = wall_clock
@@ -222,30 +231,65 @@ class Fetcher:
     async def _fetch(self, transfer: Transfer, accept: Callable[[], Awaitable[_T]]) -> _T:
         request = transfer.request
         failures = refusals = 0
+        asked_others: bool | None = None
+        shown: DataError | None = None
         try:
             while True:
+                asked_others = self._asks_others(request, asked_others)
                 failure: DataError
                 try:
-                    await self._attempt(transfer, failures + 1)
-                    return await accept()
+                    await self._attempt(transfer, failures + 1, from_others=asked_others)
+                    value = await accept()
                 except DataUnavailableError as error:
                     failure = error
                 except DataError as error:
                     transfer.restart()
                     self.refused_files += 1
                     failure = error
-                if not isinstance(failure, DataUnavailableError) or isinstance(failure, FileMissingError):
-                    refusals += 1
+                else:
+                    self._note_success(from_others=asked_others)
+                    return value
+                is_refusal = not isinstance(failure, DataUnavailableError) or isinstance(failure, FileMissingError)
+                refusals += is_refusal and not asked_others  # what others do says nothing about the data set
                 if request.give_up_after is not None and refusals >= request.give_up_after:
                     raise failure
                 gained = transfer.size - transfer.farthest
                 transfer.farthest = max(transfer.farthest, transfer.size)
-                failures = 0 if gained >= self._policy.progress_bytes else failures + 1
+                has_gained = gained >= self._policy.progress_bytes
+                failures = 0 if has_gained else failures + 1
+                if asked_others:
+                    failure = shown or failure
+                else:
+                    shown = failure
+                    self._choice.note_source(anyio.current_time(), is_down=not is_refusal and not has_gained)
+                    if has_gained:
+                        asked_others = None  # the rest of it comes by Range
+                    elif self._asks_others(request, asked_others):
+                        continue
                 await self.wait(request.name, failure, failures)
         finally:
             self.finished(request.name)
 
-    async def _attempt(self, transfer: Transfer, attempt: int) -> None:
+    def _asks_others(self, request: FileRequest, asked_others: bool | None) -> bool:
+        """Whether the next attempt goes to the others."""
+        if self._others is None or not request.address or not self._others.may_have(request.name, request.address):
+            return False
+        return self._choice.asks_others(anyio.current_time(), asked_others=asked_others)
+
+    def _note_success(self, *, from_others: bool) -> None:
+        if from_others:
+            self.files_from_others += 1
+        else:
+            self._choice.note_source(anyio.current_time(), is_down=False)
+
+    def _open(self, transfer: Transfer, *, from_others: bool) -> AbstractAsyncContextManager[OpenedFile]:
+        request = transfer.request
+        if not from_others or self._others is None:
+            return self.source.open(request.name, transfer.size, transfer.validator)
+        transfer.restart()
+        return self._others.open(request.name, request.address)
+
+    async def _attempt(self, transfer: Transfer, attempt: int, *, from_others: bool) -> None:
         """One try to get the rest of a file. Every `progress_bytes` must come within `stall_seconds`."""
         name = transfer.request.name
         stall = self._policy.stall_seconds
@@ -253,7 +297,7 @@ class Fetcher:
         offset_then = gained_then = transfer.size
         self._show(transfer, attempt, 0.0)
         with anyio.move_on_after(stall) as scope:
-            async with self.source.open(name, transfer.size, transfer.validator) as opened:
+            async with self._open(transfer, from_others=from_others) as opened:
                 transfer.begin(opened.offset, opened.total_bytes, opened.validator)
                 offset_then = gained_then = transfer.size
                 async for chunk in opened.chunks:

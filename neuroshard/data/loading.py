@@ -96,6 +96,7 @@ class ShardLoader:
             most_bytes=min(shard_size_limits(most)[1], self._cache.limit_bytes),
             digest=key.hex() if self._genesis.manifest.pages else None,
             give_up_after=None if patient else self._give_up_after,
+            address=key.hex() if self._genesis.manifest.pages else "",
         )
 
         def accept(path: Path) -> CachedShard:

@@ -94,8 +94,8 @@ class Genesis:
         """Store manifest and tokenizer, so that the run pinned to this data set opens again without its source."""
         manifest = self.manifest
         data = serialise_manifest(manifest, None) if manifest.pages else self._raw_manifest
-        _keep(self._store / _manifest_copy(manifest.root()), data)
-        _keep(self._store / _tokenizer_copy(sha256(self.tokenizer).hexdigest()), self.tokenizer)
+        _keep(self._store / manifest_copy(manifest.root()), data)
+        _keep(self._store / tokenizer_copy(sha256(self.tokenizer).hexdigest()), self.tokenizer)
 
 
 async def open_genesis(
@@ -117,8 +117,11 @@ async def open_genesis(
         trust = ManifestTrust(signing_key=pins.signing_key, was_signed=True)
     manifest, raw = _stored_manifest(store, pins) or (None, b"")
     if manifest is None:
-        request = FileRequest(MANIFEST_NAME, 2, MAX_MANIFEST_BYTES, give_up_after=give_up_after)
-        manifest, raw = await fetcher.fetch_bytes(request, lambda data: (parse_manifest(data, trust), data))
+        address = pins.root if pins is not None else ""
+        request = FileRequest(MANIFEST_NAME, 2, MAX_MANIFEST_BYTES, give_up_after=give_up_after, address=address)
+        manifest, raw = await fetcher.fetch_bytes(
+            request, lambda data: (pinned_manifest(data, pins) or parse_manifest(data, trust), data)
+        )
         if pins is not None:
             manifest = await _pinned_part(fetcher, store, manifest, pins)
     named = manifest.tokenizers[-1].sha256 if manifest.tokenizers else None
@@ -132,12 +135,12 @@ async def open_genesis(
 async def load_page(fetcher: Fetcher, store: Path, manifest: Manifest, page: int) -> bytes:
     """The digests of a page, from the store or the source; what the data set grew by since is cut off."""
     digest, entries = manifest.pages[page], manifest.page_entries(page)
-    copy = store / f"page-{digest}.bin"
+    copy = store / page_copy(digest)
     stored = _read_copy(copy, digest)
     if stored is not None:
         return stored
     name = page_name(page)
-    request = FileRequest(name, entries * DIGEST_BYTES, MAX_PAGE_BYTES)
+    request = FileRequest(name, entries * DIGEST_BYTES, MAX_PAGE_BYTES, address=digest)
     data = await fetcher.fetch_bytes(request, lambda data: checked_page(data, entries, digest, name))
     _keep(copy, data)
     return data
@@ -172,7 +175,7 @@ async def _cut(fetcher: Fetcher, store: Path, manifest: Manifest, total_shards: 
         : manifest.page_entries(last, total_shards) * DIGEST_BYTES
     ]
     digest = page_digest(prefix)
-    _keep(store / f"page-{digest}.bin", prefix)
+    _keep(store / page_copy(digest), prefix)
     return replace(
         manifest,
         total_shards=total_shards,
@@ -189,10 +192,10 @@ async def _load_tokenizer(
     if digest is None:
         request = FileRequest(TOKENIZER_NAME, 2, most_bytes, give_up_after=give_up_after)
         return await fetcher.fetch_bytes(request, bytes)
-    stored = _read_copy(store / _tokenizer_copy(digest), digest)
+    stored = _read_copy(store / tokenizer_copy(digest), digest)
     if stored is not None:
         return stored
-    current = FileRequest(TOKENIZER_NAME, 2, most_bytes, digest, give_up_after=give_up_after)
+    current = FileRequest(TOKENIZER_NAME, 2, most_bytes, digest, give_up_after=give_up_after, address=digest)
     try:
         return await fetcher.fetch_bytes(replace(current, give_up_after=min(2, give_up_after)), bytes)
     except DataError:
@@ -211,20 +214,36 @@ def _stored_manifest(store: Path, pins: GenesisPins | None) -> tuple[Manifest, b
     if pins is None:
         return None
     try:
-        data = (store / _manifest_copy(pins.root)).read_bytes()
+        data = (store / manifest_copy(pins.root)).read_bytes()
+    except OSError:
+        return None  # not there: the source has it
+    manifest = pinned_manifest(data, pins)
+    return None if manifest is None else (manifest, data)
+
+
+def pinned_manifest(data: bytes, pins: GenesisPins | None) -> Manifest | None:
+    """The manifest of exactly the pinned data, whoever gave it: the root proves it, without a signature."""
+    try:
         manifest = parse_manifest(data)
-    except (OSError, DataError):
-        return None  # not there or damaged: the source has it
-    if manifest.root() != pins.root:
+    except DataError:
         return None
-    return replace(manifest, signing_key=pins.signing_key), data
+    if pins is None or manifest.root() != pins.root or manifest.signing_key not in (None, pins.signing_key):
+        return None
+    return replace(manifest, signing_key=pins.signing_key)
 
 
-def _manifest_copy(root: str) -> str:
+def manifest_copy(root: str) -> str:
+    """Where the manifest of this root is kept."""
     return f"manifest-{root}.json"
 
 
-def _tokenizer_copy(digest: str) -> str:
+def page_copy(digest: str) -> str:
+    """Where the page of this digest is kept."""
+    return f"page-{digest}.bin"
+
+
+def tokenizer_copy(digest: str) -> str:
+    """Where the table of this digest is kept."""
     return f"tokenizer-{digest}.json"
 
 

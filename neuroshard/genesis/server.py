@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import stat
 import threading
+import time
 from contextlib import suppress
+from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,13 +17,9 @@ from typing import BinaryIO
 
 from neuroshard.errors import DataError, NetworkRefusedError
 from neuroshard.genesis.byte_ranges import Answer, answer_for
+from neuroshard.genesis.folder_status import TrafficCount, folder_status
+from neuroshard.genesis.served_files import STATUS_NAME, cache_control, is_served
 
-# Only these names are ever looked up, so no path can lead out of the folder or to anything else in it.
-_SERVED_NAME = re.compile(
-    r"manifest\.json|tokenizer\.json|checkpoints\.json|run\.json|pages/[0-9]{5}\.bin|shard_[0-9]{1,9}\.pt"
-    r"|tokenizers/[0-9a-f]{64}\.json",
-    re.ASCII,
-)
 _CHUNK_BYTES = 1 << 18
 _IDLE_SECONDS = 30.0
 _MAX_CONNECTIONS = 128
@@ -92,6 +89,8 @@ class _FolderServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.folder = folder
         self.is_private = address[0] in _LOOPBACK
+        self.traffic = TrafficCount()
+        self.started_at = time.monotonic()
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         super().__init__(address, _FolderHandler)
@@ -147,7 +146,10 @@ class _FolderHandler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.FORBIDDEN)  # a web page may have pointed its own name at this computer
             return
         name = self.path.split("?", 1)[0].removeprefix("/")
-        file = _open_regular(self.server.folder / name) if _SERVED_NAME.fullmatch(name) else None
+        if name == STATUS_NAME:
+            self._send_status(with_body=with_body)
+            return
+        file = _open_regular(self.server.folder / name) if is_served(name) else None
         if file is None:
             self._refuse(HTTPStatus.NOT_FOUND)
             return
@@ -157,24 +159,38 @@ class _FolderHandler(BaseHTTPRequestHandler):
             answer = answer_for(
                 status.st_size,
                 etag,
-                range_header=self.headers.get("Range"),
+                range_header=self.headers.get("Range") if with_body else None,  # RFC 9110, 14.2: of GET only
                 if_range=self.headers.get("If-Range"),
                 if_none_match=self.headers.get("If-None-Match"),
             )
-            self._send_head(answer, status.st_size, etag, name)
+            self.server.traffic.answered(answer.status)
+            self._send_head(answer, status, etag, name)
             if with_body:
                 self._send_body(file, answer)
+
+    def _send_status(self, *, with_body: bool) -> None:
+        body = folder_status(self.server.folder, self.server.traffic.now(), time.monotonic() - self.server.started_at)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
 
     def _is_local_host_name(self) -> bool:
         host = self.headers.get("Host", "")
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         return name.strip("[]").lower() in _LOOPBACK
 
-    def _send_head(self, answer: Answer, size: int, etag: str, name: str) -> None:
+    def _send_head(self, answer: Answer, file: os.stat_result, etag: str, name: str) -> None:
+        size = file.st_size
         self.send_response(answer.status)
         self.send_header("ETag", etag)
         self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Cache-Control", "no-cache")
+        self.send_header("Last-Modified", formatdate(file.st_mtime, usegmt=True))
+        self.send_header("Cache-Control", cache_control(name, size))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Content-Type", "application/json" if name.endswith(".json") else "application/octet-stream")
         if answer.status == HTTPStatus.PARTIAL_CONTENT:
@@ -194,9 +210,11 @@ class _FolderHandler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             self.wfile.write(chunk)
+            self.server.traffic.sent(len(chunk))
             left -= len(chunk)
 
     def _refuse(self, status: HTTPStatus) -> None:
+        self.server.traffic.answered(status)
         self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()

@@ -12,7 +12,7 @@ from neuroshard.identity.claims import (
     sign_claim,
     verify_claim,
 )
-from neuroshard.identity.delegation import Delegation, DelegationExpiredError
+from neuroshard.identity.delegation import Delegation, DelegationExpiredError, KnownDelegations
 from neuroshard.identity.hashing import hash_parts
 from neuroshard.identity.node_key import NodeKey
 from neuroshard.identity.peer_id import node_id_of, public_key_of
@@ -35,6 +35,7 @@ __all__ = [
     "Delegation",
     "DelegationExpiredError",
     "ForeignClaimError",
+    "KnownDelegations",
     "MalformedClaimError",
     "NodeIdentity",
     "NodeKey",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from neuroshard.errors import DataError
 from neuroshard.identity.canonical import canonical_json, parse_json
-from neuroshard.identity.delegation import Delegation
+from neuroshard.identity.delegation import Delegation, KnownDelegations
 from neuroshard.identity.fields import exact_object, hex_field, number_field, text_field
 from neuroshard.identity.node_key import NodeKey
 from neuroshard.identity.signing import SIGNATURE_BYTES, purpose_message, verify_signature
@@ -112,8 +112,10 @@ def verify_claim(
     now: float,
     sender: NodeId | None = None,
     max_age_seconds: float | None = None,
+    *,
+    known: KnownDelegations | None = None,
 ) -> VerifiedClaim:
-    """Check purpose, sender (when given), signature, delegation and age, in this order.
+    """Check purpose, sender (when given), signature, delegation (unless `known` already) and age, in this order.
 
     Raises ForeignClaimError, SignatureError, DelegationExpiredError or ClaimExpiredError.
     """
@@ -124,7 +126,7 @@ def verify_claim(
         raise ForeignClaimError(f"A claim of node {node_id} came in the name of {sender}.")
     message = _message(claim.domain, claim.payload, claim.issued_at, claim.delegation)
     verify_signature(claim.delegation.node_public_key, message, claim.signature)
-    claim.delegation.verify(now)
+    claim.delegation.verify(now, known)
     if claim.issued_at > now + MAX_CLOCK_SKEW_SECONDS:
         raise ClaimExpiredError(f"A claim of node {node_id} is dated in the future.", "Check the clocks.")
     if max_age_seconds is not None and claim.issued_at < now - max_age_seconds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from neuroshard.errors import DataError
 from neuroshard.identity.fields import exact_object, hex_field, number_field
@@ -18,6 +19,7 @@ from neuroshard.identity.signing import (
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import JsonValue, NodeId, WalletId
 
+MOST_KNOWN = 1024
 _FIELDS = {"node_public_key", "wallet_public_key", "expires_at", "signature"}
 
 
@@ -40,7 +42,7 @@ class Delegation:
         message = _message(node_public_key, wallet.public_key, int(expires_at))
         return cls(node_public_key, wallet.public_key, int(expires_at), wallet.sign(message))
 
-    @property
+    @cached_property
     def node_id(self) -> NodeId:
         """The node that may act."""
         return node_id_of(self.node_public_key)
@@ -50,10 +52,16 @@ class Delegation:
         """The wallet it acts for."""
         return wallet_id_of(self.wallet_public_key)
 
-    def verify(self, now: float) -> None:
-        """Raises SignatureError when the wallet did not sign this, DelegationExpiredError when it has run out."""
-        message = _message(self.node_public_key, self.wallet_public_key, self.expires_at)
-        verify_signature(self.wallet_public_key, message, self.signature)
+    def verify(self, now: float, known: KnownDelegations | None = None) -> None:
+        """Raises SignatureError when the wallet did not sign this, DelegationExpiredError when it has run out.
+
+        The signature of one that is `known` holds; others that hold are known afterwards.
+        """
+        if known is None or self not in known:
+            message = _message(self.node_public_key, self.wallet_public_key, self.expires_at)
+            verify_signature(self.wallet_public_key, message, self.signature)
+            if known is not None:
+                known.add(self)
         if now >= self.expires_at:
             raise DelegationExpiredError(f"The delegation of node {self.node_id} expired.")
 
@@ -76,6 +84,23 @@ class Delegation:
             expires_at=int(number_field(fields["expires_at"], "expires_at")),
             signature=hex_field(fields["signature"], SIGNATURE_BYTES, "signature"),
         )
+
+
+class KnownDelegations:
+    """Delegations whose signatures were checked: one comes with every claim of its node. The youngest few are kept."""
+
+    def __init__(self, most: int = MOST_KNOWN) -> None:
+        self._most = most
+        self._known: dict[Delegation, None] = {}
+
+    def __contains__(self, delegation: Delegation) -> bool:
+        return delegation in self._known
+
+    def add(self, delegation: Delegation) -> None:
+        """Remember one whose signature holds."""
+        while len(self._known) >= self._most:
+            del self._known[next(iter(self._known))]
+        self._known[delegation] = None
 
 
 def _message(node_public_key: bytes, wallet_public_key: bytes, expires_at: int) -> bytes:

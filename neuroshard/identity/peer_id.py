@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import base58
 
 from neuroshard.identity.signing import PUBLIC_KEY_BYTES
@@ -9,9 +11,11 @@ from neuroshard.types import NodeId
 
 # identity multihash (code 0, length 36) of the protobuf message {Type = Ed25519 (1), Data = 32 bytes}
 _PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
+MOST_REMEMBERED = 2048  # of each way
 _MAX_CHARACTERS = 64  # an Ed25519 peer id has 52; decoding is quadratic in the length
 
 
+@lru_cache(MOST_REMEMBERED)  # base58 is arithmetic on a long number, and the same nodes speak all the time
 def node_id_of(public_key: bytes) -> NodeId:
     """The peer id ("12D3KooW...") of a raw Ed25519 public key of 32 bytes. Raises ValueError for another length."""
     if len(public_key) != PUBLIC_KEY_BYTES:
@@ -19,6 +23,7 @@ def node_id_of(public_key: bytes) -> NodeId:
     return NodeId(base58.b58encode(_PREFIX + public_key).decode())
 
 
+@lru_cache(MOST_REMEMBERED)
 def public_key_of(node_id: str) -> bytes:
     """The raw Ed25519 public key inside a node id. Raises ValueError when it is no peer id of such a key."""
     if len(node_id) > _MAX_CHARACTERS or not node_id.isascii():

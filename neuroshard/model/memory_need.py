@@ -17,7 +17,9 @@ from neuroshard.model.network_memory import planned_bytes
 from neuroshard.model.row_chunks import chunk_bytes_on, chunk_rows
 from neuroshard.types import Architecture, LayerRange
 
-PROCESS_BYTES = 430 * MEGABYTE  # measured 351 MB after all imports and first operations, plus server, log, data, slack
+# Peak resident memory of whole nodes with dashboard, network and data, on Linux: 391 MB without training; with it, less
+# the vectors below, 339, 332 and 221 MB under limits of 500, 700 and 1,000 MB. The rest is slack.
+PROCESS_BYTES = 430 * MEGABYTE
 ACCELERATOR_BYTES = 700 * MEGABYTE  # context and library workspaces of a CUDA device
 FRAGMENTATION = 1.05  # what the allocators keep beyond what is asked of them
 CACHED_TEXTS = 4  # that are continued with a stage at the same time

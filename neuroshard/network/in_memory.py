@@ -170,7 +170,7 @@ class InMemoryTransport:
         """See Transport."""
         self._server.serve(kind, handler, limits or FrameLimits(), max_concurrent)
 
-    async def connect(self, address: str) -> NodeId:
+    async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """See Transport; addresses read /memory/p2p/<node id>."""
         prefix, _, node_id = address.rpartition("/p2p/")
         if prefix != "/memory":
@@ -182,12 +182,16 @@ class InMemoryTransport:
         """See Transport."""
         return (f"/memory/p2p/{self._local_id}",)
 
+    def peers(self) -> frozenset[NodeId]:
+        """See Transport."""
+        return frozenset(self._network.nodes()) - {self._local_id}
+
     def connections(self) -> tuple[Connection, ...]:
         """See Transport."""
-        others = (node_id for node_id in self._network.nodes() if node_id != self._local_id)
         return tuple(
             Connection(node_id, f"/memory/p2p/{node_id}", ConnectionKind.IN_MEMORY, is_outbound=True, since=0.0)
-            for node_id in others
+            for node_id in self._network.nodes()
+            if node_id != self._local_id
         )
 
     async def close(self) -> None:

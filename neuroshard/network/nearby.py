@@ -129,7 +129,7 @@ class Nearby:
             await channel.say()
         while True:
             await anyio.sleep(RETRY_SECONDS)
-            if not network.transport.connections():
+            if not network.transport.peers():
                 await channel.ask()
 
     async def _answer(self, channel: _Channel) -> None:

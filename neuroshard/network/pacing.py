@@ -38,6 +38,10 @@ class UploadPacer:
             return byte_count
         return min(byte_count, max(LEAST_PORTION_BYTES, int(self._rate * BURST_SECONDS)))
 
+    def seconds_behind(self) -> float:
+        """How long the next byte has to wait."""
+        return max(0.0, self._free_at - anyio.current_time())
+
     async def spend(self, byte_count: int) -> None:
         """Wait until so many bytes may leave. Whoever is cancelled meanwhile has spent them all the same."""
         if self._rate == inf:

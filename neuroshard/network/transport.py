@@ -91,16 +91,23 @@ class Transport(Protocol):
         """
         ...
 
-    async def connect(self, address: str) -> NodeId:
-        """Connect to a multiaddr that ends with /p2p/<node id>. Raises PeerUnreachableError, UsageError."""
+    async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
+        """Connect to a multiaddr that ends with /p2p/<node id>. Raises PeerUnreachableError, UsageError.
+
+        `is_given`: by this node's owner. What others tell of may not lead to this computer, unless all is on it.
+        """
         ...
 
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs at which others may reach this node."""
         ...
 
+    def peers(self) -> frozenset[NodeId]:
+        """Whom this node is connected with; costs little, for those who look every second."""
+        ...
+
     def connections(self) -> tuple[Connection, ...]:
-        """Peers this node is connected with."""
+        """The same peers, with all that there is to tell about each connection."""
         ...
 
     async def close(self) -> None:

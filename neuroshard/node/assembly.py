@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from math import inf
 
 import anyio
 import anyio.to_thread
@@ -21,6 +22,7 @@ from neuroshard.model.memory_limit import tier_mb
 from neuroshard.node.arrival import tell_run
 from neuroshard.node.cores import default_threads
 from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
+from neuroshard.node.data_sharing import DataSharing
 from neuroshard.node.demo import DemoData, DemoOptions
 from neuroshard.node.own_run import OwnRun, OwnRuns
 from neuroshard.node.placing import Placing, windows_of
@@ -56,6 +58,7 @@ class Assembly:
         finder: RunFinder,
         named: Callable[[], Awaitable[FoundRun | None]],
         enter: Callable[[OwnRun, str], Placing],
+        sharing: DataSharing,
         demo: DemoOptions | None,
         holds_layers: bool = True,
     ) -> None:
@@ -71,6 +74,7 @@ class Assembly:
         self._publisher = publisher
         self._finder = finder
         self._enter = enter
+        self._sharing = sharing
         self._demo = demo
         self._holds_layers = holds_layers
         self._closing = AsyncExitStack()
@@ -82,8 +86,7 @@ class Assembly:
             device = choose_device(self._settings.device)
             threads = self._settings.cpu_threads or default_threads()
             compute = self._compute_thread(threads)
-            speed = await compute.run(partial(matmul_flops_per_second, device.torch_device()))
-            room = self._room(device, speed)
+            room = self._room(device, await self._speed(compute, device))
             _check_memory(room, self._demo)
         location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
         runs = OwnRuns(self._settings.data_dir, self._wallet)
@@ -99,7 +102,19 @@ class Assembly:
                 placing.swarm.windows = windows
                 self.startup.tell(MODEL, "Asking the others which layers they hold.")
             stages = await placing.choose(first, kept_stages(self._settings.data_dir, self._identity, run))
-        ground = Ground(run, data, fetcher, compute, device, threads, room, self._memory, placing.swarm, windows)
+        ground = Ground(
+            run,
+            data,
+            fetcher,
+            compute,
+            device,
+            threads,
+            room,
+            self._memory,
+            placing.swarm,
+            self._sharing.shelf,
+            windows,
+        )
         return ground, stages
 
     async def lay_to_drive(self) -> Ground:
@@ -116,7 +131,7 @@ class Assembly:
             raise UsageError("A trainer drives a run of others, and none was found.", HOW_TO_JOIN)
         self._tell_run(data.run, found)
         swarm = self._enter(data.run, fetcher.source.description).swarm
-        return Ground(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, ())
+        return Ground(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, self._sharing.shelf, ())
 
     async def close(self) -> None:
         """End threads, files and connections."""
@@ -126,6 +141,12 @@ class Assembly:
         compute = ComputeThread(threads)
         self._closing.callback(compute.close)
         return compute
+
+    async def _speed(self, compute: ComputeThread, device: Device) -> float:
+        """Floating-point operations a second, for the choice of a model. A run that was named has one already."""
+        if self._settings.run:
+            return inf
+        return await compute.run(partial(matmul_flops_per_second, device.torch_device()))
 
     def _room(self, device: Device, flops_per_second: float) -> Room:
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
@@ -153,7 +174,7 @@ class Assembly:
         """The source of the data, opened, and what is known of a run on them."""
         named = await self._named()
         with self.startup.stage(DATA):
-            fetcher = Fetcher(open_source(location))
+            fetcher = Fetcher(open_source(location), others=self._sharing)
             self._closing.push_async_callback(fetcher.source.aclose)
             return fetcher, *await self._open_data(fetcher, runs, room, named)
 
@@ -161,7 +182,7 @@ class Assembly:
         self, fetcher: Fetcher, runs: OwnRuns, room: Room, named: FoundRun | None
     ) -> tuple[OpenedData, FoundRun | NoRun]:
         """Open the data set of a run to join, or of a run of one's own; what is waited for stands in the status."""
-        store = self._settings.paths.data_cache / "descriptions"
+        store = self._sharing.shelf.store
         limit = largest_tokenizer_bytes(room.tier_mb)
 
         async def opened() -> tuple[OpenedData, FoundRun | NoRun]:

@@ -107,6 +107,7 @@ def _feed(
         limit_bytes=settings.max_storage * 1_000_000,
         vocabulary_size=architecture.vocabulary_size,
     )
+    ground.shelf.cache = cache
     feed = DataFeed(
         ground.data.genesis,
         cache,

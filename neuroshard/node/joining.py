@@ -20,12 +20,13 @@ from neuroshard.node.tasks import accompanied
 from neuroshard.swarm.round import Offload
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.record import StageIdentity
+from neuroshard.training.rounds.vote_book import KEPT_STEPS, ROUNDS_FOLDER, FolderBook
 from neuroshard.training.transfer.download import Progress, StageFile
 from neuroshard.training.transfer.errors import DonorError, LyingDonorError
 from neuroshard.training.transfer.fields import StageName
 from neuroshard.training.transfer.install import install
 from neuroshard.training.transfer.layout import outer_root, snapshot_layout
-from neuroshard.training.transfer.manifest import ANY, SnapshotManifest
+from neuroshard.training.transfer.manifest import ANY, ANY_AGE, SnapshotManifest
 from neuroshard.training.transfer.partial_file import PartialFile
 from neuroshard.training.transfer.receiver import Received, Receiver
 from neuroshard.training.transfer.standing import Standing, best_of
@@ -39,7 +40,6 @@ HEAR_SECONDS = 0.1
 PATIENCE_SECONDS = 5.0
 TELL_SECONDS = 0.5
 FRESH_SECONDS = 30.0  # a donor's snapshot may be so old; of an older one a new one is made
-ANY_AGE = 1e9
 MOST_DONORS = 4
 MOST_ASKED = 16  # of those that may keep a copy
 PARTIAL_FILE, PARTIAL_NAME = "incoming.part", "incoming.snapshot"
@@ -56,6 +56,7 @@ class Joining:
     store: CheckpointStore
     tell: Tell
     expects_others: bool = True  # a run that this node was invited to
+    may_catch_up: bool = False  # with rounds that ended while it was away, by their aggregates
     offload: Offload = anyio.to_thread.run_sync
     tell_percent: Callable[[int], None] = lambda _: None  # of the state that is fetched
     _liars: set[NodeId] = field(default_factory=set[NodeId])
@@ -85,9 +86,22 @@ class Joining:
                 if own is not None or not was_trained(self.swarm):
                     return own is not None
                 self.tell(f"{_named(self.identity.layers)} were trained, but nobody who answers has them: waiting.")
-            elif await self._joined(best, standings):
+            elif await self._may_go_on(own, standings[best]) or await self._joined(best, standings):
                 return True
             await anyio.sleep(LOOK_SECONDS)
+
+    async def _may_go_on(self, own: Standing | None, best: Standing) -> bool:
+        """Whether the rounds between the own state and the best are few, and the first can be asked for.
+
+        This node knows its end, or its voters by the certificate before. Then it trains on from its own state and takes
+        over how they have ended; if nobody tells that, it follows.
+        """
+        if own is None or not self.may_catch_up or not best.is_live:
+            return False
+        if not 0 < best.outer_step - own.outer_step <= KEPT_STEPS:
+            return False
+        ended = await self.offload(FolderBook(self.store.folder / ROUNDS_FOLDER).ended)
+        return any(own.root in (certificate.value.root, certificate.value.next_root) for certificate in ended)
 
     async def _hear_of_others(self) -> None:
         """Wait a little for the first word of anybody."""

@@ -103,7 +103,7 @@ class Networking:
             return NetworkState.FAILED, f"The network does not work: {self._failure} Training goes on without it."
         if self._network is None:
             return NetworkState.STARTING, "Connecting."
-        count = len(self._network.transport.connections())
+        count = len(self._network.transport.peers())
         if count:
             return NetworkState.CONNECTED, f"Connected with {count} other node{'s' if count > 1 else ''}."
         return NetworkState.ALONE, self._why_alone()
@@ -160,13 +160,13 @@ class Networking:
                 if slept.has_slept():
                     self.book.try_all_again()
                 now = anyio.current_time()
-                connected = {connection.peer for connection in network.transport.connections()}
+                connected = network.transport.peers()
                 for address in self._to_dial(now, connected, dialling):
                     dialling.add(address.text)
                     tasks.start_soon(self._dial, network, address, limiter, dialling)
                 await anyio.sleep(LOOK_SECONDS)
 
-    def _to_dial(self, now: float, connected: set[NodeId], dialling: set[str]) -> list[KnownAddress]:
+    def _to_dial(self, now: float, connected: frozenset[NodeId], dialling: set[str]) -> list[KnownAddress]:
         """Whom to dial now: anybody while connections are missing."""
         has_enough = len(connected) >= WANTED_CONNECTIONS
         due = self.book.given_due(now, connected) if has_enough else self.book.due(now, connected)
@@ -178,7 +178,8 @@ class Networking:
         try:
             async with limiter:
                 with anyio.fail_after(DIAL_SECONDS):
-                    await network.transport.connect(address.text)
+                    is_given = address.is_given or address.is_remembered
+                    await network.transport.connect(address.text, is_given=is_given)
         except (NeuroShardError, TimeoutError) as error:
             self.book.note_failure(address.text, anyio.current_time())
             level = logging.WARNING if address.is_given and address.failures == 0 else logging.DEBUG

@@ -8,6 +8,7 @@ import anyio
 
 from neuroshard.node.application import Beginning, Workplace
 from neuroshard.node.assembly import Assembly
+from neuroshard.node.data_sharing import DataSharing
 from neuroshard.node.drive_training import begin_driving
 from neuroshard.node.holder_watch import HolderWatch
 from neuroshard.node.local_swarm import Invitation, LocalSwarm
@@ -20,6 +21,8 @@ from neuroshard.node.stage_safety import StageSafety
 from neuroshard.node.stage_training import Ground, RunningNode, StageTraining
 from neuroshard.node.tasks import Companion
 from neuroshard.node.training_life import TrainingLife
+
+DESCRIPTIONS = "descriptions"  # folder in the data cache
 
 
 class NodeWork:
@@ -34,6 +37,8 @@ class NodeWork:
         place, beginning = self._place, self._beginning
         publisher, society, startup = beginning.publisher, beginning.society, beginning.startup
         settings, wish = place.configuration.settings, beginning.wish
+        sharing = DataSharing(society, settings.paths.data_cache / DESCRIPTIONS)
+        society.networking.attach(sharing.live)
         assembly = Assembly(
             settings=settings,
             wallet=place.wallet,
@@ -44,6 +49,7 @@ class NodeWork:
             finder=society.finder,
             named=self._named,
             enter=self._enter,
+            sharing=sharing,
             demo=place.demo,
             holds_layers=not place.is_trainer,
         )

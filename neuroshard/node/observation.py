@@ -1,4 +1,4 @@
-"""Looks at the running parts once a second and publishes what it sees as one snapshot."""
+"""Looks at the running parts twice a second, and when their state changes; publishes what it sees as one snapshot."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Observer:
             tasks.start_soon(self._sample_resources)
             while True:
                 self.publish()
-                await anyio.sleep(PUBLISH_SECONDS)
+                with anyio.move_on_after(PUBLISH_SECONDS):
+                    await self._node.trainer.until_state_changes()
 
     def publish(self) -> None:
         """Publish what the parts say now, and let others know soon when this node begins to do something else."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -34,11 +36,12 @@ class Placing:
     swarm: StageSwarm
     networking: Networking
     is_first: bool = False  # of a demo: it takes the first layers, so that the dashboard which opens shows all there is
+    now: Callable[[], float] = time.time  # as the membership counts
 
     async def choose(self, windows: tuple[StageRange, ...], kept: StageRange | None) -> StageRange:
         """One of the windows; what is kept on disk comes first, because others may have nothing.
 
-        Without it the swarm is listened to for a few seconds.
+        Without it the swarm is listened to for a few seconds, those before this call included.
         """
         around_kept = [window for window in windows if kept is not None and window.covers(kept)]
         if around_kept:
@@ -58,18 +61,13 @@ class Placing:
         return chosen
 
     async def _listen(self) -> None:
-        """Until nobody new was heard of for a while."""
-        began = anyio.current_time()
-        known, quiet_since = 0, began
-        while anyio.current_time() < began + LONGEST_SECONDS:
-            await anyio.sleep(LOOK_SECONDS)
-            now = anyio.current_time()
-            members = len(self.swarm.membership.view.members)
-            if members != known:
-                known, quiet_since = members, now
-            patience = QUIET_SECONDS if members > 1 else PATIENCE_SECONDS
-            if now - quiet_since >= patience:
-                return
+        """Until nobody new was heard of for a while, which may have gone by before."""
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            while self.swarm.membership.met_at is None:
+                await anyio.sleep(LOOK_SECONDS)
+        with anyio.move_on_after(LONGEST_SECONDS):
+            while (met_at := self.swarm.membership.met_at) is not None and self.now() - met_at < QUIET_SECONDS:
+                await anyio.sleep(LOOK_SECONDS)
 
 
 def windows_of(parameters: RunParameters, room: Room, most: int | None) -> tuple[StageRange, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -36,6 +36,7 @@ ASKED_AT_ONCE = 32  # peers
 DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between looks for a run's nodes in the directory; then the last
 MOST_RECORDS = 32
 NEWER_VERSION_SECONDS = 300.0  # how often a peer is asked whether the run's owner signed a newer version
+PEERS_AT_FULL_PACE = 8  # of more of them each is asked more seldom: one who knows it is found as soon
 LOOK_SECONDS = 10.0  # between looks for peers to ask, and for a version that was signed on this computer
 
 
@@ -71,8 +72,9 @@ class RunExchange:
             await anyio.sleep(LOOK_SECONDS)
             if self.followed is None or not self.is_shared:
                 continue
-            now, peers = anyio.current_time(), [connection.peer for connection in network.transport.connections()]
-            asked = {peer: asked[peer] for peer in peers if now - asked.get(peer, -inf) < NEWER_VERSION_SECONDS}
+            now, peers = anyio.current_time(), network.transport.peers()
+            pause = NEWER_VERSION_SECONDS * max(1.0, len(peers) / PEERS_AT_FULL_PACE)
+            asked = {peer: asked[peer] for peer in peers if now - asked.get(peer, -inf) < pause}
             for peer in peers:
                 if peer not in asked:
                     asked[peer] = now
@@ -93,7 +95,7 @@ class RunExchange:
         The nodes of the run are looked for in the directory meanwhile: a seed knows no runs but keeps their addresses.
         """
 
-        def tell_what_is_missing(peers: Sequence[NodeId]) -> None:
+        def tell_what_is_missing(peers: Collection[NodeId]) -> None:
             tell(f"Looking for nodes of run {run_id[:16]}. {_what_is_missing(peers, networking)}")
 
         async def fetched() -> RunOffer:
@@ -119,7 +121,7 @@ class RunExchange:
         networking: Networking,
         run_id: RunId | None,
         pause_seconds: float,
-        look: Callable[[Sequence[NodeId]], None],
+        look: Callable[[Collection[NodeId]], None],
     ) -> RunOffer:
         """What the first peer says that knows the run. All are asked at once, again and again: one may be silent."""
         asking: set[NodeId] = set()
@@ -136,7 +138,7 @@ class RunExchange:
 
             while True:
                 network = await networking.up()
-                peers = [connection.peer for connection in network.transport.connections()]
+                peers = network.transport.peers()
                 waiting = sorted((peer for peer in peers if peer not in asking), key=lambda peer: times_asked[peer])
                 for peer in waiting[: ASKED_AT_ONCE - len(asking)]:
                     asking.add(peer)
@@ -180,22 +182,26 @@ class RunExchange:
 
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
         """What a peer says about a run; None when it knows none, does not answer, or says something wrong."""
+        data = await self._told(network, peer, run_id)
+        return None if data is None else _read(peer, run_id, data)
+
+    async def _told(self, network: Network, peer: NodeId, run_id: RunId | None) -> bytes | None:
         try:
             answer = await network.transport.request(
                 peer, Frame(RUN_KIND, {"run": run_id}), timeout_seconds=ASK_SECONDS
             )
-            data = answer.header.get("offer")
-            if not isinstance(data, bytes):
-                return None
-            return read_offer(data) if run_id is None else checked_offer(run_id, data)
-        except DataError as error:
-            log.warning("What node %s says about a run is ignored: %s", peer, error)
         except NeuroShardError as error:
             log.debug("Node %s knows no run: %s", peer, error)
-        return None
+            return None
+        data = answer.header.get("offer")
+        return data if isinstance(data, bytes) else None
 
     async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
-        offer = await self._ask(network, peer, followed.offer.run_id)
+        run_id = followed.offer.run_id
+        data = await self._told(network, peer, run_id)
+        if data is None or data == followed.offer.to_json():  # as nearly always
+            return
+        offer = _read(peer, run_id, data)
         if offer is None:
             return
         choice = followed.learn(offer)
@@ -205,12 +211,20 @@ class RunExchange:
             log.warning("%s", choice.reason)
 
 
+def _read(peer: NodeId, run_id: RunId | None, data: bytes) -> RunOffer | None:
+    try:
+        return read_offer(data) if run_id is None else checked_offer(run_id, data)
+    except DataError as error:
+        log.warning("What node %s says about a run is ignored: %s", peer, error)
+    return None
+
+
 async def _pause(network: Network, seconds: float, *, had_peers: bool) -> None:
     """So long, or until the first peer is there to be asked."""
     with anyio.move_on_after(seconds):
-        while had_peers or not network.transport.connections():
+        while had_peers or not network.transport.peers():
             await anyio.sleep(CONNECTION_LOOK_SECONDS)
 
 
-def _what_is_missing(peers: Sequence[NodeId], networking: Networking) -> str:
+def _what_is_missing(peers: Collection[NodeId], networking: Networking) -> str:
     return "None of the nodes that answer knows it yet." if peers else networking.state()[1]

@@ -136,7 +136,7 @@ async def _tell_company(networking: Networking) -> None:
     while True:
         await anyio.sleep(TOLD_SECONDS)
         network = networking.current
-        connected = 0 if network is None else len(network.transport.connections())
+        connected = 0 if network is None else len(network.transport.peers())
         if connected != told:
             told = connected
             log.info("%d nodes are connected.", connected)

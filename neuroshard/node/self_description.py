@@ -36,6 +36,7 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
         interval_seconds=1.0,
         inherited_steps=training.inherited_steps,
         inherited_tokens=training.inherited_tokens,
+        cached=data.shared if data else (),
     )
 
 

@@ -102,8 +102,7 @@ class Society:
             said = own_report(status(), offer.run_id)
             if self.swarm is None:
                 return said
-            ready_percent = self.swarm.ready_percent if said.state is NodeState.STARTING else 0
-            return replace(said, windows=self.swarm.windows, ready_percent=ready_percent)
+            return report_of_stages(said, self.swarm)
 
         def announcement() -> Announcement:
             version = versions.offer.parameters.version
@@ -130,6 +129,7 @@ class Society:
         versions, participant = self.exchange.follow(offer), self.participant
         assert participant is not None
         self.swarm = StageSwarm(self.identity, versions, participant.membership, self.networking)
+        self.swarm.speak_soon = participant.speak_soon
         self.networking.attach(self.swarm.live)
         return self.swarm
 
@@ -189,6 +189,16 @@ class Society:
             refused=() if network is None else network.reputation.refused(),
             join_line=join_line(self.served, addresses, self.genesis),
         )
+
+
+def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
+    """What a node says of itself, with the stages that it gets ready for: those that it goes to, if it does."""
+    percent = swarm.ready_percent if said.state is NodeState.STARTING else 0
+    if swarm.destination is not None:
+        layers = swarm.destination.layers(swarm.plan)
+        roles = layers.roles(swarm.plan[-1].stop)
+        said, percent = replace(said, state=NodeState.STARTING, layers=layers, roles=roles), 0
+    return replace(said, windows=swarm.windows, ready_percent=percent)
 
 
 async def observe_network(society: Society, publisher: Publisher) -> None:

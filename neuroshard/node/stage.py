@@ -32,7 +32,7 @@ from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.rounds.gathering import Replica
 from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
-from neuroshard.training.rounds.vote_book import FolderBook
+from neuroshard.training.rounds.vote_book import ROUNDS_FOLDER, FolderBook
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.transfer.live_snapshots import LiveSnapshots
@@ -179,6 +179,7 @@ def _outer_part(
         partial(swarm.replicas, index),
         swarm.wallet_of,
         run.parameters.admission == "strangers",
+        swarm.newcomers,
     )
     vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size)
     group = GroupRounds(
@@ -187,7 +188,7 @@ def _outer_part(
         alone,
         swarm.sign,
         Judging(outer.root_after, vote.objection),
-        book=FolderBook(home.store.folder / "rounds"),
+        book=FolderBook(home.store.folder / ROUNDS_FOLDER),
         vector_length=stage.outer_state.anchor.numel(),
         told=swarm.rounds.earlier(swarm.name_of(index)),
     )

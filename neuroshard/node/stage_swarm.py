@@ -11,11 +11,11 @@ from typing import TypeAlias
 import anyio
 from torch import Tensor
 
-from neuroshard.errors import NeuroShardError
 from neuroshard.identity import NodeIdentity, SignedClaim
 from neuroshard.model.stage_plan import StagePlan
-from neuroshard.network import Network, PeerUnreachableError, ScoreReason
+from neuroshard.network import Network, ScoreReason
 from neuroshard.node.confirmed_holders import VALID_SECONDS, ConfirmedHolders
+from neuroshard.node.dialled_requests import DialledRequests
 from neuroshard.node.lost_nodes import LostNodes
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
@@ -53,7 +53,6 @@ from neuroshard.wire import Frame, FrameLimits
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES})
 HOLDING = AT_WORK | {NodeState.PAUSED}
 GONE = frozenset({NodeState.STOPPING, NodeState.NOT_TRAINING, NodeState.FAILED})
-DIAL_SECONDS = 10.0
 PRESENCE_LOOK_SECONDS = 1.0
 ABSENCE_SECONDS = 3.0  # without a connection, until a node counts as gone and holds no stage up any more
 MOST_RANGES = 4096  # that are remembered
@@ -103,6 +102,7 @@ class StageSwarm:
         self._version = offer.initial.parameters.version  # no later one changes what stages say to each other
         self._options = options or HopOptions(WirePrecision(parameters.wire_precision))
         self._networking = networking
+        self._requests = DialledRequests(networking, membership)
         self._shapes = [
             StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size) for layers in self.plan
         ]
@@ -116,6 +116,8 @@ class StageSwarm:
         self.unobtainable: frozenset[int] = frozenset()  # stages of which nobody who answers has the state
         self.windows: tuple[StageRange, ...] = ()  # the longest runs of stages that this computer holds, for the others
         self.ready_percent = 0  # of the states that this node fetches before it can work
+        self.destination: StageRange | None = None  # where this node goes, while it still holds other stages
+        self.speak_soon: Callable[[], None] = _unheard  # lets the others know what this node does now
         self.told_copies: Mapping[int, ToldCopy] = {}  # of stages that another node holds alone
         self.donor = Donor(membership.knows, report=self._report)  # of the state of stages that lies here
         self.rounds = RoundDoor()  # of replicas that are held here
@@ -135,9 +137,11 @@ class StageSwarm:
             await anyio.sleep(ABSENCE_SECONDS)  # a network that has just come up knows nobody yet
             while True:
                 now = anyio.current_time()
-                seen |= dict.fromkeys((connection.peer for connection in network.transport.connections()), now)
+                seen |= dict.fromkeys(network.transport.peers(), now)
                 seen = {peer: at for peer, at in seen.items() if now - at <= ABSENCE_SECONDS}
-                self._endpoints.keep_only({self.node_id, *seen})
+                present = {self.node_id, *seen}
+                self._endpoints.keep_only(present)
+                self.donor.keep_only(present)
                 await anyio.sleep(PRESENCE_LOOK_SECONDS)
         finally:
             self.donor.close()
@@ -162,6 +166,11 @@ class StageSwarm:
             )
         )
 
+    def go_to(self, stages: StageRange | None) -> None:
+        """Tell the others at once which stages this node goes to, so that nobody else does; None: it stays."""
+        self.destination = stages
+        self.speak_soon()
+
     def release(self) -> None:
         """Nothing is held here any more."""
         for stage in self._local:
@@ -178,7 +187,7 @@ class StageSwarm:
     def is_connected(self, node_id: NodeId) -> bool:
         """Whether there is a connection with a node."""
         network = self._networking.current
-        return network is not None and any(one.peer == node_id for one in network.transport.connections())
+        return network is not None and node_id in network.transport.peers()
 
     def is_member(self, node_id: NodeId) -> bool:
         """Whether a node reports of its work in this run."""
@@ -261,6 +270,15 @@ class StageSwarm:
         """The other nodes that can work on a stage now, in the order of their names."""
         return self._others_at_work(self.plan[stage])
 
+    def newcomers(self) -> frozenset[NodeId]:
+        """Who takes a state over from here and may be about to work on it: it is starting, or has not reported yet."""
+        members = self.membership.view.members
+        return frozenset(
+            node
+            for node in self.donor.receivers
+            if node not in members or members[node].report.state is NodeState.STARTING
+        )
+
     def sends_to_others(self) -> bool:
         """Whether a microbatch that this node drives may leave it."""
         return any(list(self.workers(stage)) != [self.node_id] for stage in range(len(self.plan)))
@@ -305,23 +323,7 @@ class StageSwarm:
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
         """Transport.request on the present network, to a peer that is dialled first when it must be."""
-        network = self._networking.current
-        if network is None:
-            raise PeerUnreachableError("The network is down at present.", "It is tried again by itself.")
-        if all(connection.peer != peer for connection in network.transport.connections()):
-            await self._dial(network, peer)
-        return await network.transport.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
-
-    async def _dial(self, network: Network, peer: NodeId) -> None:
-        announced = self.membership.announcements.get(peer)
-        for address in () if announced is None else announced.addresses:
-            with anyio.move_on_after(DIAL_SECONDS):
-                try:
-                    await network.transport.connect(address)
-                except NeuroShardError:
-                    continue
-                return
-        raise PeerUnreachableError(f"Node {peer} cannot be reached at any address that is known.")
+        return await self._requests.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
 
     def _others_at_work(self, layers: LayerRange) -> list[NodeId]:
         at_work = self._present().at_work
@@ -351,3 +353,7 @@ class StageSwarm:
     def _report(self, peer: NodeId, reason: ScoreReason) -> None:
         if self._networking.current is not None:
             self._networking.current.reputation.report(peer, reason)
+
+
+def _unheard() -> None:
+    """While nobody reports."""

@@ -33,6 +33,7 @@ from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.startup_stages import CHECKPOINT, FIRST_STEP
 from neuroshard.node.texts import text_generator
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
+from neuroshard.swarm.data_sharing.shelf import DataShelf
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import steps_behind
 from neuroshard.training.compute import ComputeThread
@@ -65,6 +66,7 @@ class Ground:
     room: Room
     memory: MemoryStatus
     swarm: StageSwarm
+    shelf: DataShelf  # of data for the other nodes
     windows: tuple[StageRange, ...]  # the longest runs of stages that this computer holds
 
 
@@ -124,6 +126,7 @@ class StageTraining:
         self._publisher = publisher
         self._startup = startup
         self._is_demo = is_demo
+        self._has_begun = False  # since the process started
         self.copies: StageCopies | None = None  # of stages that others hold alone; once the run is known
 
     @property
@@ -134,11 +137,13 @@ class StageTraining:
         """The parts that hold and train these stages. Raises StorageError, CheckpointError."""
         run, swarm = ground.run, ground.swarm
         await self._find_copies(ground)
-        memory = self._tell_layers(ground, stages)  # from now on others count on this node
+        memory = self._tell_layers(ground, stages)
         swarm.release()
         gc.collect()  # the parts of the stages before refer to each other: their weights make room for the new ones
         with self._startup.stage(CHECKPOINT):
+            swarm.go_to(None)  # it is there: from now on others count on this node
             lives = await self._bring_up_all(ground, stages)
+        self._has_begun = True
         self._publisher.warn(*steps_behind([live.stage for live in lives]))
         for live in lives:
             self._publisher.warn(*live.stage.warnings)
@@ -147,7 +152,7 @@ class StageTraining:
             swarm.donor.offer(swarm.name_of(live.parts.index), live.snapshots)
             swarm.rounds.add(live.group)
         drives = DriveStore(self._settings.data_dir, self._identity.wallet_id, self._identity.node_id, run.run_id)
-        feed, cache = self._feed(ground.data, run, drives.start_after(lives[0].stage.record))
+        feed, cache = self._feed(ground, drives.start_after(lives[0].stage.record))
         trainer = self._trainer(ground, lives, feed, drives)
         for number, live in enumerate(lives):
             live.snapshots.steps = partial(_steps_of, trainer, number)
@@ -211,7 +216,15 @@ class StageTraining:
         """A stage with the state it shall go on from. Waits while others have that and do not give it."""
         run, swarm = ground.run, ground.swarm
         tell = partial(self._startup.tell, CHECKPOINT)
-        joining = Joining(swarm, home.identity, home.store, tell, run.is_joined, tell_percent=tell_percent)
+        joining = Joining(
+            swarm,
+            home.identity,
+            home.store,
+            tell,
+            run.is_joined,
+            may_catch_up=not self._has_begun,  # later it was tried, or the stage is another one
+            tell_percent=tell_percent,
+        )
         while True:
             must_restore = await joining.prepare()
             live = await bring_up_stage(
@@ -241,14 +254,14 @@ class StageTraining:
         )
         return memory
 
-    def _feed(
-        self, data: OpenedData, run: OwnRun, start: tuple[DataPosition | None, NodeId | None]
-    ) -> tuple[DataFeed, ShardCache]:
+    def _feed(self, ground: Ground, start: tuple[DataPosition | None, NodeId | None]) -> tuple[DataFeed, ShardCache]:
+        data, run = ground.data, ground.run
         cache = ShardCache(
             self._settings.paths.data_cache,
             limit_bytes=self._settings.max_storage * 1_000_000,
             vocabulary_size=run.parameters.architecture.vocabulary_size,
         )
+        ground.shelf.cache = cache
         feed = DataFeed(
             data.genesis,
             cache,

@@ -75,6 +75,7 @@ class TrainingLife:
         while True:
             stages = await self._train()
             if stages is None or self.stop.reason is not None:
+                ground.swarm.go_to(None)
                 return
             self._node = None
             self.loop.detach()
@@ -98,6 +99,7 @@ class TrainingLife:
 
         async def leave_for(wanted: Callable[[], Awaitable[StageRange]]) -> None:
             elsewhere.append(await wanted())
+            node.ground.swarm.go_to(elsewhere[-1])  # while it saves what it has, the others count on it there
             trainer.stop(OTHER_LAYERS)
 
         companions: list[Companion] = [observer.run]

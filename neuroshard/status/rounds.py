@@ -22,6 +22,7 @@ class MemberPart(StrEnum):
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
+    ABSTAINED = "abstained"  # it did too little work to count; that goes into its next contribution
     ABSENT = "absent"  # it was called, and nothing of it is in the round
     UNJUDGED = "unjudged"  # the round came to nothing before
 

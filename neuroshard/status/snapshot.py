@@ -8,7 +8,7 @@ from enum import StrEnum
 from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.status.rounds import StageRoundsStatus
-from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
+from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, ShardRange, WalletId
 
 
 class NodeState(StrEnum):
@@ -224,6 +224,8 @@ class DataStatus:
     cache_limit_bytes: int = 0
     next_shard_ready: bool = False
     downloads: tuple[DownloadStatus, ...] = ()
+    shared: tuple[ShardRange, ...] = ()  # shards that other nodes can get from here
+    files_from_nodes: int = 0  # that the source did not give
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from neuroshard.errors import DataError
-from neuroshard.identity import ClaimTooLargeError, DelegationExpiredError, SignedClaim, verify_claim
+from neuroshard.identity import ClaimTooLargeError, DelegationExpiredError, KnownDelegations, SignedClaim, verify_claim
 from neuroshard.network import ScoreReason
 from neuroshard.types import JsonValue, NodeId, RunId, WalletId
 
@@ -67,6 +67,7 @@ class ClaimCache(Generic[T]):
         self._max_bytes = max_bytes
         self._bytes = 0
         self._known: dict[bytes, _Known[T] | Refusal] = {}
+        self._delegations = KnownDelegations()
         self.verifications = 0
 
     def read(self, data: bytes) -> Statement[T] | Refusal:
@@ -89,7 +90,7 @@ class ClaimCache(Generic[T]):
             return known
         if known.claim is not None:
             self.verifications += 1
-            known.forged = _forgery(known.claim, self._rules.domain)
+            known.forged = _forgery(known.claim, self._rules.domain, self._delegations)
             known.claim = None
         return known.forged
 
@@ -115,10 +116,10 @@ def _memory_of(data: bytes) -> int:
     return ENTRY_BYTES + 3 * len(data)
 
 
-def _forgery(claim: SignedClaim, domain: str) -> Refusal | None:
+def _forgery(claim: SignedClaim, domain: str, delegations: KnownDelegations) -> Refusal | None:
     """What is false about a claim at the very time at which it says it was made."""
     try:
-        verify_claim(claim, domain, now=claim.issued_at)
+        verify_claim(claim, domain, now=claim.issued_at, known=delegations)
     except DelegationExpiredError as error:
         return Refusal(str(error), ScoreReason.EXPIRED_CLAIM)
     except DataError as error:

@@ -28,12 +28,12 @@ class Departures:
 
     async def watch_forever(self, network: Network) -> None:
         """Look every second who is connected no more. Ends with TransportClosedError when the network does."""
-        connected: set[NodeId] = set()
+        connected = frozenset[NodeId]()
         lost_at: dict[NodeId, float] = {}
         async with anyio.create_task_group() as tasks:
             while True:
                 before, now = connected, anyio.current_time()
-                connected = {connection.peer for connection in network.transport.connections()}
+                connected = network.transport.peers()
                 members = self._membership.view.members
                 lost_at |= dict.fromkeys(before - connected, now)
                 lost_at = {peer: at for peer, at in lost_at.items() if peer in members and peer not in connected}

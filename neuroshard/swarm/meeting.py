@@ -29,8 +29,9 @@ GREET_AGAIN_SECONDS = 600.0  # what was said may have changed
 FIRST_RETRY_SECONDS = 5.0  # after a hello that failed; a node that has just begun may not answer yet
 LONGEST_RETRY_SECONDS = 300.0
 ANNOUNCE_SECONDS = 600.0
-DIRECTORY_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)  # between looks into it; then always the last
+DIRECTORY_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 120.0)  # between looks into it; then always the last
 MOST_RECORDS = 64  # of one group
+LATER_RECORDS = 16  # once this node has looked as often as above: other ones each time
 _LOG = logging.getLogger(__name__)
 
 Learned: TypeAlias = Callable[[Iterable[str]], None]
@@ -109,8 +110,7 @@ class Meeting:
         acquaintances = Acquaintances(self._random)
         async with anyio.create_task_group() as tasks:
             while True:
-                connected = {connection.peer for connection in network.transport.connections()}
-                allowed = {peer for peer in connected if not network.reputation.is_banned(peer)}
+                allowed = {peer for peer in network.transport.peers() if not network.reputation.is_banned(peer)}
                 for peer in acquaintances.next_to_greet(allowed, anyio.current_time()):
                     acquaintances.note_begun(peer)
                     tasks.start_soon(self._greet, network, peer, acquaintances)
@@ -122,8 +122,9 @@ class Meeting:
         first = self._random.randrange(self._groups.count)  # nodes that start together ask for different groups
         for look in count():
             await self._announce(network, announced)
+            most = MOST_RECORDS if look < len(DIRECTORY_SECONDS) else LATER_RECORDS
             for namespace in self._groups.asked(first + look):
-                await self._look_around(network, namespace)
+                await self._look_around(network, namespace, most)
             await anyio.sleep(DIRECTORY_SECONDS[min(look, len(DIRECTORY_SECONDS) - 1)])
 
     async def _announce(self, network: Network, announced: dict[str, _Announced]) -> None:
@@ -155,9 +156,9 @@ class Meeting:
             acquaintances.note_success(peer, anyio.current_time())
             self._learned(addresses)
 
-    async def _look_around(self, network: Network, namespace: str) -> None:
+    async def _look_around(self, network: Network, namespace: str, most: int) -> None:
         try:
-            records = await network.directory.find(namespace, MOST_RECORDS)
+            records = await network.directory.find(namespace, most)
         except PeerUnreachableError as error:
             _LOG.debug("The directory cannot be asked yet: %s", error)
             return

@@ -35,6 +35,7 @@ class Membership:
         self._strangers: set[NodeId] = set()  # among them, who is no member of the view yet
         self._meeting: anyio.Event | None = None  # while somebody waits for it
         self.own_report: bytes | None = None  # the newest, as it travels
+        self.met_at: float | None = None  # when a node was last heard of that was not known, by the callers' clock
 
     @property
     def view(self) -> GlobalView:
@@ -65,6 +66,7 @@ class Membership:
         has_just_started = known is None or known.report.started_at < said.value.started_at
         if has_just_started and said.node_id not in self._strangers:
             self._strangers.add(said.node_id)
+            self.met_at = now
             if self._meeting is not None:
                 self._meeting.set()
                 self._meeting = None

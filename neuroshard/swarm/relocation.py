@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from neuroshard.identity import hash_parts
 from neuroshard.swarm.relocation_plan import Move, MoveReason, further_moves, planned_moves
-from neuroshard.swarm.stage_coverage import StageCoverage
+from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder
 from neuroshard.types import NodeId, WalletId
 
 TURNS_A_DRAW = 16  # after so many the turns begin anew, in another order
@@ -20,6 +21,7 @@ class MoveTimes:
     more_seconds: float = 45.0  # the same before a node holds it beside its own: others may be starting
     calm_seconds: float = 60.0  # the same for moves that can wait
     turn_seconds: float = 20.0  # who has the turn begins within its first half; after it, it is the next ones' turn
+    claim_seconds: float = 3.0  # from the word that a node goes to its going: twice what the word takes to all others
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,32 @@ def should_move(node_id: NodeId, unrest: Unrest, now: float, times: MoveTimes | 
     move = next((move for move in moves if move.node_id == node_id), None)
     is_early = move is not None and move.takes_on and now - unrest.since < times.more_seconds
     return None if is_early else move
+
+
+def may_go_on(mover: StageHolder, move: Move, before: StageCoverage, after: StageCoverage) -> bool:
+    """Whether a node that has said where it goes should go, by what it has heard since then.
+
+    `mover` is how it stood `before`, when it decided. Nodes that see deaths at different moments may decide for the
+    same stage: of those that said so the one with the lowest lot goes, and whoever works there by now wins. What the
+    others do meanwhile must not leave the stages alone that it gives up.
+    """
+    others = after.without(mover.node_id)
+    given_up = [stage for stage in mover.stages if stage not in move.stages]
+    kept_by = others.ready_replicas if mover.is_ready else others.replicas
+    if any(kept_by[stage] == 0 for stage in given_up):
+        return False
+    were_there = {(holder.node_id, stage) for holder in before.holders for stage in holder.stages}
+    rivals = [
+        holder
+        for holder in others.holders
+        for stage in holder.stages
+        if stage in move.stages and stage not in mover.stages and (holder.node_id, stage) not in were_there
+    ]
+    return not any(rival.is_ready or _lot(before, rival.node_id) < _lot(before, mover.node_id) for rival in rivals)
+
+
+def _lot(coverage: StageCoverage, node_id: NodeId) -> bytes:
+    return hash_parts("neuroshard/rivals", coverage.run_id, node_id)
 
 
 def _patience(moves: Iterable[Move], times: MoveTimes) -> float:

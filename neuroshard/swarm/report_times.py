@@ -8,6 +8,8 @@ LONGEST_REPORT_SECONDS = 1000.0
 SILENT_INTERVALS = 6
 LEAST_SILENCE_SECONDS = 60.0
 EARLY_SECONDS = 1.0  # after the last report at least
+NEWS_SECONDS = 0.2  # the same for what a node does now, for others wait for it
+NEWS_AT_ONCE = 4  # then one in EARLY_SECONDS: everybody counts how often a node speaks
 MEMBERS_THAT_ALL_ANSWER = 16  # in a larger swarm a newcomer learns of the others by and by
 MEMBERS_TO_CATCH_UP = 64
 

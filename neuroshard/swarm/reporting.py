@@ -17,7 +17,14 @@ from neuroshard.swarm.claim_kinds import signed_report
 from neuroshard.swarm.claim_reading import Refusal, Statement
 from neuroshard.swarm.claims_intake import LATE_SECONDS, ClaimIntake
 from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.report_times import EARLY_SECONDS, is_worth_an_early_report, next_report_at, report_interval
+from neuroshard.swarm.report_times import (
+    EARLY_SECONDS,
+    NEWS_AT_ONCE,
+    NEWS_SECONDS,
+    is_worth_an_early_report,
+    next_report_at,
+    report_interval,
+)
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import NodeId, RunId
 
@@ -52,6 +59,7 @@ class Reporter:
         self._random = random
         self._sequence = 0
         self._news = anyio.Event()
+        self._paced_until = 0.0  # were every piece of news given its second, one after the other
 
     def speak_soon(self) -> None:
         """What this node does has changed: the others shall know within a second."""
@@ -96,7 +104,9 @@ class Reporter:
 
             async def hear_news() -> None:
                 await self._news.wait()
-                await anyio.sleep_until(last + EARLY_SECONDS)
+                paced_at = self._paced_until - (NEWS_AT_ONCE - 1) * EARLY_SECONDS
+                await anyio.sleep_until(max(last + NEWS_SECONDS, paced_at))
+                self._paced_until = max(anyio.current_time(), self._paced_until) + EARLY_SECONDS
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(hear_news)

@@ -90,6 +90,11 @@ class RunOffer:
 
     def to_json(self) -> bytes:
         """`to_value` as canonical JSON; readers take at most MAX_OFFER_BYTES."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> bytes:
+        """Made once: a node tells it to every peer, and compares it with what every peer tells."""
         return canonical_json(self.to_value())
 
 

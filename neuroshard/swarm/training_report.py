@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from neuroshard.data.shard_ranges import MAX_RANGES
 from neuroshard.identity.fields import object_fields
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.claim_fields import (
@@ -19,7 +20,7 @@ from neuroshard.swarm.claim_fields import (
     whole_field,
 )
 from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.types import JsonValue, LayerRange, Role, RunId, ShardId
+from neuroshard.types import JsonValue, LayerRange, Role, RunId, ShardId, ShardRange
 
 MAX_STEPS = 10**12
 MAX_TOKENS = 10**16
@@ -59,6 +60,7 @@ class TrainingReport:
     inherited_tokens: int = 0
     windows: tuple[StageRange, ...] = ()  # the longest runs of stages that it can hold; () when it does not tell
     ready_percent: int = 0  # of what it fetches before it can work on its layers
+    cached: tuple[ShardRange, ...] = ()  # shards that it can give to others
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Every field by name; rounded where more digits would only cost bytes."""
@@ -88,6 +90,8 @@ class TrainingReport:
             fields["windows"] = [[window.start, window.stop] for window in self.windows]
         if self.ready_percent:
             fields["ready_percent"] = self.ready_percent
+        if self.cached:
+            fields["cached"] = [[held.start, held.stop] for held in self.cached]
         return fields
 
     @classmethod
@@ -118,17 +122,29 @@ class TrainingReport:
             inherited_tokens=whole_field(fields["inherited_tokens"], 0, MAX_TOKENS, "inherited_tokens"),
             windows=_windows_field(fields.get("windows", ())),
             ready_percent=whole_field(fields.get("ready_percent", 0), 0, 100, "ready_percent"),
+            cached=_cached_field(fields.get("cached", ())),
         )
 
 
 _FIELDS = set(TrainingReport.__dataclass_fields__)
-_OPTIONAL = {"windows", "ready_percent"}  # older nodes do not tell them
+_OPTIONAL = {"windows", "ready_percent", "cached"}  # older nodes do not tell them
 
 
 def _state_field(value: JsonValue) -> NodeState:
     if value not in _STATES:
         raise ValueError(f"state must be one of {', '.join(_STATES)}")
     return NodeState(value)
+
+
+def _cached_field(value: JsonValue) -> tuple[ShardRange, ...]:
+    """Ascending ranges that do not touch."""
+    ranges: list[ShardRange] = []
+    for item in list_field(value, MAX_RANGES, "cached"):
+        bounds = [whole_field(bound, 0, MAX_SHARDS, "cached") for bound in list_field(item, 2, "cached")]
+        if len(bounds) != 2 or bounds[0] >= bounds[1] or (ranges and bounds[0] <= ranges[-1].stop):
+            raise ValueError("cached must be ascending ranges of shards")
+        ranges.append(ShardRange(bounds[0], bounds[1]))
+    return tuple(ranges)
 
 
 def _windows_field(value: JsonValue) -> tuple[StageRange, ...]:

@@ -15,7 +15,9 @@ import torch
 import trio
 
 from neuroshard.errors import NotReadyError
+from neuroshard.training.niceness import give_way
 
+NICENESS = 5  # a third of the share of what else wants the same core
 T = TypeVar("T")
 
 
@@ -87,6 +89,7 @@ class ComputeThread:
         self._thread.join()
 
     def _work(self) -> None:
+        give_way(NICENESS)
         if self._cpu_threads is not None:
             torch.set_num_threads(self._cpu_threads)  # OpenMP keeps this per calling thread
         while (job := self._next()) is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from neuroshard.model.key_value_cache import KeyValueCache
 from neuroshard.model.transformer import StageModel
+from neuroshard.training.given_gradient import backward_from
 from neuroshard.training.precision import Precision, autocast
 from neuroshard.training.value_bounds import is_loss
 
@@ -77,7 +78,7 @@ class StageExecutor:
         `gradient` is that of the output. Uses the microbatch up; the weights must be those of its forward pass.
         """
         output = opened.output if opened.keeps_graph else self._activations(opened.inputs)
-        torch.autograd.backward(output, gradient.to(self.device))
+        backward_from(output, gradient.to(self.device))
         return None if self.model.is_first else opened.inputs.grad
 
     def loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:

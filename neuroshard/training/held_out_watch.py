@@ -57,8 +57,11 @@ class HeldOutWatch:
             feed.note_evaluation(noted.train_loss, noted.held_out_loss, noted.step)
 
     def is_ready(self, record: TrainingRecord) -> bool:
-        """Whether there is an evaluation that all others are compared with: without it no step is made."""
-        return self._examiner is not None and not record.evaluations.is_empty
+        """Whether steps may be made: only after an evaluation that all others are compared with.
+
+        Who goes on from the work of others makes its first one after a step: meanwhile the swarm has its help.
+        """
+        return self._examiner is not None and (not record.evaluations.is_empty or record.inherited.steps > 0)
 
     async def get_ready(self, record: TrainingRecord, requests: Requests) -> None:
         """Pin the sequences or measure the first loss, unless a request comes first."""

@@ -145,6 +145,10 @@ class Trainer:
             await self._state_changed.wait()
         return self._present_state()[0]
 
+    async def until_state_changes(self) -> None:
+        """Wait until it does something else, or is asked to."""
+        await self._state_changed.wait()
+
     async def until_no_pause_is_wanted(self) -> None:
         """Wait until it trains, or is about to."""
         while self.is_pause_wanted:

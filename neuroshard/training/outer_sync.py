@@ -37,6 +37,7 @@ class Agreed:
     sent: Tensor | None = None  # (d,), the own contribution as the others decoded it; None: nothing is lost, or refused
     late_for: Tensor | None = None  # (d,), the own contribution of earlier that is in it, when training went on since
     is_without_own: bool = False  # it was agreed on without this node, whose work waits for the next round
+    sequences: int | None = None  # that a member trained on since the round before; None: as many as this node
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,13 @@ class OuterProgress:
     state_root: str = ""
     last_failure: str = ""
     wallet_rounds: int = 0  # contributions that certified rounds accepted, over the whole line
+    line_sequences: int = 0  # that a replica trained on until the last round, by the certificates of the whole line
+    since_round: int = 0  # that this replica has trained on since then
+
+    @property
+    def scheduled_sequences(self) -> int:
+        """What the schedule of the learning rate counts: how far the line is, not what this node has done of it."""
+        return self.line_sequences + self.since_round
 
 
 def next_outer_state(state: OuterState, local: Tensor, agreed: Agreed, parameters: OuterOptimization) -> OuterState:
@@ -126,7 +134,10 @@ class OuterSync:
         """Count an inner step."""
         progress = self.progress
         self.progress = replace(
-            progress, inner_steps=progress.inner_steps + 1, sequences=progress.sequences + sequences
+            progress,
+            inner_steps=progress.inner_steps + 1,
+            sequences=progress.sequences + sequences,
+            since_round=progress.since_round + sequences,
         )
 
     def is_due(self, sequences_per_step: int, seconds_since_round: float) -> bool:
@@ -230,6 +241,8 @@ class OuterSync:
             await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
         self.state, self.residual = after, residual
         self._offers.clear()
+        since_round = 0 if agreed.is_without_own else sequences
+        trained = self.progress.since_round - since_round if agreed.sequences is None else agreed.sequences
         self.progress = OuterProgress(
             inner_steps=inner_steps,
             sequences=sequences,
@@ -238,6 +251,8 @@ class OuterSync:
             members=members,
             last_sync=now,
             wallet_rounds=self.progress.wallet_rounds + (members if members > 1 else 0),
+            line_sequences=self.progress.line_sequences + trained,
+            since_round=since_round,
         )
 
     def _counted_since(self, agreed: Agreed) -> tuple[int, int]:

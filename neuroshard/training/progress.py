@@ -28,7 +28,7 @@ class NotedLoss:
 class Progress:
     """Counts of one stage; every step makes a new one."""
 
-    steps: int = 0  # applied inner steps: the position in the learning-rate schedule
+    steps: int = 0  # applied inner steps
     tokens: int = 0
     sequences: int = 0
     loss: float | None = None  # of the last applied step, nats a token

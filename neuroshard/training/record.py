@@ -131,7 +131,8 @@ def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress]:
             str(extra["pinned_digest"]),
             Inherited(**extra.get("inherited", {})),
         )
-        return record, OuterProgress(**extra["outer"])
+        counted: dict[str, Any] = {"since_round": meta.sequences, **extra["outer"]}
+        return record, OuterProgress(**counted)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError("The checkpoint's training record is malformed.") from error
 

@@ -44,6 +44,7 @@ Shape: TypeAlias = "tuple[int, ...]"
 
 CLOSE_SECONDS = 5.0
 LEAST_MOVED_BYTES = 1 << 16  # within the timeout: less is keeping a connection up
+LOOKS = 30  # at what has moved, within the timeout: a line may fall silent at any moment of it
 
 
 @dataclass(frozen=True)
@@ -250,11 +251,11 @@ class RemoteHop:
 
     async def _standstill(self) -> None:
         """Wait until next to nothing moves for as long as a request may take on a line that is dead."""
-        moved = self._moved(self.node_id)
+        counts = deque([self._moved(self.node_id)], maxlen=LOOKS + 1)
         while True:
-            await anyio.sleep(self._options.timeout_seconds)
-            before, moved = moved, self._moved(self.node_id)
-            if moved - before < LEAST_MOVED_BYTES:
+            await anyio.sleep(self._options.timeout_seconds / LOOKS)
+            counts.append(self._moved(self.node_id))
+            if len(counts) > LOOKS and counts[-1] - counts[0] < LEAST_MOVED_BYTES:
                 return
 
     def _unusable(self, reason: str, fault: ScoreReason = ScoreReason.UNEXPECTED_TENSOR) -> StageGoneError:

@@ -124,7 +124,8 @@ class StageTrainer:
         """
         own = OwnShare() if self._journal is None else self._journal.stepped(done.keys)
         parameters, executor, index = self.parameters, self.parts.executor, self.parts.index
-        learning_rate = learning_rate_at(self.steps, parameters.inner)
+        scheduled = self.parts.outer.progress.scheduled_sequences // parameters.sequences_per_step
+        learning_rate = learning_rate_at(scheduled, parameters.inner)
         max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
         result = await self.parts.service.compute.run(lambda: executor.step(learning_rate, max_norm, done.tokens))
         loss = result.loss if result.loss is not None else own.mean_loss()

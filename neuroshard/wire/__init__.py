@@ -3,8 +3,8 @@
 Torch tensors become parts of a frame in `neuroshard.wire.tensors`, which is not imported here.
 """
 
-from neuroshard.wire.chunks import ChunkAssembly
-from neuroshard.wire.decoding import FrameDecoder, decode
+from neuroshard.wire.chunks import ChunkAssembly, ChunkCheck
+from neuroshard.wire.decoding import FrameDecoder, decode, decode_where_it_lies
 from neuroshard.wire.encoding import EncodedFrame, check_limits, encode
 from neuroshard.wire.frame import (
     MAX_HEADER_BYTES,
@@ -27,6 +27,7 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "PREFIX_BYTES",
     "ChunkAssembly",
+    "ChunkCheck",
     "DType",
     "DamagedChunkError",
     "EncodedFrame",
@@ -43,5 +44,6 @@ __all__ = [
     "WireValue",
     "check_limits",
     "decode",
+    "decode_where_it_lies",
     "encode",
 ]

@@ -12,10 +12,38 @@ from neuroshard.wire.frame import DamagedChunkError, Frame, MalformedFrameError,
 from neuroshard.wire.head import CHUNK_BYTES, FrameHead
 
 
+class ChunkCheck:
+    """The check of one chunk in the memory of a body, which may run in any thread while nobody writes there."""
+
+    def __init__(self, index: int, data: memoryview, digest: bytes) -> None:
+        self.index = index
+        self._data = data
+        self._digest = digest
+        self._is_good: bool | None = None
+
+    @property
+    def byte_count(self) -> int:
+        """Of the chunk."""
+        return len(self._data)
+
+    def run(self) -> None:
+        """Hash the chunk."""
+        self._is_good = blake3(self._data).digest() == self._digest
+
+    def end(self) -> None:
+        """Let go of the memory. Raises DamagedChunkError unless it is what was promised, ValueError before `run`."""
+        if self._is_good is None:
+            raise ValueError(f"chunk {self.index} was not checked")
+        self._data.release()
+        if not self._is_good:
+            raise DamagedChunkError(self.index)
+
+
 class ChunkAssembly:
     """Memory for one body and a record of which chunks are in it.
 
-    A chunk comes whole with `accept`, or is written into the memory itself inside `receiving(index)`.
+    A chunk comes whole with `accept`, or is written into the memory itself: inside `receiving(index)`, or between
+    `lend(index)` and `check(index)`, whose result `settle` takes.
     The memory (head.body_bytes) is allocated here and nowhere else.
     """
 
@@ -64,18 +92,37 @@ class ChunkAssembly:
         Raises IndexError, ValueError for a chunk that is here or being received, or at the end DamagedChunkError; the
         chunk then stays missing.
         """
-        size = self._head.chunk_bytes(index)
-        if index not in self._missing or index in self._lent:
-            raise ValueError(f"chunk {index} is here or being received already")
-        start = index * CHUNK_BYTES
-        self._lent.add(index)
+        memory = self.lend(index)
         try:
-            with self._body[start : start + size] as view:
+            with memory as view:
                 yield view
                 self._verify(index, view)
         finally:
             self._lent.discard(index)
         self._missing.discard(index)
+
+    def lend(self, index: int) -> memoryview:
+        """The memory of a missing chunk, to be filled and then checked.
+
+        Raises IndexError, ValueError for a chunk that is here or being received.
+        """
+        view = self._memory_of(index)
+        if index not in self._missing or index in self._lent:
+            raise ValueError(f"chunk {index} is here or being received already")
+        self._lent.add(index)
+        return view
+
+    def check(self, index: int) -> ChunkCheck:
+        """The check of a chunk that was lent and is filled. Raises ValueError for one that was not lent."""
+        if index not in self._lent:
+            raise ValueError(f"chunk {index} is not being received")
+        return ChunkCheck(index, self._memory_of(index), self._head.chunk_digests[index])
+
+    def settle(self, check: ChunkCheck) -> None:
+        """A check has run. Raises DamagedChunkError; the chunk then stays missing."""
+        self._lent.discard(check.index)
+        check.end()
+        self._missing.discard(check.index)
 
     def frame(self) -> Frame:
         """The whole frame; its tensors are writable views of the one body. Raises MalformedFrameError if incomplete."""
@@ -87,6 +134,10 @@ class ChunkAssembly:
             parts.append(TensorPart(spec, self._body[start : start + spec.byte_count]))
             start += spec.byte_count
         return Frame(self._head.kind, self._head.header, tuple(parts))
+
+    def _memory_of(self, index: int) -> memoryview:
+        size = self._head.chunk_bytes(index)
+        return self._body[index * CHUNK_BYTES : index * CHUNK_BYTES + size]
 
     def _verify(self, index: int, data: bytes | bytearray | memoryview) -> None:
         if blake3(data).digest() != self._head.chunk_digests[index]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from neuroshard.wire.frame import (
+    DamagedChunkError,
     Frame,
     FrameLimits,
     MalformedFrameError,
@@ -56,6 +57,13 @@ def check_limits(frame: Frame, limits: FrameLimits) -> None:
     check_header_size(frame.kind, len(encode_header(frame)), limits)
     check_body_size(frame.kind, sum(len(view) for view in views), limits)
     check_specs(frame.kind, tuple(part.spec for part in frame.tensors), limits)
+
+
+def check_chunks(body: Sequence[memoryview], digests: Sequence[bytes]) -> None:
+    """Raises DamagedChunkError unless the chunks of the body, which lies in these views, have these digests."""
+    for index, (chunk, digest) in enumerate(zip(_chunks(body), digests, strict=True)):
+        if _digest(chunk) != digest:
+            raise DamagedChunkError(index)
 
 
 def _bytes_of(part: TensorPart) -> memoryview:

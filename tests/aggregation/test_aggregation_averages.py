@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+from functools import reduce
 from itertools import product
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from neuroshard.aggregation import (
     trim_count,
 )
 from neuroshard.aggregation.sorting import comparators, sorted_middle
-from neuroshard.aggregation.sums import dot_product
+from neuroshard.aggregation.sums import BLOCK, LANES, dot_product, fold_products, folded
 from neuroshard.config.run_parameters import OuterOptimization
 from tests.aggregation.contribution_samples import aggregated
 
@@ -181,15 +183,28 @@ def test_the_sorting_network_sorts_everything(count: int) -> None:
     # the 0-1 principle: a network that sorts all zeros and ones sorts all values (Knuth 3, 5.3.4 Z)
     columns = torch.tensor(list(product((0.0, 1.0), repeat=count))).T
     for trim in range((count + 1) // 2):
-        middle = torch.stack(sorted_middle(columns.clone(), trim))
-        assert torch.equal(middle, columns.sort(dim=0).values[trim : count - trim])
+        middle = np.stack(sorted_middle(columns.numpy().copy(), trim))
+        assert np.array_equal(middle, columns.sort(dim=0).values[trim : count - trim].numpy())
     assert all(low < high < count for low, high in comparators(count))
 
 
 @pytest.mark.parametrize("count", [31, 32, 33, 40])
 def test_many_rows_are_sorted_too(count: int) -> None:
-    rows = rows_of(3, count, 50)
-    assert torch.equal(torch.stack(sorted_middle(rows.clone(), 3)), rows.sort(dim=0).values[3:-3])
+    rows = rows_of(3, count, 50).numpy()
+    assert np.array_equal(np.stack(sorted_middle(rows.copy(), 3)), np.sort(rows, axis=0)[3:-3])
+
+
+def test_products_are_summed_in_the_order_that_is_said() -> None:
+    left, right = rows_of(5, 2, 3 * BLOCK).numpy().astype(np.float64)
+    lanes, scratch = np.empty((1, 3, LANES)), np.empty(3 * BLOCK)
+    fold_products(left, right, scratch, lanes[0])
+    for block, found in enumerate(folded(lanes)[0]):
+        products = [a * b for a, b in zip(left.tolist(), right.tolist(), strict=True)][BLOCK * block :][:BLOCK]
+        sums = [reduce(add, products[lane::LANES]) for lane in range(LANES)]
+        while len(sums) > 1:
+            half = len(sums) // 2
+            sums = [a + b for a, b in zip(sums[:half], sums[half:], strict=True)]
+        assert found == sums[0]
 
 
 @settings(max_examples=30, deadline=None)

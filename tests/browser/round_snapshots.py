@@ -24,7 +24,7 @@ from neuroshard.types import LayerRange, NodeId, WalletId
 
 ME = snapshots.training().node_id or NodeId("")
 ROOT = "5a" * 32
-BAD, GONE = peer_id(2), peer_id(1)
+BAD, GONE, SLOW = peer_id(2), peer_id(1), peer_id(3)
 BROKEN_OFF = 11  # the round that came to nothing
 
 
@@ -88,10 +88,14 @@ def agreeing() -> NodeStatus:
 
 
 def eventful() -> NodeStatus:
-    """One member was refused, one sent nothing, one round was in vain, one ended late."""
+    """One member was refused, one had done too little, one sent nothing, one round was in vain, one ended late."""
     far = "its norm is far from the median norm"
     refused = completed(
-        10, contribution(ME), contribution(GONE, MemberPart.ABSENT), contribution(BAD, MemberPart.REFUSED, "norm", far)
+        10,
+        contribution(ME),
+        contribution(GONE, MemberPart.ABSENT),
+        contribution(BAD, MemberPart.REFUSED, "norm", far),
+        contribution(SLOW, MemberPart.ABSTAINED),
     )
     late = replace(completed(12), is_late=True, views=2)
     return with_rounds(*(completed(number) for number in range(10)), refused, abandoned(BROKEN_OFF), late)

@@ -9,7 +9,7 @@ import pytest
 from dashboard_session import OpenPage, StartNode
 from page_checks import FAINT, TWICE, UNNAMED
 from playwright.sync_api import Locator, Page, ViewportSize, expect
-from round_snapshots import BAD, GONE, agreeing, crowded, eventful, in_two_stages, in_vain
+from round_snapshots import BAD, GONE, SLOW, agreeing, crowded, eventful, in_two_stages, in_vain
 from swarm_page import stat
 from swarm_snapshots import alone, among
 
@@ -58,10 +58,11 @@ def test_refusals_absences_and_late_ends_are_told_in_sentences(start_node: Start
     expect(vain).to_contain_text("abandoned3 computers were called")
     expect(vain).to_contain_text("Too few computers answered in time.")
     expect(vain).not_to_contain_text("certificate")
-    expect(refused).to_contain_text("2 of 3 computers")
+    expect(refused).to_contain_text("3 of 4 computers")
     expect(refused).to_contain_text(
         f"What {short(BAD)} sent was refused: it was far larger or smaller than the others'."
     )
+    expect(refused).to_contain_text(f"{short(SLOW)} had learned too little to count; it goes into the next round.")
     expect(refused).to_contain_text(f"{short(GONE)} was called and sent nothing.")
     expect(stat(page, "Refused").locator(".stat-value")).to_have_text("1")
     expect(stat(page, "Completed")).to_contain_text("92 % of all; 1 came to nothing")

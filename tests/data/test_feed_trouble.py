@@ -118,8 +118,8 @@ def test_cancelling_consumes_nothing(folder: Path, tmp_path: Path) -> None:
 
 
 def test_cache_limit_is_never_exceeded_and_eviction_keeps_going(folder: Path, tmp_path: Path) -> None:
-    one = 400 * 8 + 64 * 1024 + 928
-    limit = one + 2 * 928
+    one = 400 * 8 + 64 * 1024 + 4896
+    limit = one + 2 * 4896
 
     async def work() -> None:
         feed = await make_feed(folder, tmp_path, limit=limit)
@@ -145,12 +145,12 @@ def test_a_lower_cache_limit_holds_at_the_next_start_and_at_once(folder: Path, t
         first = await make_feed(folder, tmp_path)
         for _ in range(5):
             await first.next_batch(19)
-        assert cached() == 4 * 928
-        feed = await make_feed(folder, tmp_path, start=first.position, limit=3 * 928)
-        assert cached() == 3 * 928
+        assert cached() == 4 * 4896
+        feed = await make_feed(folder, tmp_path, start=first.position, limit=3 * 4896)
+        assert cached() == 3 * 4896
         shard = feed.position.shard
-        feed.limit_storage(928)
-        assert cached() == 928
+        feed.limit_storage(4896)
+        assert cached() == 4896
         assert next((tmp_path / "cache").iterdir()).name.startswith(f"shard_{shard}-")
         again = await make_feed(folder, tmp_path, start=feed.position, limit=1)
         assert rows_of(await again.next_batch(5)) == [expected_window(i) for i in range(95, 100)]
@@ -159,7 +159,7 @@ def test_a_lower_cache_limit_holds_at_the_next_start_and_at_once(folder: Path, t
 
 
 def test_a_higher_cache_limit_lets_the_next_shard_be_fetched(folder: Path, tmp_path: Path) -> None:
-    one = 400 * 8 + 64 * 1024 + 928  # while it is fetched
+    one = 400 * 8 + 64 * 1024 + 4896  # while it is fetched
 
     async def work() -> None:
         feed = await make_feed(folder, tmp_path, limit=one)
@@ -167,7 +167,7 @@ def test_a_higher_cache_limit_lets_the_next_shard_be_fetched(folder: Path, tmp_p
             tasks.start_soon(feed.run)
             await feed.next_batch(1)
             assert not feed.status().next_shard_ready
-            feed.limit_storage(one + 928)
+            feed.limit_storage(one + 4896)
             while not feed.status().next_shard_ready:
                 await anyio.sleep(0.002)
             tasks.cancel_scope.cancel()

@@ -68,7 +68,7 @@ def test_a_cached_shard_of_a_larger_vocabulary_is_refused(tmp_path: Path) -> Non
         make_cache(tmp_path, vocabulary=500).get(ShardId(0), KEY)
 
 
-@pytest.mark.parametrize("place", [0, 8, 12, 16, 30, 60, 128, 500, -1])
+@pytest.mark.parametrize("place", [0, 8, 10, 12, 16, 30, 60, 128, 500, 4000, 5000, -1])
 def test_a_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
     cache = make_cache(tmp_path)
     fill(cache, tmp_path, 0)
@@ -80,7 +80,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
     assert cache.damaged_files == 1
 
 
-@pytest.mark.parametrize("size", [0, 10, 128, 1000, 1127, 1129])
+@pytest.mark.parametrize("size", [0, 10, 4096, 5000, 5095, 5097])
 def test_a_wrong_length_is_found(tmp_path: Path, size: int) -> None:
     cache = make_cache(tmp_path)
     fill(cache, tmp_path, 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
+from neuroshard.node.process_memory import peak_megabytes
 from tests.fuzz.mutation import inputs
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
@@ -75,7 +76,8 @@ def fuzz_guided(target: Target, seconds: float, corpus: Path | None, seed: int) 
             f"-max_total_time={max(1, round(seconds))}",
             f"-seed={seed}",
             f"-max_len={MAX_INPUT_BYTES}",
-            f"-rss_limit_mb={MAX_MEMORY_MB}",
+            # the system counts what this process took at most as the other's, too: it is made as a copy of it
+            f"-rss_limit_mb={MAX_MEMORY_MB + peak_megabytes()}",
             f"-timeout={MAX_INPUT_SECONDS}",
             "-print_final_stats=1",
         )

@@ -27,7 +27,7 @@ from neuroshard.network.records import checked_record
 from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.claim_kinds import is_announcement, signed_announcement, signed_report
 from neuroshard.swarm.hello import HELLO, MAX_HELLO_BYTES, Hello, HelloRefusedError
-from neuroshard.swarm.packing import MAX_PACKED_BYTES, MAX_REPORT_BYTES, packed, unpacked
+from neuroshard.swarm.packing import HEAD_BYTES, MAX_PACKED_BYTES, MAX_REPORT_BYTES, packed, unpacked
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameDecoder, FrameLimits, WireError, WireValue, encode
@@ -104,11 +104,11 @@ def hello_seeds() -> tuple[bytes, ...]:
 
 
 def check_packed_report(data: bytes) -> None:
-    """The first byte says whether the rest is deflated here. What is unpacked is small and can be packed again."""
+    """The first byte says whether what follows the head is deflated here. What is unpacked can be packed again."""
     content = data[1:]
     if data[:1] == b"\1":
         deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-        content = b"\x01" + deflate.compress(content) + deflate.flush()
+        content = content[:HEAD_BYTES] + deflate.compress(content[HEAD_BYTES:]) + deflate.flush()
     try:
         claim = unpacked(content)
     except (ClaimTooLargeError, MalformedClaimError):
@@ -116,13 +116,15 @@ def check_packed_report(data: bytes) -> None:
     assert len(content) <= MAX_PACKED_BYTES
     with suppress(ClaimTooLargeError):
         assert unpacked(packed(claim)) == claim
-        assert len(claim.encode()) <= MAX_REPORT_BYTES
+        assert len(claim.encode()) <= MAX_REPORT_BYTES + 4 * HEAD_BYTES
 
 
 def packed_report_seeds() -> tuple[bytes, ...]:
     """A report as it travels, its content, and a bomb."""
-    claim = unpacked(_REPORTED)
-    return (b"\0" + _REPORTED, b"\1" + claim.encode(), b"\1" + bytes(60_000), b"\0\2", b"\0\1")
+    payload = {key: value for key, value in REPORT.to_json().items() if key != "run_id"}
+    content = canonical_json({"domain": "report", "payload": payload})
+    head = _REPORTED[:HEAD_BYTES]
+    return (b"\0" + _REPORTED, b"\1" + head + content, b"\1" + head + bytes(60_000), b"\0\2", b"\0\1")
 
 
 def check_statements(data: bytes) -> None:

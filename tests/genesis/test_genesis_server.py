@@ -11,6 +11,8 @@ import pytest
 
 from neuroshard.errors import DataError, NetworkRefusedError
 from neuroshard.genesis import GenesisServer
+from neuroshard.genesis.served_files import cache_control
+from tests.data.genesis_samples import TestSigner, write_genesis
 
 SHARD = bytes(range(256)) * 4000
 
@@ -97,6 +99,56 @@ def test_head_has_the_length_and_no_body(client: httpx.Client) -> None:
 )
 def test_nothing_else_is_served(client: httpx.Client, target: str) -> None:
     assert raw(client, target) == (404, b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "is_immutable"),
+    [
+        ("shard_7.pt", 20_000_000, True),
+        (f"tokenizers/{'a' * 64}.json", 1000, True),
+        ("pages/00000.bin", 4096 * 32, True),
+        ("pages/00000.bin", 4095 * 32, False),  # it grows with the data set
+        ("manifest.json", 1000, False),
+        ("tokenizer.json", 1000, False),
+        ("run.json", 1000, False),
+    ],
+)
+def test_only_what_never_changes_is_immutable(name: str, size: int, is_immutable: bool) -> None:
+    assert cache_control(name, size) == ("public, max-age=31536000, immutable" if is_immutable else "no-cache")
+
+
+def test_caches_are_told_what_they_may_keep(client: httpx.Client) -> None:
+    assert "immutable" in client.get("/shard_0.pt").headers["cache-control"]
+    manifest = client.get("/manifest.json")
+    assert manifest.headers["cache-control"] == "no-cache"
+    again = client.get("/manifest.json", headers={"If-None-Match": manifest.headers["etag"]})
+    assert (again.status_code, again.headers["cache-control"]) == (304, "no-cache")
+
+
+def test_a_range_counts_for_get_only(client: httpx.Client) -> None:
+    head = client.head("/shard_0.pt", headers={"Range": "bytes=10-19"})
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(SHARD)))
+
+
+def test_the_status_tells_the_data_set_and_the_traffic(tmp_path: Path) -> None:
+    manifest = write_genesis(tmp_path, shards=17, tokens=50, signer=TestSigner())
+    with GenesisServer(tmp_path) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+        size = len(client.get("/shard_3.pt").content)
+        client.get("/shard_3.pt", headers={"Range": "bytes=5-9"})
+        client.get("/shard_99.pt")
+        told = client.get("/status").json()
+        (tmp_path / "manifest.json").write_text("{}")
+        broken = client.get("/status").json()
+    assert (told["total_shards"], told["root"], told["problem"]) == (17, manifest.root(), "")
+    assert told["signed_by"] == TestSigner().public_key.hex()
+    assert told["requests"] == {
+        "whole": 1,
+        "partial": 1,
+        "not_modified": 0,
+        "refused": 1,
+        "bytes_sent": size + 5,
+    }
+    assert "total_shards" in broken["problem"]
 
 
 def test_a_link_out_of_the_folder_is_not_served(client: httpx.Client, folder: Path) -> None:

@@ -16,6 +16,7 @@ from neuroshard.identity import (
     Delegation,
     DelegationExpiredError,
     ForeignClaimError,
+    KnownDelegations,
     MalformedClaimError,
     NodeIdentity,
     NodeKey,
@@ -25,6 +26,7 @@ from neuroshard.identity import (
     Wallet,
     sign_claim,
     verify_claim,
+    verify_signature,
 )
 from neuroshard.identity.claims import MAX_CLAIM_BYTES
 
@@ -69,6 +71,27 @@ def test_the_golden_claim_verifies() -> None:
     verified = verify_claim(claim, "announcement", vector["verified_at"])
     assert (verified.node_id, verified.wallet_id) == (vector["node_id"], vector["wallet_id"])
     assert claim.encode() == vector["encoded"].encode()
+
+
+def test_a_delegation_is_checked_once_and_a_forged_one_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[bytes] = []
+    monkeypatch.setattr(
+        "neuroshard.identity.delegation.verify_signature",
+        lambda key, message, signature: (checked.append(key), verify_signature(key, message, signature)),
+    )
+    known, identity = KnownDelegations(most=2), identity_of(1, 2)
+    for payload in range(3):
+        claim = sign_claim(identity, "report", payload, NOW)
+        assert verify_claim(SignedClaim.decode(claim.encode()), "report", NOW, known=known).payload == payload
+    assert checked == [wallet_of(1).public_key]
+    longer = replace(identity.delegation, expires_at=int(NOW + 2 * DAY))
+    with pytest.raises(SignatureError):
+        verify_claim(sign_claim(replace_delegation(identity, longer), "report", None, NOW), "report", NOW, known=known)
+    with pytest.raises(DelegationExpiredError):
+        verify_claim(sign_claim(identity, "report", None, NOW), "report", NOW + DAY, known=known)
+    for node in (3, 4):
+        verify_claim(sign_claim(identity_of(1, node), "report", None, NOW), "report", NOW, known=known)
+    assert identity.delegation not in known
 
 
 def test_two_nodes_share_one_wallet() -> None:

@@ -19,8 +19,8 @@ class AddressesOnly:
     def addresses(self) -> tuple[str, ...]:
         return self.told
 
-    def connections(self) -> tuple[()]:
-        return ()
+    def peers(self) -> frozenset[NodeId]:
+        return frozenset()
 
 
 def network_at(node_id: NodeId, *addresses: str) -> Network:

@@ -30,6 +30,7 @@ from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, Ground, Runni
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.snapshot import MemoryStatus, NodeState, NodeStatus
 from neuroshard.swarm.claim_reading import Statement
+from neuroshard.swarm.data_sharing.shelf import DataShelf
 from neuroshard.swarm.membership import Membership
 from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.swarm.stage_coverage import StageRange
@@ -126,8 +127,9 @@ class RealWorld:
         fetcher = Fetcher(open_source(str(self.genesis)))
         data = await open_joined_data(fetcher, data_dir / "descriptions", self.run, LARGEST_TOKENIZER)
         memory = MemoryStatus(500, 500, "given", 0, 0, 0)
+        shelf = DataShelf(data_dir / "descriptions")
         room, device = Room(500, "cpu", None, 1e9), Device("cpu", "test")
-        ground = Ground(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, ())
+        ground = Ground(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, shelf, ())
         wish = PauseWish()
         training = StageTraining(lambda: made.settings, identity, publisher, startup, wish=wish, is_demo=False)
         made = RealNode(swarm, membership, networking, training, ground, board, publisher, data_dir, settings, wish)

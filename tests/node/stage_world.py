@@ -26,6 +26,7 @@ from neuroshard.node.joining import Joining
 from neuroshard.node.networking import Networking
 from neuroshard.node.relocating import Relocating
 from neuroshard.node.run_versions import RunVersions
+from neuroshard.node.society import report_of_stages
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_safety import StageSafety
 from neuroshard.node.stage_swarm import StageSwarm
@@ -137,8 +138,9 @@ class HeldStage:
         generations = self.store.generations()
         return generations[0] if generations else None
 
-    def want(self) -> None:
+    def want(self) -> float:
         self.is_wanted = True
+        return 0.0
 
     def copied(self, _peer: NodeId, taken_at: float) -> None:
         self.copied_at = max(taken_at, self.copied_at or 0.0)
@@ -169,6 +171,7 @@ class StageNode:
     began_steps: list[int] = field(default_factory=list[int])  # of the stages that it took
     clock_is_ahead: float = 0.0  # seconds
     windows: tuple[StageRange, ...] = SINGLE  # the longest runs that fit its memory
+    may_catch_up: bool = False  # with missed rounds, by their aggregates
 
     def __post_init__(self) -> None:
         key = NodeKey.from_seed(bytes([self.number + 1]) * 32)
@@ -181,6 +184,7 @@ class StageNode:
         self.membership = Membership(identity.node_id, identity.wallet_id)
         self.networking = Networking(self.name, self._open, peers_file=self.data_dir / "peers", loopback_only=True)
         self.swarm = StageSwarm(identity, RunVersions(self.world.offer), self.membership, self.networking)
+        self.swarm.speak_soon = self.speak
         self.swarm.donor = Donor(self.membership.knows, now=self.now, offload=at_once)
         self.swarm.asking = Asking(self.swarm, lambda *event: self.blamed.append(event), offload=at_once)
         self.service = IdleService()
@@ -225,6 +229,9 @@ class StageNode:
                     if stage is not None:
                         await self.take(stage)
                     stage = await self._train(moves=moves)
+                    self.state = NodeState.STOPPING
+                    self.swarm.go_to(stage)
+                    await anyio.sleep(self.world.leave_seconds)
 
     def now(self) -> float:
         """By the clock of this computer."""
@@ -246,7 +253,7 @@ class StageNode:
         self.swarm.release()
         self.wanted = StageRange(wanted, wanted + 1) if isinstance(wanted, int) else wanted
         self.stages, self.state = (), NodeState.STARTING
-        self.speak()
+        self.swarm.go_to(None)
         self.stages = tuple([await self._brought_up(index) for index in self.wanted])
         self.state = NodeState.TRAINING
         for stage in self.stages:
@@ -260,7 +267,8 @@ class StageNode:
         identity = StageIdentity(self.identity.wallet_id, self.name, run_id, shape, layers, 1)
         store = CheckpointStore(stage_folder(self.data_dir, self.identity.wallet_id, run_id, layers))
         is_invited = self.number != 0
-        await Joining(self.swarm, identity, store, self.told.append, is_invited, offload=at_once).prepare()
+        joining = Joining(self.swarm, identity, store, self.told.append, is_invited, self.may_catch_up, offload=at_once)
+        await joining.prepare()
         stage = HeldStage(index, identity, store, self.now, self.world.save_steps)
         stage.restore()
         self.began_steps.append(stage.steps)
@@ -309,7 +317,7 @@ class StageNode:
 
     def own_report(self) -> TrainingReport:
         layers = None if self.wanted is None else self.wanted.layers(self.swarm.plan)
-        return TrainingReport(
+        said = TrainingReport(
             run_id=self.swarm.run_id,
             sequence=self.sequence,
             steps=0 if self.stage is None else self.stage.steps,
@@ -327,9 +335,8 @@ class StageNode:
             state=self.state,
             started_at=EPOCH,
             interval_seconds=REPORT_SECONDS,
-            windows=self.swarm.windows,
-            ready_percent=self.swarm.ready_percent if self.state is NodeState.STARTING else 0,
         )
+        return report_of_stages(said, self.swarm)
 
 
 @dataclass
@@ -340,6 +347,7 @@ class StageWorld:
     folder: Path
     shape: Architecture = SHAPE
     save_steps: int = SAVE_STEPS  # a checkpoint, when nobody asks for one
+    leave_seconds: float = 0.0  # from the decision to go elsewhere until everything is saved and let go
     nodes: list[StageNode] = field(default_factory=list[StageNode])
     cut_off: set[StageNode] = field(default_factory=set["StageNode"])  # these hear only each other
 

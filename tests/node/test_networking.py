@@ -16,7 +16,7 @@ from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.network import MessageTooLargeError, Network
-from neuroshard.network.libp2p import NetworkFailedError
+from neuroshard.network.libp2p import NetworkFailedError, NetworkOptions, libp2p_network
 from neuroshard.node import address_book, networking
 from neuroshard.node.libp2p_opening import libp2p_opener
 from neuroshard.node.networking import SLEPT_SECONDS, Networking, NetworkOpener, SleepDetector
@@ -284,6 +284,26 @@ def test_after_a_sleep_no_address_waits_for_its_next_try(tmp_path: Path, monkeyp
             assert connected(one) == 0
             nights[0] += 1
             with anyio.fail_after(5):
+                await until(lambda: connected(one) == 1)
+
+    run(main)
+
+
+class OfTheInternet(NetworkOptions):
+    @property
+    def is_local(self) -> bool:
+        return False
+
+
+def test_a_node_of_the_internet_dials_another_on_its_computer_when_its_owner_says_so(tmp_path: Path) -> None:
+    options = OfTheInternet(host="127.0.0.1", lan_discovery=False, port_mapping=False, relay=False)
+
+    async def main() -> None:
+        async with running(node(1, tmp_path)) as network:
+            given = network.transport.addresses()
+            two = identity(2)
+            one = Networking(two.node_id, lambda: libp2p_network(two, options), peers_file=tmp_path / "2", given=given)
+            async with running(one):
                 await until(lambda: connected(one) == 1)
 
     run(main)

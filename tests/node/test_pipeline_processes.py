@@ -1,29 +1,34 @@
-"""A model in stages on ordinary processes: none of them holds it, and it is trained on when one is killed."""
+"""A model in stages on ordinary processes: none holds it, and it is trained on when one falls silent or is killed."""
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_of_processes import LONGEST_SECONDS, all_train_on, made, nodes_of, until
+from swarm_of_processes import LONGEST_SECONDS, all_train_on, made, nodes_of, steps_of, until
 
 from benchmarks.node_process import NodeProcess
+from neuroshard.training.remote_hop import HopOptions
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 STAGES = 3
+RESUMED_SECONDS = HopOptions().timeout_seconds + 10  # after a line was cut without a word
 STAGED = f"""
 num_stages = {STAGES}
 batch_size = 1
 sequences_per_step = 4
+inner_steps = 50
 architecture = {{ depth = {STAGES}, sequence_length = 64 }}
 """
 
 
-def test_nodes_train_a_model_that_none_of_them_holds_and_a_kill_does_not_stop_them(
+def test_nodes_train_a_model_that_none_of_them_holds_and_neither_silence_nor_a_kill_stops_them(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:
     run = made(STAGED, small_genesis, tmp_path)
@@ -45,11 +50,28 @@ def test_nodes_train_a_model_that_none_of_them_holds_and_a_kill_does_not_stop_th
         doubled = Counter(map(stage_of, nodes)).most_common(1)[0][0]
         victim = next(node for node in nodes if stage_of(node) == doubled)
         left = [node for node in nodes if node is not victim]
-        victim.kill()
-        all_train_on(left)
         drivers = [node for node in left if stage_of(node) == 0]
         assert drivers
+        if sys.platform != "win32":  # processes cannot be stopped and continued there
+            falls_silent_for_a_while(victim, drivers)
+            all_train_on(nodes)
+        victim.kill()
+        all_train_on(left)
         assert all(node.get("/api/status")["training"]["held_out"] for node in drivers)
+
+
+def falls_silent_for_a_while(victim: NodeProcess, drivers: Sequence[NodeProcess]) -> None:
+    """Its system confirms all that is sent to it, and nothing comes back; the drivers that live do without it."""
+    victim.process.send_signal(signal.SIGSTOP)
+    try:
+        under_way = [steps_of(driver) + 1 for driver in drivers]
+        until(
+            "steps without the silent node",
+            lambda: all(steps_of(one) > steps + 1 for one, steps in zip(drivers, under_way, strict=True)),
+            RESUMED_SECONDS,
+        )
+    finally:
+        victim.process.send_signal(signal.SIGCONT)
 
 
 def stage_of(node: NodeProcess) -> int:

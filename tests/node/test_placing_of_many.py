@@ -59,7 +59,7 @@ class Resident:
         self.said: Statement[TrainingReport] | None = None
         networking = Networking(self.node_id, _unused, peers_file=Path("unused"), loopback_only=True)
         self.swarm = StageSwarm(identity, RunVersions(town.offer), self.membership, networking)
-        self.placing = Placing(self.swarm, networking)
+        self.placing = Placing(self.swarm, networking, now=clock)
 
     @property
     def holder(self) -> StageHolder | None:

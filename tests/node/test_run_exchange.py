@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -37,8 +36,8 @@ class Peers:
         await anyio.lowlevel.checkpoint()
         return self
 
-    def connections(self) -> list[Any]:
-        return [SimpleNamespace(peer=peer) for peer in (*self.silent, *self.refusing, *self.knowing)]
+    def peers(self) -> frozenset[NodeId]:
+        return frozenset((*self.silent, *self.refusing, *self.knowing))
 
     async def find(self, *_: Any) -> tuple[bytes, ...]:
         raise PeerUnreachableError("nobody there")

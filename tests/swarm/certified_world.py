@@ -95,6 +95,7 @@ class World:
         self.dies_after: dict[NodeId, int] = {}  # effects
         self.twist: dict[NodeId, Callable[[Participant, Effect], list[Effect]]] = {}  # what a liar does instead
         self.plan = plan
+        self.sequences: dict[NodeId, int] = {}  # that a member says it has trained on, where it is no round number
         self.sent = Counter[NodeId]()  # slices, by who sent them
         self.received = Counter[NodeId]()
         roster = Roster(members, is_founding=is_founding)
@@ -115,7 +116,8 @@ class World:
         one.machines[step.id] = machine
         one.attempts += 1
         parts = tuple(self._part(node, one, index) for index in range(self.plan.count))
-        contribution = Contribution(parts, sequences=100, upload=1000, made_at=one.attempts)
+        sequences = self.sequences.get(node, 100)
+        contribution = Contribution(parts, sequences=sequences, upload=1000, made_at=one.attempts)
         self._carry_out(one, machine, machine.enter(contribution, self.now, 0 if known is None else known.view + 1))
 
     def ask_for_the_end(self, node: NodeId) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -10,11 +11,12 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, TokenSecret, Wallet
 from neuroshard.network import Network
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.announcement import Announcement
 from neuroshard.swarm.claim_reading import Statement
+from neuroshard.swarm.packing import _DICTIONARY, HEAD_BYTES, packed
 from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
 
@@ -50,6 +52,12 @@ def identity_of(number: int, delegated_for: float = 30 * DAY) -> NodeIdentity:
     key = NodeKey.from_seed((number + 1).to_bytes(32, "little"))
     delegation = Delegation.issue(wallet, key.public_key, EPOCH + delegated_for)
     return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation)
+
+
+def packed_with(claim: SignedClaim, content: bytes) -> bytes:
+    """A packed claim with any content under our format, deflated less well than we do."""
+    deflate = zlib.compressobj(1, zlib.DEFLATED, -15, zdict=_DICTIONARY)
+    return packed(claim)[:HEAD_BYTES] + deflate.compress(content) + deflate.flush()
 
 
 def announcement_of(identity: NodeIdentity, **changes: Any) -> Announcement:

@@ -29,6 +29,12 @@ def test_members_complete_one_step_after_another(count: int) -> None:
     assert len({one.root for one in world.nodes.values()}) == 1
 
 
+@pytest.mark.parametrize("count", [2, 5])
+def test_contributions_and_results_may_come_slice_by_slice(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuroshard.swarm.certified.slices.MESSAGE_BYTES", 1)
+    test_members_complete_one_step_after_another(count)
+
+
 @pytest.mark.parametrize("victim", ["a", "b", "c", "d"])
 @pytest.mark.parametrize("effects", range(14))
 def test_a_member_that_dies_at_any_point_does_not_keep_the_others(victim: str, effects: int) -> None:
@@ -192,6 +198,15 @@ def test_a_restart_of_all_members_after_they_have_prepared_ends_the_step_with_th
     assert world.settle()
     ended = {completed.certificate.value.digest for one in world.nodes.values() for _, completed in one.ended.values()}
     assert ended == {locked}
+
+
+def test_a_certificate_names_the_median_work_of_its_members_whatever_a_few_say() -> None:
+    world = World(NAMES)
+    world.sequences = {NodeId("a"): 80, NodeId("b"): 10**15, NodeId("c"): 120, NodeId("d"): 90}
+    world.start_all()
+    assert world.settle(until=lambda: world.all_done(1))
+    values = [complete.certificate.value for one in world.nodes.values() for _, complete in one.ended.values()]
+    assert [value.sequences for value in values] == [90] * len(NAMES)
 
 
 def test_a_newcomer_takes_part_and_votes_from_the_next_step_on() -> None:

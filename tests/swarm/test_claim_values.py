@@ -21,7 +21,7 @@ from neuroshard.swarm.announcement import (
 from neuroshard.swarm.claim_kinds import is_announcement
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.swarm.training_report import MAX_WINDOWS, TrainingReport
-from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
+from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId, ShardRange
 
 ALICE, BOB = identity_of(1), identity_of(2)
 JSON = st.recursive(
@@ -45,6 +45,7 @@ POSSIBLE = st.fixed_dictionaries(
         "leaving": st.booleans(),
         "windows": st.sampled_from([(), (StageRange(0, 2), StageRange(2, 3))]),
         "ready_percent": st.integers(0, 100),
+        "cached": st.sampled_from([(), (ShardRange(0, 2), ShardRange(3, 400))]),
     }
 )
 
@@ -78,6 +79,10 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ("inherited_tokens", [-1, 10**16 + 1, 0.5]),
     ("windows", [None, 5, "12", [None], [[0]], [[0, 0]], [[2, 1]], [[0, 4097]], [[-1, 1]], [[0, 1, 2]], [[0, 1]] * 65]),
     ("ready_percent", [-1, 101, 0.5, None, True]),
+    (
+        "cached",
+        [None, 5, [None], [[0]], [[0, 0]], [[2, 1]], [[-1, 1]], [[0, 1], [1, 2]], [[5, 6], [0, 1]], [[0, 1]] * 17],
+    ),
 ]
 
 

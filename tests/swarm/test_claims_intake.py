@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from claim_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of
+from claim_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of, packed_with
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +29,7 @@ from neuroshard.swarm.claims_intake import (
     MAX_SPEAKERS,
     ClaimIntake,
 )
-from neuroshard.swarm.packing import _DICTIONARY, MAX_PACKED_BYTES, packed, unpacked
+from neuroshard.swarm.packing import MAX_PACKED_BYTES, packed, unpacked
 from neuroshard.swarm.training_report import TrainingReport
 
 ALICE, BOB = identity_of(1), identity_of(2)
@@ -72,11 +71,12 @@ def signed_payload(identity: NodeIdentity, payload: Any, domain: str = REPORT_DO
 
 
 def with_field(claim: SignedClaim, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """A packed claim whose JSON was changed after it was signed."""
+    """A packed claim that was changed after it was signed, in other bytes than ours."""
     fields = json.loads(claim.encode())
     change(fields)
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15, zdict=_DICTIONARY)
-    return b"\x01" + deflate.compress(json.dumps(fields).encode()) + deflate.flush()
+    changed = SignedClaim.decode(json.dumps(fields).encode())
+    del fields["payload"]["run_id"]
+    return packed_with(changed, json.dumps({"payload": fields["payload"], "domain": changed.domain}).encode())
 
 
 def test_a_good_report_is_heard_once_with_its_author() -> None:
@@ -202,9 +202,11 @@ def test_forgeries_of_every_kind_are_refused() -> None:
 def test_numbers_that_would_spoil_sums_never_get_in(name: str, lie: str) -> None:
     desk = Desk()
     claim = sign_claim(ALICE, REPORT_DOMAIN, {**REPORT.to_json(), name: "LIE"}, EPOCH)
-    text = claim.encode().replace(b'"LIE"', lie.encode())
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15, zdict=_DICTIONARY)
-    assert desk.reason(b"\x01" + deflate.compress(text) + deflate.flush()) is ScoreReason.MALFORMED_CLAIM
+    payload = {key: value for key, value in json.loads(claim.encode())["payload"].items() if key != "run_id"}
+    text = json.dumps({"domain": REPORT_DOMAIN, "payload": payload})
+    assert isinstance(desk.intake.check(packed_with(claim, text.replace('"LIE"', "1").encode())), Refusal)
+    assert desk.cache.verifications == 1  # it was read: only the number is wrong
+    assert desk.reason(packed_with(claim, text.replace('"LIE"', lie).encode())) is ScoreReason.MALFORMED_CLAIM
 
 
 def test_a_liar_that_signs_its_lies_is_refused_by_the_schema() -> None:
@@ -218,7 +220,7 @@ def test_a_liar_that_signs_its_lies_is_refused_by_the_schema() -> None:
 def test_size_comes_before_everything() -> None:
     desk = Desk()
     assert desk.reason(bytes(MAX_PACKED_BYTES + 1)) is ScoreReason.OVERSIZED
-    assert desk.reason(b"\x01garbage") is ScoreReason.MALFORMED_CLAIM
+    assert desk.reason(b"\x02garbage") is ScoreReason.MALFORMED_CLAIM
     assert desk.reason(b"") is ScoreReason.MALFORMED_CLAIM
 
 

@@ -180,7 +180,7 @@ def test_lies_in_a_hello_are_refused_and_cost_the_liar() -> None:
             Hello(theirs, None, ()),
             Hello(own, b.membership.own_report, ()),
             Hello(forged, None, ()),
-            Hello(own, b"\x01garbage", ()),
+            Hello(own, b"\x02garbage", ()),
             Hello(b"garbage", None, ()),
         ]
         for number, hello in enumerate(lies):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.swarm.certified.slices import BLOCK, MAX_SLICES, SlicePlan, assign
+from neuroshard.swarm.certified.slices import BLOCK, MAX_SLICES, MESSAGE_BYTES, SlicePlan, assign, in_messages
 from neuroshard.types import NodeId
 
 uploads = st.lists(st.integers(0, 10**9), min_size=2, max_size=64)
@@ -60,3 +60,9 @@ def test_the_seed_changes_the_pairs() -> None:
 def test_one_member_reduces_nothing() -> None:
     with pytest.raises(ValueError, match="two reducers"):
         assign(SlicePlan(10), {NodeId("a"): 1}, "seed")
+
+
+def test_messages_carry_all_slices_in_order_and_as_many_as_fit() -> None:
+    slices = {index: bytes(size) for index, size in enumerate((MESSAGE_BYTES - 1, 1, 1, 2 * MESSAGE_BYTES, 5))}
+    assert [list(some) for some in in_messages(slices)] == [[0, 1], [2], [3], [4]]
+    assert list(in_messages({})) == []

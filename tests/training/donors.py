@@ -29,7 +29,7 @@ from neuroshard.training.transfer.download import Asking, ReceivingOptions, Stag
 from neuroshard.training.transfer.fields import StageName
 from neuroshard.training.transfer.layout import snapshot_layout
 from neuroshard.training.transfer.live_snapshots import LiveSnapshots
-from neuroshard.training.transfer.manifest import CHUNK, COPIED, MANIFEST, REQUEST_LIMITS
+from neuroshard.training.transfer.manifest import CHUNK, COPIED, MANIFEST, RECEIVED, REQUEST_LIMITS
 from neuroshard.training.transfer.receiver import Receiver
 from neuroshard.training.transfer.standing import LIMITS, STANDING
 from neuroshard.types import Architecture, LayerRange, NodeId, RunId, WalletId
@@ -96,6 +96,7 @@ class DonorNode:
         transport.serve(STANDING, self.donor.tell_standing, LIMITS)
         transport.serve(MANIFEST, self.donor.give_manifest, REQUEST_LIMITS)
         transport.serve(CHUNK, self.give_chunk, REQUEST_LIMITS)
+        transport.serve(RECEIVED, self.donor.note_received, LIMITS)
         transport.serve(COPIED, self.donor.note_copy, LIMITS)
 
     def save(self, step: int) -> None:
@@ -139,7 +140,14 @@ def donor_node(
         parameters=MODEL.outer,
         exchange=_no_rounds,
         state=state,
-        progress=OuterProgress(inner_steps=2, sequences=8, members=2, state_root=state_root(state)),
+        progress=OuterProgress(
+            inner_steps=2,
+            sequences=8,
+            members=2,
+            state_root=state_root(state),
+            line_sequences=1200,
+            since_round=8,
+        ),
     )
     record = TrainingRecord(Progress(steps=40, tokens=4000, sequences=160, loss_ema=3.25))
 

@@ -17,6 +17,7 @@ from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, 
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import OuterState
 from neuroshard.status.rounds import StageRoundsStatus
+from neuroshard.swarm.certified.bodies import MAX_MEMBERS
 from neuroshard.swarm.certified.messages import Signed
 from neuroshard.swarm.certified.packets import signed_by
 from neuroshard.swarm.certified.roster import Member
@@ -50,7 +51,7 @@ def identity(number: int) -> NodeIdentity:
     return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
 
 
-IDENTITIES = {one.node_id: one for one in (identity(number) for number in range(8))}
+IDENTITIES = {one.node_id: one for one in (identity(number) for number in range(12))}
 NAMES = tuple(IDENTITIES)
 A, B, C = NAMES[:3]
 DUE_SECONDS = OUTER.inner_steps  # of steps of a second each
@@ -73,12 +74,14 @@ class SimulatedReplica:
     wallet_rounds: int = 0
     is_open: bool = False  # to strangers
     may_be_alone: bool = False  # it makes rounds of its own when it is alone
+    newcomers: frozenset[NodeId] = frozenset()  # who takes its state over just now
     is_reluctant: bool = False  # it agrees to rounds and then does not come
     dies_at_message: int | None = None  # of its rounds
     book: ForgetfulBook = field(default_factory=ForgetfulBook)  # what lies on its disk
     times: RoundTimes | None = None
     objection: str = ""  # why it votes for nothing
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
+    most_members: int = MAX_MEMBERS  # of a round
 
     def __post_init__(self) -> None:
         self.weights = self.state.anchor.clone()
@@ -94,6 +97,8 @@ class SimulatedReplica:
             self._peers,
             lambda node: IDENTITIES[node].wallet_id,
             self.is_open,
+            lambda: self.newcomers,
+            self.most_members,
         )
 
         def sign(body: AnyBody) -> Signed[AnyBody]:

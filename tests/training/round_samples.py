@@ -22,6 +22,6 @@ def certificate(*refused: tuple[Member, str]) -> Quorum:
     members, refusals = (A, B, C), tuple((member.node_id, why) for member, why in refused)
     bad = {node for node, _ in refusals}
     accepted = tuple(member.node_id for member in members if member.node_id not in bad)
-    value = Value("1" * 64, "2" * 64, "3" * 64, ("4" * 64,), members, accepted, refusals, "5" * 64)
+    value = Value("1" * 64, "2" * 64, "3" * 64, ("4" * 64,), members, accepted, refusals, "5" * 64, 100)
     votes = tuple(Signed(member, Vote("1" * 64, 0, Phase.COMMIT, value.digest), b"") for member in members)
     return Quorum(value, 0, Phase.COMMIT, votes)

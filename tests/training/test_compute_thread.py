@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from threading import Event
@@ -9,7 +11,7 @@ import torch
 import trio
 
 from neuroshard.errors import NotReadyError
-from neuroshard.training.compute import ComputeThread, Priority
+from neuroshard.training.compute import NICENESS, ComputeThread, Priority
 
 
 def test_values_and_exceptions_travel_to_the_caller(compute: ComputeThread) -> None:
@@ -105,3 +107,13 @@ def test_the_bridge_costs_little(compute: ComputeThread) -> None:
         return fastest
 
     assert trio.run(main) < 0.3e-3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own there")
+def test_computing_gives_way_to_everything_else(compute: ComputeThread) -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own = niceness()
+    assert compute.submit(niceness).result() == max(own, NICENESS)
+    assert niceness() == own

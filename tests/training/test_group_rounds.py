@@ -192,29 +192,23 @@ def test_when_the_caller_is_gone_another_one_calls() -> None:
     play(scenario)
 
 
-def test_a_replica_without_work_does_not_keep_the_other_from_its_rounds() -> None:
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_replica_without_work_takes_part_in_the_rounds_of_the_other_and_holds_none_of_them_up(
+    has_begun: bool,
+) -> None:
     async def scenario(network: InMemoryNetwork) -> None:
-        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2, is_idle=True)
-        await for_seconds(6 * DUE_SECONDS, a, b)
-        assert a.group.gathering.is_alone  # a round of its own is in order
-        assert not a.outcomes
-        b.is_idle = False
-        await for_seconds(3 * DUE_SECONDS, a, b)
-        assert a.outcomes
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2, is_idle=not has_begun)
+        await for_seconds(DUE_SECONDS + (2 if has_begun else RoundTimes().patience_seconds + 2), a, b)
+        rounds = len(a.outcomes)
+        assert rounds >= 1
+        for idle, busy in ((b, a), (a, b)):  # drivers keep to one of them, then to the other
+            idle.is_idle, busy.is_idle = True, False
+            await for_seconds(4 * DUE_SECONDS, a, b)
+            assert len(a.outcomes) >= rounds + 3
+            rounds = len(a.outcomes)
+            assert torch.equal(idle.weights, idle.state.anchor)  # nothing of its own on top
         assert torch.equal(a.state.anchor, b.state.anchor)
-
-    play(scenario)
-
-
-def test_a_replica_that_is_only_starting_is_waited_for() -> None:
-    async def scenario(network: InMemoryNetwork) -> None:
-        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2, is_idle=True)
-        a.may_be_alone = True
-        await for_seconds(DUE_SECONDS + 5, a, b)
-        b.is_idle = False
-        await for_seconds(2 * DUE_SECONDS, a, b)
-        assert {outcome.members for outcome in a.outcomes if isinstance(outcome, Agreed)} == {2}
-        assert torch.equal(a.state.anchor, b.state.anchor)
+        assert all(isinstance(outcome, Agreed) and outcome.members == 2 for outcome in [*a.outcomes, *b.outcomes])
 
     play(scenario)
 

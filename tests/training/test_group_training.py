@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class Node:
     trainer: Trainer
     anchors: list[torch.Tensor]  # after each round
     weights: list[torch.Tensor]
+    scheduled: list[int]  # sequences, after each round
 
 
 def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemoryNetwork, shard: int) -> Node:
@@ -93,13 +94,14 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
     door.add(group)
     door.serve(transport)
     held = replace(alone, group=group, vote=vote)
-    node = Node(Trainer.__new__(Trainer), [], [])
+    node = Node(Trainer.__new__(Trainer), [], [], [])
     run_round = held.outer.run_round
 
     async def noted(now: float) -> bool:
         completed = await run_round(now)
         if completed:
             node.anchors.append(held.outer.state.anchor)
+            node.scheduled.append(held.outer.progress.line_sequences)
             node.weights.append(await compute.run(lambda: flatten(stage.executor.model).clone()))
         return completed
 
@@ -108,6 +110,17 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
     parts = TrainerParts(TOGETHER, (held,), Driving(name, feed, FixedRouting([LocalHop(held.service)])))
     node.trainer = Trainer(parts, [stage.record])
     return node
+
+
+async def trained_until(are_done: Callable[[], bool], nodes: Sequence[Node]) -> None:
+    """All of them, side by side."""
+    async with anyio.create_task_group() as tasks:
+        for node in nodes:
+            tasks.start_soon(node.trainer.run)
+        while not are_done():
+            await anyio.sleep(0.02)
+        for node in nodes:
+            node.trainer.stop()
 
 
 def test_a_paused_node_agrees_to_no_round(tmp_path: Path) -> None:
@@ -134,16 +147,7 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
             ]
 
-            async def stop_when_done() -> None:
-                while any(len(node.weights) < 3 for node in nodes):
-                    await anyio.sleep(0.02)
-                for node in nodes:
-                    node.trainer.stop()
-
-            async with anyio.create_task_group() as tasks:
-                for node in nodes:
-                    tasks.start_soon(node.trainer.run)
-                tasks.start_soon(stop_when_done)
+            await trained_until(lambda: all(len(node.weights) >= 3 for node in nodes), nodes)
             return nodes
 
     try:
@@ -155,6 +159,7 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
         assert torch.equal(a.anchors[number], b.anchors[number])
         assert torch.equal(a.weights[number], b.weights[number])
         assert torch.equal(a.weights[number], a.anchors[number])
+        assert a.scheduled[number] == b.scheduled[number] > 0
     told = a.trainer.snapshot().diloco
     assert told.members == 2
     (rounds,) = told.rounds
@@ -194,16 +199,7 @@ def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good
 
             outers[0].exchange, outers[1].exchange = noted, poisoned
 
-            async def stop_when_done() -> None:
-                while not all(node.anchors for node in nodes):
-                    await anyio.sleep(0.02)
-                for node in nodes:
-                    node.trainer.stop()
-
-            async with anyio.create_task_group() as tasks:
-                for node in nodes:
-                    tasks.start_soon(node.trainer.run)
-                tasks.start_soon(stop_when_done)
+            await trained_until(lambda: all(node.anchors for node in nodes), nodes)
             return nodes, outcomes
 
     try:

@@ -125,6 +125,39 @@ def test_an_abandoned_round_changes_nothing_and_is_counted(compute: ComputeThrea
     assert "nobody answered" in outer.status().explanation
 
 
+def test_the_schedule_counts_what_certificates_say_of_the_line_and_what_was_trained_since(
+    compute: ComputeThread,
+) -> None:
+    told = [500, 300, 200]  # sequences a member, by the certificates
+
+    async def exchange(contribution: Tensor, outer_step: int) -> Agreed:
+        late_for = contribution if outer_step == 2 else None
+        return Agreed(torch.zeros_like(contribution), 3, None, late_for, outer_step == 1, sequences=told[outer_step])
+
+    outer = sync_of(compute, model_of(), OuterOptimization(), exchange)
+    counts = list[tuple[int, int]]()
+    for _ in told:
+        for _ in range(2):
+            outer.after_step(4)
+        before = outer.progress.scheduled_sequences
+        assert trio.run(outer.run_round, 0.0)
+        counts.append((before, outer.progress.scheduled_sequences))
+    assert counts == [(8, 500), (508, 800), (808, 1000)]
+    assert outer.progress.sequences == 0
+
+
+def test_alone_the_schedule_counts_every_sequence_once(compute: ComputeThread) -> None:
+    model = model_of()
+    outer = sync_of(compute, model, OuterOptimization())
+    for number in range(3):
+        move(model, number)
+        for _ in range(2):
+            outer.after_step(4)
+        assert trio.run(outer.run_round, 0.0)
+        outer.after_step(4)
+    assert outer.progress.scheduled_sequences == 36
+
+
 class Rounds:
     """An exchange that gives the outcomes it was told to, and remembers what it was given."""
 

@@ -66,7 +66,7 @@ class SlowLine:
 
 @pytest.mark.parametrize(
     ("seconds", "bytes_a_second", "stands_still_at", "fails_at"),
-    [(134.0, 500_000, 1e9, None), (1e6, 500_000, 70, 180), (1e6, 100, 1e9, 60)],
+    [(134.0, 500_000, 1e9, None), (1e6, 500_000, 70, 130), (1e6, 500_000, 1, 61), (1e6, 100, 1e9, 60)],
 )
 def test_a_line_that_moves_is_not_dead(
     seconds: float, bytes_a_second: float, stands_still_at: float, fails_at: float | None
@@ -85,7 +85,7 @@ def test_a_line_that_moves_is_not_dead(
             return
         with pytest.raises(StageGoneError):
             await hop.forward(key(1), activations(2))
-        assert anyio.current_time() - began == pytest.approx(fails_at, abs=1)
+        assert anyio.current_time() - began == pytest.approx(fails_at, abs=2)
 
     play(main)
     assert [reason for _, reason in reports] == [ScoreReason.GOOD_ANSWER if fails_at is None else ScoreReason.TIMEOUT]

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from round_samples import JUDGED, TERMS, TOO_MANY, A, B, C, D, certificate
 
-from neuroshard.aggregation import Refusal
+from neuroshard.aggregation import Refusal, Verdict
 from neuroshard.status.rounds import AbandonReason, CertificateStatus, MemberPart, PhaseSeconds, StageRoundsStatus
+from neuroshard.swarm.certified.effects import Judged
 from neuroshard.swarm.certified.progress import Progress, RoundPhase
 from neuroshard.swarm.certified.roster import Member
 from neuroshard.training.rounds.round_record import (
@@ -56,6 +57,34 @@ def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
     assert record.certificate == CertificateStatus(signed.value.digest[:16], votes=3, voters=4)
     assert (record.outer_step, record.codec, record.aggregator) == (7, "int8", "trimmed_mean(0.2)")
     assert (record.bytes_sent, record.bytes_received, record.is_late, record.abandoned_for) == (5, 6, False, None)
+
+
+def test_who_did_too_little_to_count_is_not_shown_as_missing() -> None:
+    """Neither accepted nor refused, in the value that was agreed on and in what this node judged by itself."""
+    value = replace(certificate().value, accepted=(A.node_id, B.node_id))
+    record = watched((101.0, exchange())).completed(replace(certificate(), value=value), END)
+    assert [one.part for one in record.contributions] == [
+        MemberPart.ACCEPTED,
+        MemberPart.ACCEPTED,
+        MemberPart.ABSTAINED,
+        MemberPart.ABSENT,
+    ]
+    abstained = Verdict((0, 1), {}, (1.0, 1.0), robust=False, abstained=(2,))
+    looked = Progress(0, RoundPhase.EXCHANGE, EXCHANGED, Judged(abstained, None, "too few are left"))
+    assert parts_of(watched((101.0, looked))) == {"a": "accepted", "b": "accepted", "c": "abstained", "d": "absent"}
+
+
+def test_who_was_refused_in_a_view_that_was_given_up_stays_refused_in_the_rounds_record() -> None:
+    first = watched((101.0, Progress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY)))
+    assert (first.has_refused(C.node_id), first.has_refused(A.node_id)) == (True, False)
+    again = watched((111.0, Progress(1, RoundPhase.EXCHANGE, (A, B))))  # called once more, without C
+    again.goes_on_from(first)
+    assert again.has_refused(C.node_id)
+    value = replace(certificate().value, members=(A, B), accepted=(A.node_id, B.node_id))
+    record = again.completed(replace(certificate(), value=value), END)
+    told = {one.node_id: (one.part, one.refusal) for one in record.contributions}
+    assert told[C.node_id] == (MemberPart.REFUSED, "norm")
+    assert told[D.node_id] == (MemberPart.ABSENT, "")
 
 
 def test_the_phases_of_all_views_add_up_to_the_seconds_of_the_round() -> None:

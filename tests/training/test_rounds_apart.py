@@ -9,6 +9,7 @@ import torch
 from replica_world import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 
 from neuroshard.network import InMemoryNetwork
+from neuroshard.status.rounds import MemberPart
 from neuroshard.swarm.certified.effects import VoteRecord
 from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.training.rounds.vote_book import KEPT_STEPS
@@ -39,6 +40,41 @@ def members_of_last_round(replica: SimulatedReplica) -> int:
     outcome = replica.outcomes[-1]
     assert isinstance(outcome, Agreed)
     return outcome.members
+
+
+def test_who_starts_from_before_a_round_that_it_has_written_down_takes_it_from_there() -> None:
+    """As a founder of the line, whose first state no certificate names voters for."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
+        await for_seconds(DUE_SECONDS + 5, a, b, c)
+        assert c.state.outer_step == 1
+        network.kill(C)
+        again = SimulatedReplica(C, network, 3, steps=5, book=c.book)
+        await for_seconds(10, a, b, again)
+        assert again.standing().line == a.standing().line
+        assert not again.group.gathering.must_follow.is_set()
+
+    play(scenario)
+
+
+def test_who_is_refused_does_not_end_the_round_of_the_others_and_begins_anew_from_their_state() -> None:
+    """Of three contributions none may be refused: the view comes to nothing, and the next one is made without it."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
+        await for_seconds(DUE_SECONDS + 5, a, b, c)
+        assert c.state.outer_step == 1
+        c.weights = c.weights + 1000.0  # far away, as after very many steps alone
+        await for_seconds(3 * DUE_SECONDS, a, b, c)
+        assert [one.members for one in a.outcomes if isinstance(one, Agreed)][:3] == [3, 2, 3]
+        assert not any(isinstance(one, Abandoned) for one in a.outcomes)
+        assert (c.weights - c.state.anchor).abs().max() < 10.0
+        assert c.standing().line == a.standing().line
+        (without,) = (one for one in a.group.status.recent if one.views == 2)
+        assert {one.node_id: one.part for one in without.contributions}[C] is MemberPart.REFUSED
+
+    play(scenario)
 
 
 def test_who_has_had_no_quorum_for_ten_minutes_goes_on_alone() -> None:
@@ -238,8 +274,8 @@ def test_who_restarts_locked_asks_at_once_and_takes_the_end_without_its_work_twi
         again = started_again(c, 9)
         again.is_idle = True
         await for_seconds(4, a, b, again)  # far below the time after which whoever is apart follows
-        assert again.state.outer_step == number + 1
-        (taken,) = again.outcomes
+        assert again.state.outer_step > number
+        taken = again.outcomes[0]
         assert isinstance(taken, Agreed)
         assert not taken.is_without_own  # C's work was in it
         assert torch.equal(again.weights, again.state.anchor)

@@ -11,11 +11,14 @@ from neuroshard.network import PeerRefusedError, ScoreReason
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.manifest import (
+    ANY_AGE,
     chunk_count,
     chunk_digest,
+    chunk_limits,
     chunk_request,
 )
 from neuroshard.training.transfer.partial_file import PartialFile
+from neuroshard.training.transfer.receiver import Receiver
 from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import NodeId
 
@@ -35,14 +38,21 @@ def saved_file(folder: Path, step: int = 40) -> bytes:
     return (folder / f"step-{step}.safetensors").read_bytes()
 
 
+def receivers(world: World) -> list[Receiver]:
+    """Three nodes that take states over."""
+    askings = [replace(world.receiver.asking, requester=world.network.join(NodeId(name))) for name in "xyz"]
+    return [replace(world.receiver, asking=asking) for asking in askings]
+
+
 def test_a_donor_makes_a_snapshot_when_somebody_needs_one(compute: ComputeThread, tmp_path: Path) -> None:
     donor = donor_node(compute, tmp_path, "a", weights=1)
     wishes: list[float] = []
 
-    def want() -> None:
+    def want() -> float:
         wishes.append(anyio.current_time())
         if anyio.current_time() >= 2 and not list((tmp_path / "a").glob("step-*.json")):
             donor.save(7)  # its next step
+        return 0.0
 
     donor.snapshots.want = want  # type: ignore[method-assign]
 
@@ -58,9 +68,48 @@ def test_a_donor_makes_a_snapshot_when_somebody_needs_one(compute: ComputeThread
     play(scenario, donor)
 
 
+def test_nobody_waits_for_a_snapshot_that_the_write_budget_does_not_allow_soon(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(7)
+    donor.snapshots.want = lambda: 100.0  # type: ignore[method-assign]
+
+    async def scenario(world: World) -> None:
+        await anyio.sleep(60)
+        began = anyio.current_time()
+        assert (await world.receiver.manifest(A, 30.0)).meta.step == 7
+        assert anyio.current_time() - began < 1
+
+    play(scenario, donor)
+
+
+def test_a_donor_makes_a_snapshot_of_the_outer_step_it_stands_at(compute: ComputeThread, tmp_path: Path) -> None:
+    """One of an earlier step is young, and yet its receiver would stand behind the line again."""
+    donor = donor_node(compute, tmp_path, "a", weights=1, outer=3)
+    donor.save(7)
+
+    def want() -> float:
+        donor.save(8)
+        return 0.0
+
+    donor.snapshots.want = want  # type: ignore[method-assign]
+
+    async def scenario(world: World) -> None:
+        donor.outer.state = replace(donor.outer.state, outer_step=4)
+        assert (await world.receiver.manifest(A, 30.0)).meta.outer_step == 3  # made just now: not one after another
+        await anyio.sleep(6)
+        assert (await world.receiver.manifest(A, ANY_AGE)).meta.outer_step == 3
+        assert (await world.receiver.manifest(A, 30.0)).meta.outer_step == 4
+        await anyio.sleep(6)
+        assert (await world.receiver.manifest(A, 30.0)).age_seconds == pytest.approx(6, abs=1)  # no round since
+
+    play(scenario, donor)
+
+
 def test_a_donor_without_a_snapshot_says_so(compute: ComputeThread, tmp_path: Path) -> None:
     donor = donor_node(compute, tmp_path, "a", weights=1)
-    donor.snapshots.want = lambda: None  # type: ignore[method-assign]
+    donor.snapshots.want = lambda: 0.0  # type: ignore[method-assign]
 
     async def scenario(world: World) -> None:
         with pytest.raises(DonorError, match="no snapshot of this stage yet"):
@@ -70,20 +119,68 @@ def test_a_donor_without_a_snapshot_says_so(compute: ComputeThread, tmp_path: Pa
     play(scenario, donor)
 
 
-def test_no_more_receivers_than_allowed_and_idle_ones_make_room(compute: ComputeThread, tmp_path: Path) -> None:
+async def ask_for_a_chunk(receiver: Receiver) -> None:
+    """And no more."""
+    told = await receiver.manifest(A, 30.0)
+    request = chunk_request(receiver.file.stage, told.snapshot, 0)
+    await receiver.asking.ask(A, request, chunk_limits(0, told.file_bytes), 30.0)
+
+
+def test_no_more_receivers_than_allowed_and_who_has_fetched_or_is_gone_makes_room_at_once(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
     donor = donor_node(compute, tmp_path, "a", weights=1)
     donor.save(40)
 
     async def scenario(world: World) -> None:
-        receivers = [replace(world.receiver.asking, requester=world.network.join(NodeId(name))) for name in "xyz"]
-        x, y, z = (replace(world.receiver, asking=asking) for asking in receivers)
+        x, y, z = receivers(world)
         told = await x.manifest(A, 30.0)
         await y.manifest(A, 30.0)
         with pytest.raises(DonorError, match="Others fetch"):
             await z.manifest(A, 30.0)
         await x.fetch(A, {A: told}, partial_in(tmp_path / "x"))  # they are not disturbed
-        await anyio.sleep(200)
         await z.manifest(A, 1000.0)
+        with pytest.raises(DonorError, match="Others fetch"):
+            await x.manifest(A, 30.0)
+        donor.donor.keep_only({NodeId("x"), NodeId("y")})
+        await x.manifest(A, 30.0)
+
+    play(scenario, donor)
+
+
+def test_a_receiver_in_the_middle_of_its_download_keeps_its_place_for_minutes(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+
+    async def scenario(world: World) -> None:
+        x, y, z = receivers(world)
+        for one in (x, y):
+            await ask_for_a_chunk(one)
+        await anyio.sleep(170)
+        with pytest.raises(DonorError, match="Others fetch"):
+            await z.manifest(A, 1000.0)
+        await anyio.sleep(20)
+        await z.manifest(A, 1000.0)
+
+    play(scenario, donor)
+
+
+def test_a_donor_knows_who_takes_its_state_over_and_who_only_keeps_it(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+
+    async def scenario(world: World) -> None:
+        told = await world.receiver.manifest(A, 30.0)
+        await world.receiver.fetch(A, {A: told}, partial_in(tmp_path / "x"))
+        await anyio.sleep(60)
+        assert donor.donor.receivers == {HERE}
+        await anyio.sleep(130)
+        assert not donor.donor.receivers  # it did not come
+        await world.receiver.manifest(A, 1000.0)
+        await world.receiver.tell_copied(A, NOW)
+        assert not donor.donor.receivers
 
     play(scenario, donor)
 
@@ -93,13 +190,11 @@ def test_who_asks_and_fetches_nothing_makes_room_soon(compute: ComputeThread, tm
     donor.save(40)
 
     async def scenario(world: World) -> None:
-        receivers = [replace(world.receiver.asking, requester=world.network.join(NodeId(name))) for name in "xyz"]
-        x, y, z = (replace(world.receiver, asking=asking) for asking in receivers)
-        told = await x.manifest(A, 30.0)
-        await x.fetch(A, {A: told}, partial_in(tmp_path / "x"))
+        x, y, z = receivers(world)
+        await ask_for_a_chunk(x)
         await y.manifest(A, 30.0)
         await anyio.sleep(31)
-        await z.manifest(A, 1000.0)  # in the place of y: x has fetched and may go on
+        await z.manifest(A, 1000.0)  # in the place of y: x has begun to fetch and may go on
         with pytest.raises(DonorError, match="Others fetch"):
             await y.manifest(A, 1000.0)
 

@@ -25,7 +25,7 @@ MEMBERS = tuple(sorted(Member(one.node_id, one.wallet_id) for one in IDENTITIES.
 
 def quorum(phase: Phase, root: str = HASH) -> Quorum:
     digests = tuple(sha256(part).hexdigest() for part in AGGREGATE)
-    value = Value(HASH, root, HASH, digests, MEMBERS, (), (), HASH)
+    value = Value(HASH, root, HASH, digests, MEMBERS, (), (), HASH, 100)
     vote = Vote(HASH, 4, phase, value.digest)
     said = tuple(signed_by(IDENTITIES[member.node_id], vote, NOW) for member in MEMBERS)
     return Quorum(value, 4, phase, said)

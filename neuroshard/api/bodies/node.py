@@ -131,6 +131,13 @@ class DownloadBody(Answer):
     retry_at: Number
 
 
+class ShardRangeBody(Answer):
+    """Shards start, start + 1, ... stop - 1."""
+
+    start: int
+    stop: int
+
+
 class DataBody(Answer):
     """Genesis data on this node."""
 
@@ -153,6 +160,8 @@ class DataBody(Answer):
     cache_limit_bytes: int
     next_shard_ready: bool
     downloads: list[DownloadBody]
+    shared: list[ShardRangeBody] = Field(description="shards that other nodes can get from here")
+    files_from_nodes: int = Field(description="files that other nodes gave because the source failed")
 
 
 class CheckpointGenerationBody(Answer):

@@ -13,7 +13,7 @@ class RoundMemberBody(Answer):
 
     node_id: str
     wallet_id: str
-    part: MemberPart = Field(description="absent: it was called, and nothing of it is in the round")
+    part: MemberPart = Field(description="abstained: it did too little work to count; absent: nothing came of its call")
     refusal: str = Field(description="class of the reason for a refusal, as in /metrics; empty without one")
     reason: Text = Field(description="why its contribution was refused, in words")
 

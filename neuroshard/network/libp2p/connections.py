@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import inf
-from typing import Protocol
+from typing import Protocol, cast
 
 import anyio
 import trio
+from libp2p.abc import INetConn
 from libp2p.connection_types import ConnectionType
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
@@ -35,6 +37,7 @@ KEPT_PEERS = 96  # beyond, connections that nobody uses are ended
 IDLE_SECONDS = 120.0
 TRIM_SECONDS = 30.0
 MAX_PUNCHED_IPS = 256
+MOST_IDS = 1024
 _ANYWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class Connections:
         self._punched: set[BoundedMuxer] = set()
         self._reached_at = -inf
         self._punched_ips: OrderedDict[str, None] = OrderedDict()
+        self._id_of = lru_cache(MOST_IDS)(ID.from_base58)  # base58 is arithmetic on a long number: dear
         self.relay: RelayDialler | None = None
         self.bulk_traffic: Callable[[NodeId], PeerTraffic | None] = lambda _: None
 
@@ -96,13 +100,19 @@ class Connections:
 
     def of(self, peer: NodeId) -> BoundedMuxer | None:
         """The best open connection to a peer: direct before relayed, young before old."""
-        muxers = self._muxers_of(ID.from_base58(peer))
+        muxers = self._muxers_of(self._id_of(peer))
         return max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at), default=None)
 
     async def to(self, peer: NodeId) -> BoundedMuxer:
         """A connection to a peer, dialled if there is none. Raises PeerUnreachableError."""
         existing = self.of(peer)
         return existing or await self.dial(peer, self._contacts.to_dial(peer, anyio.current_time()))
+
+    async def follow(self, address: PeerAddress, *, is_given: bool) -> None:
+        """Connect at an address that the owner gave, or that was told. Raises PeerUnreachableError."""
+        if not is_given and not self._contacts.may_follow(address):
+            raise PeerUnreachableError(f"{address.text} leads to this computer, which only its owner may tell it.")
+        await self.dial(address.peer, (address,))
 
     async def dial(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> BoundedMuxer:
         """Connect at the first address that answers as this peer. Raises PeerUnreachableError."""
@@ -122,6 +132,11 @@ class Connections:
         if reached is None:
             raise PeerUnreachableError(f"Peer {peer} hung up.")
         return reached
+
+    def peers(self) -> frozenset[NodeId]:
+        """Who is connected."""
+        known = tuple(self._swarm.connections.items())
+        return frozenset(NodeId(str(peer)) for peer, conns in known if any(map(_is_usable, conns)))
 
     def list(self) -> tuple[Connection, ...]:
         """One entry for each peer."""
@@ -194,8 +209,7 @@ class Connections:
         self._punched = {known for known in self._punched if not known.is_closed} | {muxer}
 
     def _muxers_of(self, peer: ID) -> list[BoundedMuxer]:
-        muxers = (conn.muxed_conn for conn in self._swarm.get_connections(peer))
-        return [muxer for muxer in muxers if isinstance(muxer, BoundedMuxer) and muxer.is_established]
+        return [cast("BoundedMuxer", conn.muxed_conn) for conn in self._swarm.get_connections(peer) if _is_usable(conn)]
 
     def _entry(self, peer: ID, muxers: Sequence[BoundedMuxer]) -> Connection:
         best = max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at))
@@ -249,6 +263,11 @@ class Connections:
         if self.relay is None:
             raise PeerUnreachableError("relays are switched off")
         await self.relay.dial(address)
+
+
+def _is_usable(conn: INetConn) -> bool:
+    muxer = conn.muxed_conn
+    return isinstance(muxer, BoundedMuxer) and muxer.is_established
 
 
 def _is_relayed(muxer: BoundedMuxer) -> bool:

@@ -45,8 +45,10 @@ class Contacts:
     The peer asked for longest ago is forgotten first.
     """
 
-    def __init__(self, local_id: NodeId, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, local_id: NodeId, max_bytes: int = MAX_BYTES, *, has_neighbours: bool = False) -> None:
+        """`has_neighbours`: peers are on this computer, as when only it can reach this node."""
         self._local_id = local_id
+        self._has_neighbours = has_neighbours
         hearsay_bytes = max_bytes // HEARSAY_SHARE
         self._known = AddressTable[_Known](max_bytes - hearsay_bytes)
         self._heard = AddressTable[_Heard](hearsay_bytes)
@@ -68,12 +70,30 @@ class Contacts:
         if left:
             self._heard.put(address.peer, _Heard(left))
 
-    def learn_texts(self, peer: NodeId, texts: Iterable[str], at: float | None = None) -> None:
-        """What a peer says of itself, over a connection or signed, at a time (None: now); what is false is left out."""
-        told = tuple(islice(_addresses_of(peer, texts), MAX_ADDRESSES))
+    def learn_texts(
+        self, peer: NodeId, texts: Iterable[str], at: float | None = None, *, host: str | None = None
+    ) -> None:
+        """What a peer says of itself, over a connection or signed, at a time (None: now); what is false is left out.
+
+        `host`: the IP address of a direct connection over which it says so. See `may_follow`.
+        """
         known = self._known.get(peer) or _Known()
-        if told and peer != self._local_id and (at is None or at >= known.told_at):
+        if peer == self._local_id or (at is not None and at < known.told_at):
+            return
+        addresses = _addresses_of(peer, texts, known.told)
+        told = tuple(islice((one for one in addresses if self.may_follow(one, host)), MAX_ADDRESSES))
+        if told:
             self._known.put(peer, replace(known, told=told, told_at=known.told_at if at is None else at))
+
+    def may_follow(self, address: PeerAddress, host: str | None = None) -> bool:
+        """Whether an address that its own node tells, from `host` if that is known, is worth a dial.
+
+        One on the local network is: both may be behind one router, and meet through a relay or the directory. One on
+        this computer, or a name, which may stand for one, is not: anybody could have this node knock at the doors of
+        its own computer. Unless the other node is on it as well.
+        """
+        is_neighbour = self._has_neighbours or (host is not None and scope_of(host) is Scope.COMPUTER)
+        return is_neighbour or scope_of(address.host) is not Scope.COMPUTER
 
     def hear_texts(self, peer: NodeId, texts: Iterable[str], teller_host: str | None) -> None:
         """What somebody says of a peer; `teller_host`: the IP address the teller is at, None behind a relay.
@@ -84,8 +104,9 @@ class Contacts:
         if peer == self._local_id or len(heard) >= MAX_HEARSAY:
             return
         scope = Scope.WORLD if teller_host is None else scope_of(teller_host)
-        known = {address.text for address in heard}
-        new = [a for a in _addresses_of(peer, texts) if scope_of(a.host) <= scope and a.text not in known]
+        known = {address.text for address in (*heard, *self.vouched(peer))}
+        unknown = (text for text in islice(texts, 2 * MAX_ADDRESSES) if text not in known)
+        new = [address for address in _addresses_of(peer, unknown) if scope_of(address.host) <= scope]
         direct, relayed = [a for a in new if not a.is_relayed], [a for a in new if a.is_relayed]
         chosen = (*heard, *direct[:1], *relayed[:1], *direct[1:], *relayed[1:])[:MAX_HEARSAY]
         if chosen:
@@ -116,11 +137,12 @@ def _each_once(addresses: Iterable[PeerAddress]) -> tuple[PeerAddress, ...]:
     return tuple({address.text: address for address in addresses}.values())
 
 
-def _addresses_of(peer: NodeId, texts: Iterable[str]) -> Iterator[PeerAddress]:
-    """What is an address of that peer, among as many texts as an honest node tells."""
+def _addresses_of(peer: NodeId, texts: Iterable[str], known: Iterable[PeerAddress] = ()) -> Iterator[PeerAddress]:
+    """What is an address of that peer, among as many texts as an honest node tells; what is known is not read again."""
+    parsed = {address.text: address for address in known}
     for text in islice(texts, 2 * MAX_ADDRESSES):
         try:
-            address = parse_address(text)
+            address = parsed.get(text) or parse_address(text)
         except UsageError:
             continue
         if address.peer == peer:

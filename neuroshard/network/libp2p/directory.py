@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -19,6 +20,7 @@ from neuroshard.network.libp2p.contacts import MAX_ADDRESSES, Contacts
 from neuroshard.network.libp2p.kademlia import BUCKET_SIZE, REPLICAS, Lookup, RoutingTable, key_of
 from neuroshard.network.libp2p.record_store import (
     MAX_NAMESPACE_CHARACTERS,
+    MAX_RECORDS_OF_NAMESPACE,
     Record,
     RecordStore,
     origin_of,
@@ -44,8 +46,18 @@ FIRST_LOOKS = (0.0, 5.0, 30.0)  # seconds between the first connection and looks
 SEARCH_SECONDS = 30.0  # for one search: what is known by then counts
 MAX_ANSWER_BYTES = 60 * 1024  # of nodes and records in one answer; the header of a frame has 64 KiB
 MAX_NODES_BYTES = 24 * 1024  # of them of nodes
+SHARE_OF_KEEPER = 4  # of the records that are wanted, one keeper is asked for one in so many: half of them overlap
 FIELD_BYTES = 8  # around a text or a record, at most
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Records that a search looks for."""
+
+    namespace: str
+    of_each: int  # that every node which is asked may give
+    found: dict[bytes, Record]
 
 
 class KademliaDirectory:
@@ -89,7 +101,7 @@ class KademliaDirectory:
         if len(record) > MAX_RECORD_BYTES:
             raise MessageTooLargeError(f"A record of {len(record)} bytes is above the limit of {MAX_RECORD_BYTES}.")
         self._store.put(namespace, Record.checked(record, self._now(), self._transport.local_id, self._accepts))
-        keepers = await self._search(key_of(namespace), None, [])
+        keepers = await self._search(key_of(namespace))
         stored = await self._stored_at(keepers, Frame(STORE_KIND, {"namespace": namespace, "record": record}))
         self._check_open()
         if not stored:
@@ -99,11 +111,12 @@ class KademliaDirectory:
         """See Directory."""
         self._check_open()
         _check_namespace(namespace)
-        found = self._store.get(namespace, self._now(), self._random)
-        await self._search(key_of(namespace), namespace, found)
+        kept = self._store.get(namespace, self._now(), self._random)
+        wanted = _Wanted(namespace, -(-limit // SHARE_OF_KEEPER), {record.data: record for record in kept})
+        await self._search(key_of(namespace), wanted)
         self._check_open()
         newest: dict[NodeId, Record] = {}
-        for record in found:
+        for record in wanted.found.values():
             known = newest.get(record.node_id)
             if known is None or known.issued_at < record.issued_at:
                 newest[record.node_id] = record
@@ -135,21 +148,25 @@ class KademliaDirectory:
 
     async def _look_around(self, key: int) -> None:
         if len(self._table):
-            await self._search(key, None, [])
+            await self._search(key)
 
-    async def _search(self, key: int, namespace: str | None, found: list[Record]) -> list[NodeId]:
-        """The nodes nearest to the key that answer; records they give are checked and put into `found`."""
+    async def _search(self, key: int, wanted: _Wanted | None = None) -> list[NodeId]:
+        """The nodes nearest to the key that answer; records they give are checked and added to those that are found."""
+        question: dict[str, WireValue] = {"key": key.to_bytes(32), "from": self._own_addresses()}
+        if wanted is not None:
+            question |= {"namespace": wanted.namespace, "most": wanted.of_each}
         lookup = Lookup(key, self._table.closest(key), self._transport.local_id)
         changed = anyio.Event()
 
         async def ask(peer: NodeId) -> None:
             nonlocal changed
-            answer = await self._ask(peer, key, namespace)
+            answer = await self._request(peer, Frame(FIND_KIND, question))
             if answer is None:
                 lookup.failed(peer)
             else:
                 lookup.answered(peer, self._learned(peer, answer))
-                found.extend(self._good_records(peer, answer) if namespace is not None else ())
+                if wanted is not None:
+                    self._take_records(peer, answer, wanted.found)
             changed.set()
 
         with anyio.move_on_after(SEARCH_SECONDS):
@@ -160,12 +177,6 @@ class KademliaDirectory:
                     await changed.wait()
                 tasks.cancel_scope.cancel()
         return lookup.nearest()
-
-    async def _ask(self, peer: NodeId, key: int, namespace: str | None) -> Frame | None:
-        header: dict[str, WireValue] = {"key": key.to_bytes(32), "from": self._own_addresses()}
-        if namespace is not None:
-            header["namespace"] = namespace
-        return await self._request(peer, Frame(FIND_KIND, header))
 
     async def _request(self, peer: NodeId, frame: Frame) -> Frame | None:
         try:
@@ -192,17 +203,21 @@ class KademliaDirectory:
     def _learned(self, teller: NodeId, answer: Frame) -> list[NodeId]:
         """The nodes in an answer, with their addresses; whatever is no such thing is left out."""
         learned: list[NodeId] = []
+        teller_host = self._host_of(teller)
         for node, addresses in _named_addresses(answer.header.get("nodes")):
-            self._contacts.hear_texts(node, addresses, self._host_of(teller))
+            self._contacts.hear_texts(node, addresses, teller_host)
             if self._contacts.of(node):
                 learned.append(node)
         return learned
 
-    def _good_records(self, peer: NodeId, answer: Frame) -> list[Record]:
+    def _take_records(self, peer: NodeId, answer: Frame, found: dict[bytes, Record]) -> None:
+        """Add the records in an answer that hold; several keepers give the same ones, which are checked once."""
         told = answer.header.get("records")
-        records = [data for data in told if isinstance(data, bytes)] if isinstance(told, list | tuple) else []
-        checked = [self._checked(peer, data, None) for data in records]
-        return [record for record in checked if record is not None]
+        for data in told if isinstance(told, list | tuple) else ():
+            if isinstance(data, bytes) and data not in found:
+                record = self._checked(peer, data, None)
+                if record is not None:
+                    found[data] = record
 
     def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> Record | None:
         """A record that holds; one that does not is counted, and whoever gave it loses reputation."""
@@ -220,15 +235,18 @@ class KademliaDirectory:
 
     async def _answer_find(self, peer: NodeId, question: Frame) -> Frame:
         key, namespace = question.header.get("key"), question.header.get("namespace")
+        most = question.header.get("most", MAX_RECORDS_OF_NAMESPACE)
         if not isinstance(key, bytes) or len(key) != 32 or not isinstance(namespace, str | None):
             raise RequestRefusedError("A question to the directory has a key of 32 bytes.")
+        if not isinstance(most, int) or most < 0:
+            raise RequestRefusedError("A question to the directory says how many records it wants, or does not.")
         self._hear_asker(peer, question)
         await anyio.lowlevel.checkpoint()
         near = [node for node in self._table.closest(int.from_bytes(key)) if node != peer]
         nodes, byte_count = self._places_of(near)
         answer: dict[str, WireValue] = {"nodes": nodes}
         if namespace is not None:
-            answer["records"] = self._portion(namespace, MAX_ANSWER_BYTES - byte_count)
+            answer["records"] = self._portion(namespace, most, MAX_ANSWER_BYTES - byte_count)
         return Frame(FIND_KIND, answer)
 
     async def _answer_store(self, peer: NodeId, request: Frame) -> Frame:
@@ -258,10 +276,10 @@ class KademliaDirectory:
                 used += byte_count
         return places, used
 
-    def _portion(self, namespace: str, room: int) -> list[bytes]:
-        """As many records as there is room for, other ones every time."""
+    def _portion(self, namespace: str, most: int, room: int) -> list[bytes]:
+        """As many records as are wanted and there is room for, other ones every time."""
         chosen: list[bytes] = []
-        for record in self._store.get(namespace, self._now(), self._random):
+        for record in self._store.get(namespace, self._now(), self._random)[:most]:
             byte_count = len(record.data) + FIELD_BYTES
             if byte_count > room:
                 break
@@ -272,7 +290,8 @@ class KademliaDirectory:
     def _hear_asker(self, peer: NodeId, frame: Frame) -> None:
         addresses = frame.header.get("from")
         if isinstance(addresses, list | tuple):
-            self._contacts.learn_texts(peer, [text for text in addresses if isinstance(text, str)], self._now())
+            texts = [text for text in addresses if isinstance(text, str)]
+            self._contacts.learn_texts(peer, texts, self._now(), host=self._host_of(peer))
         self._table.heard_from(peer)
 
     def _own_addresses(self) -> list[str]:

@@ -19,10 +19,12 @@ from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, M
 from neuroshard.types import NodeId
 
 DEGREE, LEAST_DEGREE, MOST_DEGREE = 4, 3, 6  # few: the busiest node of a tree sends once for each of its links
-LAZY_DEGREE = 2  # peers outside the mesh that hear ids at every heartbeat
+LAZY_DEGREE = 1  # peers outside the mesh that hear ids at every heartbeat
 HEARTBEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 0.9  # for a message whose id was heard, before it is asked for
-CHOKE_SHARE = 0.05  # of the duplicates close their link: see _choked
+CHOKE_SHARE = 0.002  # of the duplicates close their link, where two links carry messages: see _choked
+CHOKE_RISE = 15.0  # times as many with every link more
+MOST_CHOKE_SHARE = 0.5
 BACKOFF_SECONDS = 60.0  # after a PRUNE, before the same two try again
 MAX_TOPICS_OF_PEER = 64
 ITEMS_A_SECOND = 100  # of one peer in the long run; a swarm's reports are ten a second, however many nodes it has
@@ -198,12 +200,15 @@ class GossipRouter:
         """The peer brought what others had brought before: its link is not needed for messages.
 
         Not at once: messages that are under way together would close several links that need each other, and the tree
-        would fall apart and be repaired for ever (simulated with 50 and 200 nodes).
+        would fall apart and be repaired for ever (simulated with 50 and 200 nodes). Sooner at a node with many links:
+        of the links that make a circle any one may go, and in a tree of equal nodes nobody sends more than two copies.
         """
         known, link = self._topics[topic], self._link(peer, topic)
-        if link is None or link.is_lazy or self._random.random() > CHOKE_SHARE:
+        if link is None or link.is_lazy:
             return []
-        if sum(not other.is_lazy for other in known.links.values()) < 2:
+        active = sum(not other.is_lazy for other in known.links.values())
+        share = min(CHOKE_SHARE * CHOKE_RISE ** (active - 2), MOST_CHOKE_SHARE)
+        if active < 2 or self._random.random() > share:
             return []
         link.is_lazy = True
         return [(peer, Item(ItemKind.CHOKE, topic))]

@@ -13,15 +13,18 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 UNUSED = (
+    "Crypto",  # RSA keys, which no node has; it parses C to load its own
     "aioquic",
     "libp2p.discovery.bootstrap",
     "libp2p.discovery.mdns",
     "libp2p.discovery.upnp",
+    "libp2p.peer.persistent",
     "libp2p.rcmgr.prometheus_exporter",
     "libp2p.relay.circuit_v2.discovery",
     "libp2p.relay.circuit_v2.protocol",
     "libp2p.relay.circuit_v2.transport",
-    "libp2p.security.tls.autotls",
+    "libp2p.security.secio",
+    "libp2p.security.tls",
     "libp2p.transport.quic",
     "libp2p.transport.websocket",
     "multiaddr.resolvers",
@@ -40,7 +43,8 @@ def lean_libp2p() -> Generator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name, module in sys.modules.items() if isinstance(module, _EmptyModule)]:
+        loaded = list(sys.modules.items())  # a copy: other threads import meanwhile
+        for name in [name for name, module in loaded if isinstance(module, _EmptyModule)]:
             del sys.modules[name]
 
 

@@ -119,7 +119,7 @@ class _Node:
         self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
         self.swarm.listeners["tcp"] = listening
         self.host = NodeHost(self.swarm, tasks)
-        contacts = Contacts(identity.node_id, parts.directory_bytes // 2)
+        contacts = Contacts(identity.node_id, parts.directory_bytes // 2, has_neighbours=options.has_neighbours)
         source = (options.host, listening.port) if options.relay and not options.is_local else None
         self.connections = Connections(self.swarm, identity.node_id, admission, contacts, source)
         self._server = RequestServer()
@@ -155,7 +155,7 @@ class _Node:
             return None
         observed = ObservedAddresses(self.connections.forget_reached)
         self.host.observe_with(observed)
-        puncher = Puncher(self.connections, observed, self._own_places)
+        puncher = Puncher(self.connections, observed, self._own_places, contacts.may_follow)
         self.host.set_stream_handler(TProtocol(PUNCH_PROTOCOL), puncher.handle_stream)
         client = RelayClient(self.swarm, self.connections, contacts, puncher.upgrade)
         self.host.set_stream_handler(TProtocol(STOP_PROTOCOL), client.handle_stream)

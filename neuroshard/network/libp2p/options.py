@@ -36,6 +36,11 @@ class NetworkOptions:
         """Whether only this computer can reach the node."""
         return is_loopback_host(self.host)
 
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether peers are on this computer, so that places on it which others tell of are worth a dial."""
+        return self.is_local
+
 
 @dataclass(frozen=True)
 class NetworkParts:

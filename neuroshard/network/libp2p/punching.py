@@ -37,11 +37,17 @@ class Puncher:
     """Tries to get direct connections with peers that are connected through a relay."""
 
     def __init__(
-        self, connections: Connections, observed: ObservedAddresses, own_addresses: Callable[[], Sequence[str]]
+        self,
+        connections: Connections,
+        observed: ObservedAddresses,
+        own_addresses: Callable[[], Sequence[str]],
+        may_follow: Callable[[PeerAddress], bool],
     ) -> None:
+        """`may_follow`: whether an address that a peer behind a relay tells is worth a dial."""
         self._connections = connections
         self._observed = observed
         self._own_addresses = own_addresses
+        self._may_follow = may_follow
         self._asked_at: dict[NodeId, list[float]] = {}
 
     async def upgrade(self, peer: NodeId) -> None:
@@ -62,7 +68,7 @@ class Puncher:
         try:
             self._check_may_ask(peer)
             with anyio.fail_after(MESSAGE_SECONDS):
-                addresses = _usable(await received(stream, HolePunch()), peer)
+                addresses = self._usable(await received(stream, HolePunch()), peer)
                 self._connections.expect(addresses)
                 await stream.write(encoded(self._own()))
                 sync = await received(stream, HolePunch())
@@ -82,7 +88,7 @@ class Puncher:
                 await stream.write(encoded(self._own()))
                 told = await received(stream, HolePunch())
                 round_trip = anyio.current_time() - asked_at
-                addresses = _usable(told, peer)
+                addresses = self._usable(told, peer)
                 self._connections.expect(addresses)
                 await stream.write(encoded(HolePunch(type=HolePunch.SYNC)), is_last=True)
         except BaseException:
@@ -122,6 +128,16 @@ class Puncher:
             type=HolePunch.CONNECT, ObsAddrs=[Multiaddr(text).to_bytes() for text in texts[:MAX_ADDRESSES]]
         )
 
+    def _usable(self, told: HolePunch, peer: NodeId) -> list[PeerAddress]:
+        """The addresses in a message that can be dialled."""
+        usable: list[PeerAddress] = []
+        for data in told.ObsAddrs[:MAX_ADDRESSES]:
+            try:
+                usable.append(parse_address(f"{Multiaddr(data)}/p2p/{peer}"))
+            except (UsageError, ValueError):
+                continue
+        return [address for address in usable if self._may_follow(address)]
+
     def _check_may_ask(self, peer: NodeId) -> None:
         """Raises RelayError: nobody may make this node call around."""
         since = anyio.current_time() - AGAIN_SECONDS
@@ -130,14 +146,3 @@ class Puncher:
         if self._connections.kind_of(peer) is not ConnectionKind.RELAYED or len(asked) >= ROUNDS:
             raise RelayError("there is no relay to leave, or it was tried too often")
         self._asked_at[peer] = [*asked, anyio.current_time()]
-
-
-def _usable(told: HolePunch, peer: NodeId) -> list[PeerAddress]:
-    """The addresses in a message that can be dialled."""
-    usable: list[PeerAddress] = []
-    for data in told.ObsAddrs[:MAX_ADDRESSES]:
-        try:
-            usable.append(parse_address(f"{Multiaddr(data)}/p2p/{peer}"))
-        except (UsageError, ValueError):
-            continue
-    return usable

@@ -186,7 +186,8 @@ class RelayClient:
         finally:
             stream.abandon()
         self._places[relay] = anyio.current_time()
-        self._contacts.learn_texts(relay, [_text_of(data) for data in answer.reservation.addrs[:8]])
+        texts = [_text_of(data) for data in answer.reservation.addrs[:8]]
+        self._contacts.learn_texts(relay, texts, host=self._connections.direct_ip(relay))
 
 
 def _circuit(stream: YamuxStream, *, initiator: bool, address: str) -> RawConnection:

@@ -97,16 +97,20 @@ class Libp2pTransport:
         self._exchange.expect(limits)
         self._server.serve(kind, handler, limits, max_concurrent)
 
-    async def connect(self, address: str) -> NodeId:
+    async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """See Transport."""
         self._check_open()
         parsed = parse_address(address)
-        await self._connections.dial(parsed.peer, (parsed,))
+        await self._connections.follow(parsed, is_given=is_given)
         return parsed.peer
 
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
         return self._own_addresses()
+
+    def peers(self) -> frozenset[NodeId]:
+        """See Transport."""
+        return self._connections.peers()
 
     def connections(self) -> tuple[Connection, ...]:
         """See Transport."""

@@ -16,7 +16,7 @@ from neuroshard.network.pool.options import PoolOptions
 from neuroshard.network.pool.outgoing import OutgoingPacket
 from neuroshard.network.pool.packets import HEADER_BYTES, PacketHeader, PacketKind, parse_header
 from neuroshard.network.pool.secure_stream import SecureStream
-from neuroshard.network.pool.tcp import keep_queue_short
+from neuroshard.network.pool.tcp import gather, keep_queue_short
 from neuroshard.network.scores import ScoreReason
 
 MAX_QUEUED_ANSWERS = 256
@@ -159,8 +159,13 @@ class Connection:
         if len(views) > 1:  # a record of its own for 24 bytes would be a packet of its own on the line
             room = RECORD_BYTES - len(views[0])
             views = (b"".join((views[0], views[1][:room])), views[1][room:], *views[2:])
+        has_many_records = packet.byte_count > RECORD_BYTES
+        if has_many_records:
+            gather(self.stream.socket, is_on=True)
         for view in views:
             await self.stream.send_all(view)
+        if has_many_records:
+            gather(self.stream.socket, is_on=False)
         self._write_until = inf
         self.bytes_sent += packet.byte_count
         self.wrote_at = trio.current_time()

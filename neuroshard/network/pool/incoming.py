@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from neuroshard.network.budget import Reservation
@@ -16,7 +15,7 @@ from neuroshard.network.pool.packets import (
     full_mask,
 )
 from neuroshard.network.scores import ScoreReason
-from neuroshard.wire import CHUNK_BYTES, ChunkAssembly, Frame, FrameHead
+from neuroshard.wire import CHUNK_BYTES, ChunkAssembly, ChunkCheck, Frame, FrameHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,14 @@ class _Piece:
 
     chunk: int
     mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a piece brought."""
+
+    new_blocks: int = 0
+    check: ChunkCheck | None = None  # of the chunk it completes, to be run and then settled
 
 
 class IncomingTransfer:
@@ -38,7 +45,8 @@ class IncomingTransfer:
         self._cut = cut
         self._reservation: Reservation | None = None
         self._assembly: ChunkAssembly | None = None
-        self._open_chunks: dict[int, tuple[ExitStack, memoryview]] = {}
+        self._lent: dict[int, memoryview] = {}  # the chunks that are being filled
+        self._checking = 0  # chunks
         self._here = [0] * len(head.chunk_digests)
         self._dropped = [0] * len(head.chunk_digests)
         self._filling: dict[int, _Piece] = {}
@@ -84,21 +92,28 @@ class IncomingTransfer:
         start = header.extra - piece.chunk * CHUNK_BYTES
         return self._chunk_memory(self._assembly, piece.chunk)[start : start + header.length]
 
-    def filled(self, connection: int) -> int:
-        """The piece of this connection is complete; returns how many of its blocks were new.
-
-        Raises DamagedChunkError when it completes a chunk that does not match its digest.
-        """
+    def filled(self, connection: int) -> Filled:
+        """The piece of this connection is complete."""
         piece = self._filling.pop(connection, None)
-        if piece is None or self._is_ended:
+        if piece is None or self._assembly is None or self._is_ended:
             self._release_if_ended()
-            return 0
+            return Filled()
         new = piece.mask & ~self._here[piece.chunk]
         self._here[piece.chunk] |= piece.mask
-        if self._here[piece.chunk] == full_mask(self.head.chunk_bytes(piece.chunk)):
-            stack, _ = self._open_chunks.pop(piece.chunk)
-            stack.close()
-        return new.bit_count()
+        if self._here[piece.chunk] != full_mask(self.head.chunk_bytes(piece.chunk)):
+            return Filled(new.bit_count())
+        del self._lent[piece.chunk]  # nobody writes there any more
+        self._checking += 1
+        return Filled(new.bit_count(), self._assembly.check(piece.chunk))
+
+    def settle(self, check: ChunkCheck) -> None:
+        """A check that `filled` gave has run. Raises DamagedChunkError for a chunk that does not match its digest."""
+        assert self._assembly is not None
+        self._checking -= 1
+        try:
+            self._assembly.settle(check)
+        finally:
+            self._release_if_ended()
 
     def abandon(self, connection: int) -> None:
         """A connection ended in the middle of a piece, or between two."""
@@ -106,12 +121,12 @@ class IncomingTransfer:
         self._release_if_ended()
 
     def end(self) -> None:
-        """Give the bytes back, as soon as nobody writes into the memory any more."""
+        """Give the bytes back, as soon as nobody uses the memory any more."""
         self._is_ended = True
         self._release_if_ended()
 
     def _release_if_ended(self) -> None:
-        if self._is_ended and not self._filling and self._reservation is not None:
+        if self._is_ended and not self._filling and not self._checking and self._reservation is not None:
             self._reservation.release()
 
     def frame(self) -> tuple[Frame, Reservation | None]:
@@ -120,10 +135,9 @@ class IncomingTransfer:
         return (self._assembly or ChunkAssembly(self.head)).frame(), reservation
 
     def _chunk_memory(self, assembly: ChunkAssembly, chunk: int) -> memoryview:
-        if chunk not in self._open_chunks:
-            stack = ExitStack()
-            self._open_chunks[chunk] = (stack, stack.enter_context(assembly.receiving(chunk)))
-        return self._open_chunks[chunk][1]
+        if chunk not in self._lent:
+            self._lent[chunk] = assembly.lend(chunk)
+        return self._lent[chunk]
 
     def _checked(self, header: PacketHeader) -> _Piece:
         chunk, start = divmod(header.extra, CHUNK_BYTES)

@@ -86,6 +86,7 @@ class BulkPool:
         self._listener = tcp.listen((shared.options.host, shared.options.port))
         shared.tasks.start_soon(self._listen)
         shared.tasks.start_soon(self._tend)
+        shared.tasks.start_soon(shared.verifier.run)
 
     def endpoint(self) -> Endpoint:
         """Address and port at which this pool listens."""

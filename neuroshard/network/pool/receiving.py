@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import anyio
@@ -24,6 +25,7 @@ from neuroshard.network.transport import MAX_REASON_CHARACTERS, MessageTooLargeE
 from neuroshard.types import NodeId
 from neuroshard.wire import (
     CHUNK_BYTES,
+    ChunkCheck,
     DamagedChunkError,
     Frame,
     FrameDecoder,
@@ -136,15 +138,22 @@ class Receiver:
     def filled(self, connection: Connection, header: PacketHeader) -> None:
         """A piece is in its place; when a chunk does not match its digest the transfer is refused."""
         entry = self._filling.pop(connection.number)
-        try:
-            is_new = entry.transfer.filled(connection.number) > 0
-        except DamagedChunkError as error:
-            self.unreadable(connection, header.transfer, entry.transfer.answers, error)
-            return
-        if is_new:
+        filled = entry.transfer.filled(connection.number)
+        if filled.new_blocks:
             self._heard_at = anyio.current_time()
             entry.lost_at = None if entry.lost_at is None else self._heard_at
-        if is_new and entry.transfer.is_complete:
+        if filled.check is not None:
+            self._shared.verifier.verify(filled.check, partial(self._checked, entry, connection))
+
+    def _checked(self, entry: _Entry, connection: Connection, check: ChunkCheck) -> None:
+        transfer = entry.transfer
+        try:
+            transfer.settle(check)
+        except DamagedChunkError as error:
+            if self._entries.get(transfer.number) is entry:
+                self.unreadable(connection, transfer.number, transfer.answers, error)
+            return
+        if self._entries.get(transfer.number) is entry and transfer.is_complete:
             self._finish(entry)
 
     def refuse(self, connection: Connection, number: int, reason: str) -> None:

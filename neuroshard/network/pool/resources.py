@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from neuroshard.network.budget import ByteBudget
 from neuroshard.network.pacing import UploadPacer
 from neuroshard.network.pool.options import PoolOptions
+from neuroshard.network.pool.verifying import Verifier
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
 
@@ -30,4 +31,5 @@ class Resources:
     reputation: Reputation
     options: PoolOptions
     tasks: TaskGroup
+    verifier: Verifier = field(default_factory=Verifier)
     next_transfer: Callable[[], int] = field(default_factory=_numbers)

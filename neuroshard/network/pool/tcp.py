@@ -87,6 +87,16 @@ def keep_queue_short(connection: socket.socket, unsent_bytes: int | None) -> Non
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes or 0)
 
 
+def gather(connection: socket.socket, *, is_on: bool) -> None:
+    """While on, send only full segments, so that many records leave, and arrive, in few pieces.
+
+    Where the system cannot do that, every record is sent for itself.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):  # closed meanwhile
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, is_on)
+
+
 def is_set_up(connection: socket.socket, algorithm: str | None) -> bool:
     """Like `set_up`, False when the connection broke already."""
     try:

@@ -15,6 +15,7 @@ from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, wh
 from neuroshard.types import JsonValue, NodeId, WalletId
 
 MAX_MEMBERS = 64  # of a round; more replicas than that take turns
+MAX_CALLED = MAX_MEMBERS * 5 // 4  # of whom those are drawn
 MAX_NODE_ID_CHARACTERS = 64
 LARGEST = 10**15
 MAX_VIEW = 10_000
@@ -192,6 +193,7 @@ class Value:
     accepted: tuple[NodeId, ...]
     refused: tuple[tuple[NodeId, str], ...]  # and why
     next_root: str  # hex
+    sequences: int  # that a member has trained on since the step before: the median of the accepted ones' words
 
     @cached_property
     def digest(self) -> str:
@@ -213,12 +215,13 @@ class Value:
             "accepted": list(self.accepted),
             "refused": [[node, reason] for node, reason in self.refused],
             "next_root": self.next_root,
+            "sequences": self.sequences,
         }
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Value:
         """Raises ValueError that names what is wrong."""
-        names = {"step", "root", "round", "aggregate", "members", "accepted", "refused", "next_root"}
+        names = {"step", "root", "round", "aggregate", "members", "accepted", "refused", "next_root", "sequences"}
         fields = exact_object(value, names, "a value")
         refused = [list_field(one, 2, "refused") for one in list_field(fields["refused"], MAX_MEMBERS, "refused")]
         members = [list_field(one, 2, "members") for one in list_field(fields["members"], MAX_MEMBERS, "members")]
@@ -235,6 +238,7 @@ class Value:
             accepted=tuple(_node(one) for one in list_field(fields["accepted"], MAX_MEMBERS, "accepted")),
             refused=tuple((_node(node), line_field(reason, 200, "refused")) for node, reason in refused),
             next_root=hash_field(fields["next_root"], "next_root"),
+            sequences=whole_field(fields["sequences"], 0, LARGEST, "sequences"),
         )
 
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from neuroshard.aggregation import Reduction, Verdict
 from neuroshard.swarm.certified.messages import Message, Quorum
+from neuroshard.swarm.certified.slices import Encoded
 from neuroshard.types import NodeId
 
 
@@ -27,7 +28,7 @@ class VoteRecord:
     view: int  # of the newest vote
     prepared: str  # hex digest of the value that was prepared in that view
     lock: Quorum | None = None
-    aggregate: tuple[bytes, ...] = field(default=(), repr=False)  # the locked value's
+    aggregate: tuple[Encoded, ...] = field(default=(), repr=False)  # the locked value's
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class MakeStatistics:
     """Statistics of slices, from the encoded parts of all members in their order; answered by bytes for each slice."""
 
     round_id: str
-    rows: Mapping[int, Sequence[bytes]] = field(repr=False)
+    rows: Mapping[int, Sequence[Encoded]] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Judge:
     """One verdict on whole contributions, from the statistics of all slices; answered by Judged."""
 
     round_id: str
-    statistics: Sequence[bytes] = field(repr=False)
+    statistics: Sequence[Encoded] = field(repr=False)
     copies: frozenset[int]  # rows whose bytes are another's that comes before
     sequences: Sequence[int]  # of each row
 
@@ -69,7 +70,7 @@ class Reduce:
     """The encoded aggregate of slices; answered by bytes for each."""
 
     round_id: str
-    rows: Mapping[int, Sequence[bytes]] = field(repr=False)
+    rows: Mapping[int, Sequence[Encoded]] = field(repr=False)
     reduction: Reduction
 
 
@@ -77,7 +78,7 @@ class Reduce:
 class Check:
     """The state that an aggregate leads to, and whether it is worth a vote; answered by Checked."""
 
-    aggregate: tuple[bytes, ...] = field(repr=False)
+    aggregate: tuple[Encoded, ...] = field(repr=False)
     digests: tuple[str, ...]
 
 
@@ -103,7 +104,7 @@ class Complete:
     """The step has ended with this certificate."""
 
     certificate: Quorum
-    aggregate: tuple[bytes, ...] = field(repr=False)
+    aggregate: tuple[Encoded, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ Nothing is decided here; an exchange that comes to its end has an aggregate to v
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from statistics import median_low
 
 from neuroshard.aggregation import Reduction, Verdict, statistics_size
 from neuroshard.swarm.certified.bodies import Intent, Result, Statement, commitment_of
@@ -21,7 +22,7 @@ from neuroshard.swarm.certified.messages import (
     members_of,
 )
 from neuroshard.swarm.certified.setting import Contribution, Setting
-from neuroshard.swarm.certified.slices import Reducers, assign
+from neuroshard.swarm.certified.slices import Encoded, Reducers, assign, in_messages
 from neuroshard.types import NodeId
 
 AGREEING = 2  # of a slice's reducers
@@ -32,21 +33,21 @@ class _Slice:
     """What is known of one slice."""
 
     reducers: Reducers
-    parts: dict[NodeId, bytes] = field(default_factory=dict[NodeId, bytes])  # encoded, of each member
+    parts: dict[NodeId, Encoded] = field(default_factory=dict[NodeId, Encoded])  # encoded, of each member
     statements: dict[NodeId, str] = field(default_factory=dict[NodeId, str])  # digests, by reducer
-    statistics: dict[str, bytes] = field(default_factory=dict[str, bytes])  # by digest
+    statistics: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # by digest
     results: dict[NodeId, str] = field(default_factory=dict[NodeId, str])
-    content: dict[str, bytes] = field(default_factory=dict[str, bytes])  # encoded results, by digest
+    content: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # encoded results, by digest
     is_stated: bool = False  # the own statistics are being made, or were
     is_redone: bool = False
 
     @property
-    def agreed_statistics(self) -> bytes | None:
+    def agreed_statistics(self) -> Encoded | None:
         digest = _agreed(self.statements)
         return None if digest is None else self.statistics.get(digest)
 
     @property
-    def agreed_result(self) -> bytes | None:
+    def agreed_result(self) -> Encoded | None:
         digest = _agreed(self.results)
         return None if digest is None else self.content.get(digest)
 
@@ -84,7 +85,7 @@ class Exchange:
         return frozenset(self._everybody - {self._setting.self_id})
 
     @property
-    def aggregate(self) -> tuple[bytes, ...] | None:
+    def aggregate(self) -> tuple[Encoded, ...] | None:
         """The encoded aggregate, once two reducers of every slice agree and its bytes are here."""
         found = [one.agreed_result for one in self._slices]
         return None if any(one is None for one in found) else tuple(one for one in found if one is not None)
@@ -107,23 +108,22 @@ class Exchange:
         if own is None:
             return []
         self._digests[self_id] = own.digests
-        by_reducer: dict[NodeId, dict[int, bytes]] = {}
+        by_reducer: dict[NodeId, dict[int, Encoded]] = {}
         for index, one in enumerate(self._slices):
             for to in (one.reducers.first, one.reducers.second):
                 by_reducer.setdefault(to, {})[index] = own.parts[index]
         effects = list[Effect]()
         for to, slices in sorted(by_reducer.items()):
             if to != self_id:
-                message = ContributionSent(self.round_id, self_id, own.digests, slices)
-                effects.append(Say(frozenset({to}), message))
+                effects += self._hand_over(to, self_id, slices)
             for index, part in slices.items() if to == self_id else ():
                 self._slices[index].parts[self_id] = part
         return [*effects, *self._state()]
 
     def redo(self) -> list[Effect]:
         """Somebody is slow, dead or lies: third reducers take over, and results are sent by whoever has them."""
-        effects, again = list[Effect](), dict[int, bytes]()
-        to_hand_on: dict[tuple[NodeId, NodeId], dict[int, bytes]] = {}
+        effects, again = list[Effect](), dict[int, Encoded]()
+        to_hand_on: dict[tuple[NodeId, NodeId], dict[int, Encoded]] = {}
         for index, one in enumerate(self._slices):
             if one.agreed_result is not None or one.is_redone:
                 continue
@@ -135,10 +135,14 @@ class Exchange:
                 for author, part in one.parts.items():
                     to_hand_on.setdefault((third, author), {})[index] = part
         for (third, author), slices in sorted(to_hand_on.items()):
-            message = ContributionSent(self.round_id, author, self._digests[author], slices)
-            effects.append(Say(frozenset({third}), message))
+            effects += self._hand_over(third, author, slices)
         effects += self._state()
         return [*effects, *self._say_results(again, again)] if again else effects
+
+    def _hand_over(self, to: NodeId, author: NodeId, slices: Mapping[int, Encoded]) -> Iterable[Effect]:
+        """Parts of one contribution."""
+        for some in in_messages(slices):
+            yield Say(frozenset({to}), ContributionSent(self.round_id, author, self._digests[author], some))
 
     def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
         """A member's parts. What is not what its intent promised counts as absent."""
@@ -149,9 +153,7 @@ class Exchange:
         if len(digests) != count or commitment_of(digests) != intent.commitment:
             return self._accuse(sender, "It sent another contribution than was promised.")
         self._digests[message.author] = digests
-        for index, part in message.slices.items():
-            if not 0 <= index < count or not self._reduces(self._slices[index]):
-                continue
+        for index, part in self._wanted(message.slices).items():
             if sha256(part).digest() != digests[index] or not self._setting.is_part(index, part):
                 return self._accuse(sender, "It sent a part that is not the one that was promised.")
             self._slices[index].parts[message.author] = part
@@ -169,15 +171,15 @@ class Exchange:
 
     def take_result(self, message: ResultSaid) -> list[Effect]:
         """A reducer's results: digests of all, and the content of those that it sends."""
-        fitting = dict[int, bytes]()
+        fitting = dict[int, Encoded]()
         said = dict(message.signed.body.digests)
         for index, content in message.slices.items():
             is_slice = index in said and index < len(self._slices) and self._setting.is_part(index, content)
             if is_slice and sha256(content).hexdigest() == said[index]:
                 fitting[index] = content
-        return self._note_result(message.signed, fitting)
+        return self._note_result(message.signed, _by_themselves(fitting, message.slices))
 
-    def _note_result(self, signed: Signed[Result], contents: Mapping[int, bytes]) -> list[Effect]:
+    def _note_result(self, signed: Signed[Result], contents: Mapping[int, Encoded]) -> list[Effect]:
         reducer = signed.member.node_id
         for index, one, digest in self._reduced_by(reducer, signed.body):
             if one.results.setdefault(reducer, digest) == digest:
@@ -186,7 +188,7 @@ class Exchange:
                     one.content[digest] = contents[index]
         return self._liars()
 
-    def made_statistics(self, statistics: Mapping[int, bytes]) -> list[Effect]:
+    def made_statistics(self, statistics: Mapping[int, Encoded]) -> list[Effect]:
         """The own statistics are ready."""
         if not statistics:
             return []
@@ -200,15 +202,27 @@ class Exchange:
         stated = [index for index, one in enumerate(self._slices) if self._setting.self_id in one.statements]
         return self._reduce(stated)
 
-    def reduced(self, results: Mapping[int, bytes]) -> list[Effect]:
+    def reduced(self, results: Mapping[int, Encoded]) -> list[Effect]:
         """The own results are ready."""
         sent = {index: made for index, made in results.items() if self._sends(self._slices[index])}
         return self._say_results(results, sent)
 
-    def _say_results(self, results: Mapping[int, bytes], sent: Mapping[int, bytes]) -> list[Effect]:
-        digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(results.items()))
-        signed = self._setting.sign(Result(self.round_id, digests))
-        return [Say(self.others, ResultSaid(signed, sent)), *self._note_result(signed, results)]
+    def _say_results(self, results: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> list[Effect]:
+        """Those that are `sent` in as many messages as it takes; the digests of the others in one more."""
+        effects = list[Effect]()
+        only_told = {index: made for index, made in results.items() if index not in sent}
+        for some in (*([only_told] if only_told else []), *in_messages(sent)):
+            digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(some.items()))
+            signed = self._setting.sign(Result(self.round_id, digests))
+            content = {} if some is only_told else some
+            effects += [Say(self.others, ResultSaid(signed, content)), *self._note_result(signed, some)]
+        return effects
+
+    def _wanted(self, parts: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
+        """Those that this node reduces."""
+        count = self._setting.plan.count
+        wanted = {index: part for index, part in parts.items() if index < count and self._reduces(self._slices[index])}
+        return _by_themselves(wanted, parts)
 
     def _reduces(self, one: _Slice) -> bool:
         return self._setting.self_id in one.reducers or one.reducers.third == self._setting.self_id
@@ -231,7 +245,7 @@ class Exchange:
             one.is_stated = True
         return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole})]
 
-    def _rows(self, one: _Slice) -> Sequence[bytes]:
+    def _rows(self, one: _Slice) -> Sequence[Encoded]:
         return tuple(one.parts[node] for node in self._order)
 
     def _judge(self) -> list[Effect]:
@@ -247,6 +261,11 @@ class Exchange:
     def _copies(self) -> frozenset[int]:
         commitments = [self._intents[node].commitment for node in self._order]
         return frozenset(row for row, one in enumerate(commitments) if one in commitments[:row])
+
+    def accepted_sequences(self, rows: Collection[int]) -> int:
+        """The median of what those of these rows say that they have trained on: no minority makes it larger."""
+        told = self._sequences()
+        return median_low(told[row] for row in rows)
 
     def _sequences(self) -> Sequence[int]:
         return tuple(self._intents[node].sequences for node in self._order)
@@ -286,3 +305,8 @@ def _agreed(said: Mapping[NodeId, str]) -> str | None:
     """What two reducers of a slice say."""
     common = Counter(said.values()).most_common(1)
     return common[0][0] if common and common[0][1] >= AGREEING else None
+
+
+def _by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
+    """Slices that do not keep the others of their message in memory."""
+    return wanted if len(wanted) == len(sent) else {index: bytes(part) for index, part in wanted.items()}

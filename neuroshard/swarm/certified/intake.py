@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from neuroshard.aggregation import statistics_size
+from neuroshard.identity import hash_parts
 from neuroshard.swarm.certified.bodies import MAX_MEMBERS, Intent, NewView
 from neuroshard.swarm.certified.messages import ContributionSent, Quorum, ResultSaid, Signed, StatementSaid
 from neuroshard.swarm.certified.setting import Setting, Timing
+from neuroshard.swarm.certified.slices import MAX_SLICES
 from neuroshard.types import NodeId
 
-MAX_EARLY = 3  # messages of one sender for a round that is not known here yet: one of each type
+MAX_EARLY = 2 * MAX_SLICES + 1  # messages of one sender for a round that is not known here yet: its parts, its results
+EARLY_SLICES = 3  # times as many as a vector has: so many each of contribution, statistics and results
 _Part = ContributionSent | StatementSaid | ResultSaid
 
 
@@ -28,6 +31,7 @@ class Views:
         self._begun = 0.0
         self._new_views: dict[NodeId, Signed[NewView]] = {}  # the newest of each
         self._accusers: dict[NodeId, set[NodeId]] = {}
+        self.refused: frozenset[NodeId] = frozenset()  # whose contributions ended a view of this step
         self._locks: dict[NodeId, Quorum] = {}
         self._early: dict[NodeId, deque[tuple[str, _Part]]] = {}
 
@@ -60,7 +64,9 @@ class Views:
         known = self._new_views.get(node)
         if known is None or known.body.view < signed.body.view:
             self._new_views[node] = signed
-        for missing in self.intents.keys() & set(signed.body.missing):
+        for missing in (
+            self.intents.keys() & set(signed.body.missing) if node in self._setting.step.roster.nodes else ()
+        ):
             self._accusers.setdefault(missing, set()).add(node)
         if lock is not None and (node not in self._locks or self._locks[node].view < lock.view):
             self._locks[node] = lock
@@ -89,16 +95,17 @@ class Views:
         return bool(self._locks) or self.are_fit(self.chosen_intents())
 
     def chosen_intents(self) -> tuple[Signed[Intent], ...]:
-        """Of those that are here; without whom others accuse of sending nothing, if enough are left."""
+        """Of those that are here; if enough are left without the refused ones and whom voters accuse of silence."""
         here = self._here() & self.intents.keys()
-        chosen = self._fitting(here - self._accused())
-        return chosen if self.are_fit(chosen) else self._fitting(here)
+        accepted = here - self.refused
+        choices = [self._fitting(nodes) for nodes in (accepted - self._accused(), accepted, here)]
+        return next((chosen for chosen in choices if self.are_fit(chosen)), choices[-1])
 
     def are_fit(self, intents: Sequence[Signed[Intent]]) -> bool:
         """Whether these may make a round: a quorum of voters contributes, each once, with one node a wallet."""
         roster, members = self._setting.step.roster, [one.member for one in intents]
         return (
-            2 <= len(members) <= MAX_MEMBERS
+            2 <= len(members) <= self._setting.most_members
             and len({member.node_id for member in members}) == len(members)
             and self._setting.step.may_meet(members)
             and all(one.body.step_id == self._setting.step.id for one in intents)
@@ -115,7 +122,10 @@ class Views:
             is_fit = all(index < count and setting.is_part(index, part) for index, part in message.slices.items())
         if not is_fit:
             return
-        self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((round_id, message))
+        kept = self._early.setdefault(sender, deque(maxlen=MAX_EARLY))
+        kept.append((round_id, message))
+        while sum(_size(one) for _, one in kept) > EARLY_SLICES * self._setting.plan.count:
+            kept.popleft()
 
     def take_early(self, round_id: str) -> Iterable[tuple[NodeId, _Part]]:
         """What has come for this round; the rest was for none."""
@@ -133,11 +143,16 @@ class Views:
         return {node for node, said in self._new_views.items() if said.body.view == self.view}
 
     def _fitting(self, nodes: Iterable[NodeId]) -> tuple[Signed[Intent], ...]:
-        """As many as a round may have, voters before newcomers."""
-        step, chosen = self._setting.step, list[Signed[Intent]]()
-        for node in sorted(nodes, key=lambda node: (node not in step.roster.nodes, node)):
+        """As many as a round may have: voters before newcomers, who have a quarter of too few places."""
+        step, most, chosen = self._setting.step, self._setting.most_members, list[Signed[Intent]]()
+        order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
+        order.sort(key=lambda node: node not in step.roster.nodes)
+        if len(order) > most:
+            first = [node for node in order if node in step.roster.nodes][: most * 3 // 4]
+            order = [*first, *reversed([node for node in order if node not in first])]
+        for node in order:
             members = [one.member for one in chosen]
-            if len(chosen) < MAX_MEMBERS and step.may_meet([*members, self.intents[node].member]):
+            if len(chosen) < most and step.may_meet([*members, self.intents[node].member]):
                 chosen.append(self.intents[node])
         return tuple(sorted(chosen, key=lambda one: one.member))
 
@@ -145,3 +160,8 @@ class Views:
         """Of whom more members than may lie had nothing, in any view so far."""
         tolerated = self._setting.step.tolerated
         return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
+
+
+def _size(message: _Part) -> int:
+    """Slices that it carries."""
+    return len(message.statistics if isinstance(message, StatementSaid) else message.slices)

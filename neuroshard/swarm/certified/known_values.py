@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from neuroshard.swarm.certified.bodies import Value
+from neuroshard.swarm.certified.slices import Encoded
 
-Aggregate = tuple[bytes, ...]
+Aggregate = tuple[Encoded, ...]
 """All encoded slices."""
 
 
@@ -16,7 +17,7 @@ class KnownValues:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Value, Aggregate]] = {}
-        self._wanted: dict[str, tuple[Value, dict[int, bytes]]] = {}
+        self._wanted: dict[str, tuple[Value, dict[int, Encoded]]] = {}
 
     def add(self, value: Value, aggregate: Aggregate) -> None:
         """A value that is here with its aggregate."""
@@ -39,7 +40,7 @@ class KnownValues:
             for digest, (value, come) in sorted(self._wanted.items())
         }
 
-    def take(self, digest: str, slices: Mapping[int, bytes]) -> bool:
+    def take(self, digest: str, slices: Mapping[int, Encoded]) -> bool:
         """Slices that somebody sent; whether the aggregate is complete now. What does not fit its digest is dropped."""
         if digest not in self._wanted:
             return False

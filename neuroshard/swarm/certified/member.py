@@ -26,6 +26,7 @@ from neuroshard.swarm.certified.effects import (
 )
 from neuroshard.swarm.certified.exchange import Exchange
 from neuroshard.swarm.certified.intake import Views
+from neuroshard.swarm.certified.known_values import Aggregate
 from neuroshard.swarm.certified.messages import (
     AggregateSent,
     AggregateWanted,
@@ -67,6 +68,7 @@ class RoundMember:
         self._ask_after = -inf
         self._proof: Quorum | None = None  # why the present view votes again on a value
         self._judged: Judged | None = None
+        self._must_leave_view = False  # at the next tick
         self._objection = ""
         self._checking: dict[tuple[str, ...], Callable[[Checked], Value | None]] = {}
 
@@ -133,7 +135,7 @@ class RoundMember:
         if now >= self._ask_after:  # an aggregate may be long on its way
             self._ask_after = now + self.setting.timing.gather_seconds
             effects = self._voting.ask()
-        if self._views.is_over(now):
+        if self._views.is_over(now) or self._must_leave_view:
             return [*effects, *self._give_up_view(now)]
         if self._views.must_redo(now) and self._exchange is not None:
             effects += self._exchange.redo()
@@ -171,7 +173,7 @@ class RoundMember:
             case Judge(), Judged():
                 self._judged = answer
                 if answer.reduction is None:
-                    return [GiveUp(answer.abort_reason)]
+                    return self._refuse(exchange, answer)
                 effects = exchange.judged(answer)
             case MakeStatistics(), Mapping():
                 effects = exchange.made_statistics(answer)
@@ -256,13 +258,16 @@ class RoundMember:
         return [*effects, *self._propose(now)]
 
     def _give_up_view(self, now: float, view: int | None = None) -> list[Effect]:
-        missing = self._exchange.missing() if self._exchange is not None else ()
+        missing = tuple[NodeId, ...]()
+        if view is None:  # who only follows others into their view has not waited long enough to accuse anybody
+            missing = self._exchange.missing() if self._exchange is not None else ()
+            missing = tuple(sorted(self._views.refused)) if self._must_leave_view else missing
         self._enter_view(self.view + 1 if view is None else view, now)
         return [*self._say_new_view(missing), *self._propose(now)]
 
     def _enter_view(self, view: int, now: float) -> None:
         self._exchange = self._proof = self._judged = None
-        self._objection = ""
+        self._must_leave_view, self._objection = False, ""
         self._checking.clear()
         self._views.begin(view, now)
 
@@ -290,6 +295,21 @@ class RoundMember:
                 effects = exchange.take_result(message)
         return [*effects, *self._look()]
 
+    def _refuse(self, exchange: Exchange, judged: Judged) -> list[Effect]:
+        """Go on without those whose contributions end this view, when enough are left; otherwise give up.
+
+        Once for each of them: a member that comes back in spite of that must not keep everybody busy.
+        """
+        step, views = self.setting.step, self._views
+        refused = frozenset(exchange.members[row].node_id for row in judged.verdict.refused)
+        left = {member.node_id for member in exchange.members} - refused
+        is_enough = len(left) >= 2 and len(left & step.roster.nodes) >= step.quorum
+        if judged.verdict.abort_reason is None or not is_enough or refused <= views.refused:
+            return [GiveUp(judged.abort_reason)]
+        views.refused |= refused
+        self._must_leave_view = True
+        return []
+
     def _look(self) -> list[Effect]:
         """Check the aggregate once it is whole."""
         exchange = self._exchange
@@ -309,12 +329,13 @@ class RoundMember:
                 accepted=tuple(names[row] for row in verdict.accepted),
                 refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
                 next_root=checked.next_root,
+                sequences=exchange.accepted_sequences(verdict.accepted),
             )
 
         return self._check(aggregate, digests, value_of)
 
     def _check(
-        self, aggregate: tuple[bytes, ...], digests: tuple[str, ...], value_of: Callable[[Checked], Value | None]
+        self, aggregate: Aggregate, digests: tuple[str, ...], value_of: Callable[[Checked], Value | None]
     ) -> list[Effect]:
         if digests in self._checking:
             return []

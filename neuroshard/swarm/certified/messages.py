@@ -19,6 +19,7 @@ from neuroshard.swarm.certified.bodies import (
     Vote,
 )
 from neuroshard.swarm.certified.roster import Member, Step
+from neuroshard.swarm.certified.slices import Encoded
 from neuroshard.types import NodeId
 
 AnyBody_co = TypeVar("AnyBody_co", bound=Body, covariant=True)
@@ -79,7 +80,7 @@ class ProposalSaid:
 
 @dataclass(frozen=True)
 class ContributionSent:
-    """To a reducer: its slices, and the digests of all slices, whose hash the author's intent names.
+    """To a reducer: some of its slices, and the digests of all slices, whose hash the author's intent names.
 
     A reducer hands on what it has of others when a third one has to do its slice again.
     """
@@ -87,7 +88,7 @@ class ContributionSent:
     round_id: str
     author: NodeId
     digests: tuple[bytes, ...]
-    slices: Mapping[int, bytes] = field(repr=False)
+    slices: Mapping[int, Encoded] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,15 @@ class StatementSaid:
     """To everybody; with the statistics themselves."""
 
     signed: Signed[Statement]
-    statistics: Mapping[int, bytes] = field(repr=False)
+    statistics: Mapping[int, Encoded] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class ResultSaid:
-    """To everybody; with the slices that its author is to send."""
+    """To everybody; with those of the slices that its author is to send."""
 
     signed: Signed[Result]
-    slices: Mapping[int, bytes] = field(repr=False)
+    slices: Mapping[int, Encoded] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class AggregateSent:
     """The slices that were asked for."""
 
     value: str  # hex digest
-    slices: Mapping[int, bytes] = field(repr=False)
+    slices: Mapping[int, Encoded] = field(repr=False)
 
 
 Message: TypeAlias = (

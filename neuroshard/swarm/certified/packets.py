@@ -39,7 +39,7 @@ from neuroshard.swarm.certified.messages import (
     VoteSaid,
 )
 from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.certified.slices import MAX_SLICES
+from neuroshard.swarm.certified.slices import MAX_SLICES, Encoded
 from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.types import JsonValue, NodeId
 from neuroshard.wire import (
@@ -108,7 +108,7 @@ class _Content:
     fields: Mapping[str, JsonValue]
     claims: Sequence[bytes] = ()  # the author's own comes first
     votes: Sequence[bytes] = ()
-    slices: Mapping[int, bytes] | None = None
+    slices: Mapping[int, Encoded] | None = None
     digests: bytes = b""
 
 
@@ -171,7 +171,7 @@ class _Read:
         self._fields = fields
         self.claims = list[bytes]()
         self.votes = list[bytes]()
-        self.slices = dict[int, bytes]()
+        self.slices = dict[int, Encoded]()
         self._digests = b""
         for tensor in tensors:
             what, _, number = tensor.spec.name.partition(" ")
@@ -183,7 +183,7 @@ class _Read:
                 case "digests":
                     self._digests = bytes(tensor.data)
                 case "slice":
-                    self.slices[whole_field(int(number), 0, MAX_SLICES - 1, "slice")] = bytes(tensor.data)
+                    self.slices[whole_field(int(number), 0, MAX_SLICES - 1, "slice")] = tensor.data
                 case _:
                     raise ValueError(f"it has a part {tensor.spec.name[:32]!r}")
 
@@ -199,6 +199,12 @@ class _Read:
         """The author's claim of a message that says nothing beside it."""
         self.fields()
         return self.own(body)
+
+    def content(self, claims: int) -> Mapping[int, Encoded]:
+        """The slices of a message with so many claims and no votes: slices keep the whole message in memory."""
+        if len(self.claims) != claims or self.votes:
+            raise ValueError("it has more than its claims and slices")
+        return self.slices
 
     def lock(self) -> Quorum | None:
         lock = self.fields("lock")["lock"]
@@ -218,7 +224,7 @@ def _unknown(_read: _Read) -> Message:
 def _contribution(read: _Read) -> ContributionSent:
     fields = read.fields("round", "author")
     author = NodeId(line_field(fields["author"], 64, "author"))
-    return ContributionSent(hash_field(fields["round"], "round"), author, read.digests(), read.slices)
+    return ContributionSent(hash_field(fields["round"], "round"), author, read.digests(), read.content(claims=0))
 
 
 def _wanted(read: _Read) -> AggregateWanted:
@@ -239,10 +245,12 @@ _READERS: Mapping[str, Callable[[_Read], Message]] = {
     "NewViewSaid": lambda read: NewViewSaid(read.own(NewView), read.lock()),
     "ProposalSaid": _proposal,
     "ContributionSent": _contribution,
-    "StatementSaid": lambda read: StatementSaid(read.alone(Statement), read.slices),
-    "ResultSaid": lambda read: ResultSaid(read.alone(Result), read.slices),
+    "StatementSaid": lambda read: StatementSaid(read.alone(Statement), read.content(claims=1)),
+    "ResultSaid": lambda read: ResultSaid(read.alone(Result), read.content(claims=1)),
     "VoteSaid": lambda read: VoteSaid(read.alone(Vote)),
     "CertificateSaid": lambda read: CertificateSaid(quorum_from(read.fields("certificate")["certificate"], read.votes)),
     "AggregateWanted": _wanted,
-    "AggregateSent": lambda read: AggregateSent(hash_field(read.fields("value")["value"], "value"), read.slices),
+    "AggregateSent": lambda read: AggregateSent(
+        hash_field(read.fields("value")["value"], "value"), read.content(claims=0)
+    ),
 }

@@ -8,10 +8,10 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Protocol, TypeVar
 
-from neuroshard.swarm.certified.bodies import Body
+from neuroshard.swarm.certified.bodies import MAX_MEMBERS, Body
 from neuroshard.swarm.certified.messages import Signed
 from neuroshard.swarm.certified.roster import Member, Step
-from neuroshard.swarm.certified.slices import SlicePlan
+from neuroshard.swarm.certified.slices import Encoded, SlicePlan
 from neuroshard.types import NodeId
 
 MAX_DOUBLINGS = 3
@@ -64,8 +64,9 @@ class Setting:
     member: Member  # this node
     expected: frozenset[NodeId]  # who was called: a proposer waits for them
     sign: Sign
-    is_part: Callable[[int, bytes], bool]  # whether bytes can be the encoded slice of this number
+    is_part: Callable[[int, Encoded], bool]  # whether bytes can be the encoded slice of this number
     timing: Timing = Timing()
+    most_members: int = MAX_MEMBERS  # who contribute
 
     @property
     def self_id(self) -> NodeId:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
 BLOCK = 4096  # slices are whole blocks of the codecs, so each can be encoded by itself
 MAX_SLICES = 64
+MESSAGE_BYTES = (4 << 20) - (64 << 10)  # of slices in a message: with its head it travels in one part
 MAX_SHARE = 1.25  # of the mean number of slices: what a fast member takes on, so that nobody's line carries it all
+
+Encoded: TypeAlias = bytes | memoryview
+"""An encoded slice, where it lies: what has come is not copied."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,19 @@ def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence
         others = [node for node in order[index % len(order) :] + order if node not in pair]
         chosen.append(Reducers(first, second, others[0] if others else None))
     return chosen
+
+
+def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]]:
+    """The slices in order, as many at a time as a message carries: at least one, also when it is larger."""
+    carried, size = dict[int, Encoded](), 0
+    for index, data in sorted(slices.items()):
+        if carried and size + len(data) > MESSAGE_BYTES:
+            yield carried
+            carried, size = {}, 0
+        carried[index] = data
+        size += len(data)
+    if carried:
+        yield carried
 
 
 def _quotas(uploads: Sequence[int], total: int, most: int) -> list[int]:

@@ -75,9 +75,13 @@ class CheckpointKeeper:
         """Tell that an outer step was completed: the next offer that time and budget allow is taken."""
         self._schedule = self._schedule.outer_step_done()
 
-    def want(self) -> None:
-        """Somebody needs a new state: the next offer that the write budget allows is taken. From any thread."""
+    def want(self) -> float:
+        """Somebody needs a new state: the next offer that the write budget allows is taken. From any thread.
+
+        Returns seconds until the budget allows it.
+        """
         self._is_wanted = True
+        return self._schedule.seconds_to_write(self._clock())
 
     def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
         """After every step: save in the background when it is due. Returns whether the state was taken."""

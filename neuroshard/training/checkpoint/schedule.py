@@ -47,8 +47,13 @@ class CheckpointSchedule:
         """Whether the state after `step` may be taken because somebody needs it: sooner, but within the budget."""
         if write_in_flight or step <= self.last_step:
             return False
-        waited = None if self.last_started is None else now - self.last_started
-        return waited is None or waited >= self.policy.budget_seconds(self.generation_bytes)
+        return self.seconds_to_write(now) == 0.0
+
+    def seconds_to_write(self, now: float) -> float:
+        """Until the write budget allows another state."""
+        if self.last_started is None:
+            return 0.0
+        return max(0.0, self.last_started + self.policy.budget_seconds(self.generation_bytes) - now)
 
     @property
     def interval_seconds(self) -> float:

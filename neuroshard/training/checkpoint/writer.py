@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.training.checkpoint.metadata import CheckpointMeta
 from neuroshard.training.checkpoint.staging import StagingBuffers
 from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.training.niceness import give_way
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class CheckpointWriter:
         self._store = store
         self._clock = clock
         self._cancel = threading.Event()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_lower_priority)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=partial(give_way, NICENESS))
         self._current: Future[WriteReport] | None = None
         self._last: WriteReport | None = None
 
@@ -101,9 +101,3 @@ class CheckpointWriter:
         seconds = self._clock() - started
         log.info("checkpoint of step %d saved in %.1f s (%.0f MB)", meta.step, seconds, generation.bytes / 1e6)
         return WriteReport(meta.step, started, seconds, generation)
-
-
-def _lower_priority() -> None:
-    """Linux knows niceness by thread; elsewhere the thread stays as it is."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from neuroshard.errors import StorageError
 from neuroshard.network import ScoreReason
-from neuroshard.swarm.certified.bodies import MAX_MEMBERS
+from neuroshard.swarm.certified.bodies import MAX_CALLED
 from neuroshard.swarm.certified.effects import (
     Accuse,
     Answer,
@@ -150,6 +150,11 @@ class RoundActor:
         self.ended = Complete(certificate, aggregate)
         return True
 
+    async def recall_from(self, root: str) -> bool:
+        """The same for the step from this state: this node wrote its end down, but went back to the state before it."""
+        ids = [step_id for step_id, certificate in self._archive.items() if certificate.value.root == root]
+        return bool(ids) and await self.recall(ids[-1])
+
     def locked_step(self, root: str) -> str | None:
         """The id of that step."""
         lock = self.lock(root)
@@ -225,7 +230,7 @@ class RoundActor:
         heard = self._heard.pop(sender, None) or deque[Message](maxlen=MAX_HEARD)
         heard.append(message)
         self._heard[sender] = heard
-        for longest_silent in list(self._heard)[:-MAX_MEMBERS]:
+        for longest_silent in list(self._heard)[:-MAX_CALLED]:
             del self._heard[longest_silent]
 
     async def _help(self, sender: NodeId, message: Message) -> None:

@@ -6,13 +6,13 @@ A call is advice: what makes a round safe is that its members vote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from neuroshard.identity import hash_parts
 from neuroshard.network import RequestRefusedError
-from neuroshard.swarm.certified.bodies import MAX_MEMBERS, MAX_NODE_ID_CHARACTERS
+from neuroshard.swarm.certified.bodies import MAX_CALLED, MAX_MEMBERS, MAX_NODE_ID_CHARACTERS
 from neuroshard.swarm.certified.roster import Member, Roster
 from neuroshard.swarm.claim_fields import flag_field, hash_field, line_field, list_field, whole_field
 from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_request_about, request_about
@@ -23,6 +23,7 @@ from neuroshard.wire import Frame, FrameLimits
 CALL = "round/call"
 CALL_LIMITS = FrameLimits(max_header_bytes=32 * 1024)
 ANSWER_LIMITS = FrameLimits(max_header_bytes=256)
+LEAST_AHEAD = 1 / 16  # of the replicas; fewer are not worth the asking, as anybody can say that it is ahead
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RoundTimes:
     near_seconds: float = 1.0  # the same when a round is near
     turn_seconds: float = 10.0  # after so long without a call it is the next one's turn to call
     patience_seconds: float = 30.0  # for replicas of the line that do not answer or are not ready
+    newcomer_seconds: float = 180.0  # for who takes the state of a lone replica over, at each outer step
     promise_seconds: float = 15.0  # for the call to be completed
     retry_seconds: float = 5.0  # after a round that was abandoned; doubled from one to the next
     longest_retry_seconds: float = 300.0
@@ -109,14 +111,28 @@ def turn_order(stage: StageName, own: Standing, nodes: Sequence[NodeId]) -> list
 
 
 def ready_nodes(stage: StageName, self_id: NodeId, own: Standing, others: Mapping[NodeId, Standing]) -> list[NodeId]:
-    """Those who could take part now: of one's own line, with work to contribute; this node first.
+    """Those who could take part now, in the order in which they call; without this node nobody.
 
-    Of more than MAX_MEMBERS other ones take part from round to round. Nobody, while this node itself is not ready.
+    They are all of one's own line, first those with work: who has none can vote, and a certificate may name it.
     """
-    if not own.root or not own.sequences:
+    if not own.root:
         return []
-    fitting = [node for node, told in others.items() if told.is_live and told.line == own.line and told.sequences]
-    return [self_id, *turn_order(stage, own, fitting)[: MAX_MEMBERS - 1]]
+    fitting = {node: told for node, told in others.items() if told.is_live and told.line == own.line}
+    here = {**fitting, self_id: own}
+    return sorted(turn_order(stage, own, list(here)), key=lambda node: not here[node].sequences)
+
+
+def members_of_call(
+    caller: NodeId, ready: Sequence[NodeId], voters: Roster | None, most: int = MAX_MEMBERS
+) -> list[NodeId]:
+    """Whom the caller calls of those who are ready: all that vote, and others, a quarter more than `most` in all.
+
+    So other ones are called from round to round. Those who found a line are `most` at most: all of them contribute.
+    """
+    if voters is None:
+        return list(dict.fromkeys([caller, *ready]))[:most]
+    voting = [node for node in ready if node in voters.nodes]
+    return list(dict.fromkeys([caller, *voting, *ready]))[: most * 5 // 4]
 
 
 def is_on_the_way(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
@@ -124,19 +140,30 @@ def is_on_the_way(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
     return own.in_round or any(other.is_live and other.in_round for other in others.values())
 
 
-def must_follow(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
-    """Whether this replica's state is not the one that the others go on with, so that it must take theirs over."""
+def must_follow(own: Standing, others: Mapping[NodeId, Standing], past: Collection[str] = ()) -> bool:
+    """Whether this replica's state is not the one that the others go on with, so that it must take theirs over.
+
+    Who still stands at a state that certificates lead on from to the own one, by the roots in `past`, comes after.
+    """
     live = [other for other in others.values() if other.is_live]
     if not own.root or any(not other.root for other in live):
         return False
+    live = [replace(other, outer_step=own.outer_step, root=own.root) if other.root in past else other for other in live]
     line = leading_line([own, *live])
     if line == own.line:
         return own.steps == 0 and any(other.steps > 0 for other in live if other.line == line)
     return any(other.steps > 0 for other in live if other.line == line)
 
 
+def may_have_missed(own: Standing, others: Mapping[NodeId, Standing]) -> bool:
+    """Whether a round from the own state may have ended without this replica although most have it: they take turns."""
+    live = [other for other in others.values() if other.is_live]
+    ahead = sum(other.is_certified and other.outer_step > own.outer_step for other in live)
+    return ahead > len(live) * LEAST_AHEAD
+
+
 def _members(value: JsonValue, where: str) -> tuple[Member, ...]:
-    pairs = [list_field(one, 2, where) for one in list_field(value, MAX_MEMBERS, where)]
+    pairs = [list_field(one, 2, where) for one in list_field(value, MAX_CALLED, where)]
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"{where} must be pairs of node and wallet")
     return tuple(

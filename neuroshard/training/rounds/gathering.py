@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import anyio
 
 from neuroshard.network import RequestRefusedError
+from neuroshard.swarm.certified.bodies import MAX_MEMBERS
 from neuroshard.swarm.certified.roster import Member, Roster, Step, has_one_node_a_wallet
 from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.exchange import StageRounds
@@ -20,9 +21,10 @@ from neuroshard.training.rounds.calls import (
     RoundTimes,
     call_frame,
     is_on_the_way,
+    may_have_missed,
+    members_of_call,
     must_follow,
     ready_nodes,
-    turn_order,
 )
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.errors import DonorError
@@ -49,6 +51,8 @@ class Replica:
     peers: Callable[[], Sequence[NodeId]]  # other nodes at work on the stage, by what is known here
     wallet_of: Callable[[NodeId], WalletId | None]
     is_open: bool = False  # to strangers
+    newcomers: Callable[[], frozenset[NodeId]] = frozenset  # who takes this node's state over, to work on the stage
+    most_members: int = MAX_MEMBERS  # of a round
 
     @property
     def node_id(self) -> NodeId:
@@ -92,11 +96,15 @@ class Gathering:
         self.locked_step: Callable[[str], str | None] = lambda _root: None  # that may have ended elsewhere
         self.step_of: Callable[[Standing], Step | None] = lambda _own: None  # that known voters decide on from a state
         self.catch_up: Callable[[], Awaitable[bool]] = _cannot_catch_up
+        self.past: Callable[[str], Collection[str]] = (
+            lambda _root: ()
+        )  # roots that certificates lead on from to this one
         self.must_follow = anyio.Event()  # set once this replica's state is not the one that the others go on with
         self._asking = asking
         self._voters = voters
         self._times = times or RoundTimes()
         self._promise: _Promise | None = None
+        self._awaited = "", 0.0  # newcomers, in the step from this root, since then
         self._called = anyio.Event()
         self._round_ended = 0.0
         self._due_since: float | None = None
@@ -111,15 +119,26 @@ class Gathering:
     def is_alone(self) -> bool:
         """Whether a round of this node alone is in order: others that cannot take part may only be starting.
 
-        While a certificate names other voters, or this node is locked, they may be elsewhere and complete the step.
+        Who takes this state over just now shall find it unchanged, or its first steps would be another line's. While a
+        certificate names other voters, or this node is locked, they may be elsewhere and complete the step.
         """
         step = self.step_of(self.replica.standing())
         if step is not None and step.roster.members != (self.replica.member,) and not self.is_cut_off:
             return False
-        if not self.replica.peers():
+        peers = self.replica.peers()
+        if self.replica.newcomers().difference(peers) and self._may_wait_for_newcomers():
+            return False
+        if not peers:
             return True
         since = self._unable_since
         return since is not None and anyio.current_time() - since >= self._times.patience_seconds
+
+    def _may_wait_for_newcomers(self) -> bool:
+        """Whether this step has not waited for long: somebody always fetches the state of who is alone with it."""
+        root, now = self.replica.standing().root, anyio.current_time()
+        if self._awaited[0] != root:
+            self._awaited = root, now
+        return now - self._awaited[1] < self._times.newcomer_seconds
 
     @property
     def is_called(self) -> bool:
@@ -173,14 +192,13 @@ class Gathering:
         self._note_quorum(own, others, now)
         ready = ready_nodes(self.replica.stage, self.replica.node_id, own, others)
         self._note_unable(are_unable=len(others) == len(peers) and len(ready) == 1 and not self.must_follow.is_set())
-        if len(ready) < 2 or own.in_round or not self._is_due(own, others, ready, now):
+        if len(ready) < 2 or own.in_round or not self._is_due({**others, self.replica.node_id: own}, ready, now):
             return
         due_since = self._due_since = now if self._due_since is None else self._due_since
-        order = turn_order(self.replica.stage, own, ready)
-        caller = order[int((now - due_since) / self._times.turn_seconds) % len(order)]
+        caller = ready[int((now - due_since) / self._times.turn_seconds) % len(ready)]
         if caller == self.replica.node_id and now >= self._retry_at:
             is_patient = now - due_since < self._times.patience_seconds
-            if not is_patient or len(others) == len(peers):
+            if not is_patient or not self._is_incomplete(own, peers, others):
                 await self._call(own, others, ready, is_patient=is_patient)
 
     async def answer(self, sender: NodeId, call: Call) -> Frame:
@@ -227,7 +245,8 @@ class Gathering:
         is_first, self._has_looked = not self._has_looked, True
         if is_on_the_way(own, others) and not is_first:
             return False  # how long it has been apart counts on: the rounds of others come again and again
-        if not must_follow(own, others):
+        is_behind = must_follow(own, others, self.past(own.root))
+        if not is_behind and not may_have_missed(own, others):
             self._apart_since = None
             return is_first and self.locked_step(own.root) is not None and await self.catch_up()
         self._apart_since = now if self._apart_since is None else self._apart_since
@@ -236,7 +255,9 @@ class Gathering:
             return False
         if await self.catch_up():
             return True
-        if not is_patient:
+        if not is_patient and not is_behind:
+            self._apart_since = None
+        elif not is_patient:
             layers = self.replica.stage.layers
             log.info("Other replicas of layers %d-%d went on: taking over theirs.", layers.start + 1, layers.stop)
             self.must_follow.set()
@@ -259,13 +280,23 @@ class Gathering:
         elif self._unable_since is None:
             self._unable_since = anyio.current_time()
 
-    def _is_due(self, own: Standing, others: Mapping[NodeId, Standing], ready: Sequence[NodeId], now: float) -> bool:
-        parameters = self.replica.rounds.parameters_at(own.outer_step)
+    def _is_incomplete(self, own: Standing, peers: Sequence[NodeId], others: Mapping[NodeId, Standing]) -> bool:
+        """Whether somebody is missing who may come at any moment: it does not answer, or it has just joined.
+
+        Voters of a certificate may do without work for long: nobody waits until they have some.
+        """
+        here = (told for told in others.values() if told.is_live and told.line == own.line)
+        are_starting = any(not told.sequences and not told.is_certified for told in here)
+        return len(others) < len(peers) or are_starting or bool(self.replica.newcomers().difference(peers))
+
+    def _is_due(self, standings: Mapping[NodeId, Standing], ready: Sequence[NodeId], now: float) -> bool:
+        parameters = self.replica.rounds.parameters_at(standings[self.replica.node_id].outer_step)
+        work = [standings[node].sequences for node in ready]
         return round_is_due(
-            counted_sequences=own.sequences + sum(others[node].sequences for node in ready[1:]),
+            counted_sequences=sum(work),
             inner_steps=parameters.inner_steps,
             sequences_per_step=self.replica.sequences_per_step,
-            members=len(ready),
+            members=max(1, sum(done > 0 for done in work)),
             elapsed_seconds=now - self._round_ended,
             max_round_seconds=parameters.max_round_seconds,
         )
@@ -299,14 +330,16 @@ class Gathering:
     ) -> None:
         """Ask who takes part, then tell them. A patient caller begins only when nobody is missing."""
         now, own_id, voters = anyio.current_time(), self.replica.node_id, self._voters(own.root)
-        is_new = voters is None and any(others[node].is_certified for node in ready[1:])
+        is_new = voters is None and any(others[node].is_certified for node in ready if node != own_id)
         has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
         # who says that it has a certificate calls itself, unless it only says so
-        if has_promised or (is_new and is_patient) or not self.may_take_part():
+        has_to_follow = voters is None and may_have_missed(own, others)
+        if has_promised or (is_new and is_patient) or has_to_follow or not self.may_take_part():
             return
         self._promise = _Promise(own_id, now + self._times.promise_seconds)
         roster = None if voters is None or self.is_cut_off else voters.members
-        call = Call(own.outer_step, own.root, self._members(ready), roster, CallStep.ASK)
+        called = members_of_call(own_id, ready, voters, self.replica.most_members)
+        call = Call(own.outer_step, own.root, self._members(called), roster, CallStep.ASK)
         willing = await self._told(call)
         missing = len(call.members) - 1 - len(willing)
         is_same = self.standing().line == own.line and self.agreement is None and self.may_take_part()

@@ -89,6 +89,7 @@ class GroupRounds:
         self.stage = replica.stage
         self._replica = replica
         self._voters: dict[str, Roster] = {}  # by the root that they vote from
+        self._before: dict[str, str] = {}  # the root that a certificate led on from, by the one it led to
         self.gathering = Gathering(replica, asking, self._voters.get, times)
         self._alone = alone
         self._sign = sign
@@ -108,6 +109,7 @@ class GroupRounds:
         )
         self.gathering.locked_step = self.actor.locked_step
         self.gathering.step_of, self.gathering.catch_up = self._step_of, self.catch_up
+        self.gathering.past = self._past
 
     @property
     def is_called(self) -> bool:
@@ -158,11 +160,11 @@ class GroupRounds:
         """
         await self._has_loaded.wait()
         own = self._replica.standing()
+        if self._end_to_take is not None or await self.actor.recall_from(own.root):
+            return self._end_to_take is not None
         step = self._step_of(own)
-        if step is None or self._end_to_take is not None:
-            return self._end_to_take is not None
-        if await self.actor.recall(step.id):
-            return self._end_to_take is not None
+        if step is None:
+            return False
         setting, work = self._setting(step, frozenset())
         self.actor.ask(setting, own.outer_step, work)
         await self.actor.end(ANSWER_SECONDS, setting.timing.view_seconds)
@@ -207,6 +209,8 @@ class GroupRounds:
         setting, work = self._round(agreement)
         step, sequences = setting.step, self._replica.standing().sequences
         watch, before = self._watch(agreement, setting, work), self._sent
+        if before is not None and before.step_id == step.id:
+            watch.goes_on_from(before.watch)
         if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
             # what was sent may be in a value that is voted on again: what was trained since is for the next round
             before.watch = watch
@@ -257,7 +261,8 @@ class GroupRounds:
     def _setting(self, step: Step, expected: frozenset[NodeId]) -> tuple[Setting, RoundWork]:
         work = self._work(step.number, step.tolerated)
         timing = self._timing(work)
-        return Setting(step, self._plan, self._replica.member, expected, self._sign, work.is_part, timing), work
+        own, most = self._replica.member, self._replica.most_members
+        return Setting(step, self._plan, own, expected, self._sign, work.is_part, timing, most), work
 
     def _timing(self, work: RoundWork) -> Timing:
         """Deadlines from what rounds have taken: median + k MAD; before the first from the size."""
@@ -288,6 +293,8 @@ class GroupRounds:
         work, own = self._work(number), self._replica.node_id
         aggregate, count = await self._offload(lambda: work.decoded(complete.aggregate)), len(value.members)
         is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
+        is_left_out = all(own != member.node_id for member in value.members)
+        is_judged = is_judged or (is_left_out and sent is not None and sent.watch.has_refused(own))
         decoded = None
         if sent is not None and own in value.accepted and work.codec.name != "fp32":
             parts = sent.promised.parts
@@ -300,8 +307,9 @@ class GroupRounds:
             record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
             self.status = with_round(self.status, record)
         if sent is None or not is_judged:  # who abstains hands its work in with the next contribution
-            return Agreed(aggregate, count, is_without_own=not is_judged)
-        return Agreed(aggregate, count, decoded, sent.contribution if sent.is_late else None)
+            return Agreed(aggregate, count, is_without_own=not is_judged, sequences=value.sequences)
+        late_for = sent.contribution if sent.is_late else None
+        return Agreed(aggregate, count, decoded, late_for, sequences=value.sequences)
 
     def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:
         parameters = self._replica.rounds.parameters_at(outer_step)
@@ -310,6 +318,12 @@ class GroupRounds:
     def _note(self, certificate: Quorum) -> None:
         """From its state on the members of the round are the voters."""
         value = certificate.value
-        self._voters[value.next_root] = value.next_roster()
+        self._voters[value.next_root], self._before[value.next_root] = value.next_roster(), value.root
         for old in list(self._voters)[:-KEPT_STEPS]:
-            del self._voters[old]
+            del self._voters[old], self._before[old]
+
+    def _past(self, root: str) -> list[str]:
+        past = list[str]()
+        while (before := self._before.get(root)) is not None and before not in past:
+            past.append(root := before)
+        return past

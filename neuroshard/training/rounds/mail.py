@@ -38,6 +38,7 @@ from neuroshard.wire import (
     TensorPart,
     TensorSpec,
     WireError,
+    decode_where_it_lies,
 )
 
 PART = "round/part"
@@ -164,7 +165,7 @@ class RoundMail:
         arriving.length, arriving.moved_at = stop, anyio.current_time()
         self.received_bytes += sum(map(len, data))
         try:
-            whole = self._read(arriving, data)
+            whole = self._read(arriving, data, self._limits)
         except WireError as error:
             arriving.is_over = True
             self._report(sender, ScoreReason.MALFORMED_FRAME)
@@ -174,9 +175,14 @@ class RoundMail:
         return Frame(PART)
 
     @staticmethod
-    def _read(arriving: _Arriving, data: Sequence[memoryview]) -> Frame | None:
+    def _read(arriving: _Arriving, data: Sequence[memoryview], limits: FrameLimits) -> Frame | None:
         """The message, once it is whole. Raises WireError."""
         decoder = arriving.decoder
+        if arriving.length == arriving.total == sum(map(len, data)):  # it came in one part
+            frame = decode_where_it_lies(data, lambda _kind: limits)
+            if frame is not None:
+                arriving.is_over = True
+                return frame
         for piece in data:
             used = 0
             while used < len(piece) and not decoder.is_complete:

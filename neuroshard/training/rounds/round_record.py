@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from neuroshard.aggregation import Refusal
@@ -21,6 +21,7 @@ from neuroshard.swarm.certified.bodies import Value
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.progress import Progress, RoundPhase
 from neuroshard.swarm.certified.roster import Member
+from neuroshard.types import NodeId
 
 KEPT_ROUNDS = 20  # of a stage
 MAX_CONTRIBUTORS = 256  # that are counted by name
@@ -28,6 +29,7 @@ VALUE_DIGITS = 16  # of a digest, as people are shown it
 OTHER_REFUSAL = "other"  # in a certificate that others have made
 NO_ANSWER = "too few members answered in time"
 _UNJUDGED: tuple[MemberPart, str] = (MemberPart.UNJUDGED, "")
+_ABSTAINED: tuple[MemberPart, str] = (MemberPart.ABSTAINED, "")
 _REFUSAL_NAMES = {str(refusal): refusal.name.lower() for refusal in Refusal}
 
 
@@ -63,6 +65,7 @@ class RoundWatch:
         self._looked_at = began
         self._views = set[int]()
         self._judgement = Progress(0, RoundPhase.GATHER)  # the last look that had members
+        self._refused: dict[Member, str] = {}  # in any view, and why
 
     def look(self, progress: Progress, now: float) -> None:
         """The round is so far now."""
@@ -71,13 +74,14 @@ class RoundWatch:
         self._views.add(progress.view)
         if progress.members:
             self._judgement = progress
+            self._refused |= _refused_in(progress)
 
     def completed(self, certificate: Quorum, end: RoundEnd) -> RoundStatus:
         """The record of a round that ended with this certificate."""
         self._pass(end.now)
         since_end = self._seconds[RoundPhase.ENDED]
         told = CertificateStatus(certificate.value.digest[:VALUE_DIGITS], len(certificate.votes), self.terms.voters)
-        record = self._record(end, _agreed_contributions(certificate.value, self.terms.called))
+        record = self._record(end, _agreed_contributions(certificate.value, self.terms.called, self._refused))
         return replace(record, ended_at=end.time - since_end, certificate=told, is_late=end.is_late)
 
     def abandoned(self, reason: str | None, end: RoundEnd) -> RoundStatus:
@@ -92,6 +96,14 @@ class RoundWatch:
             kind = AbandonReason.NO_ANSWER if reason is None else AbandonReason.STORAGE
         record = self._record(end, self._own_contributions())
         return replace(record, abandoned_for=kind, reason=reason or NO_ANSWER)
+
+    def goes_on_from(self, before: RoundWatch) -> None:
+        """It is another call of the same step: who was refused then, was refused."""
+        self._refused |= before._refused
+
+    def has_refused(self, node: NodeId) -> bool:
+        """Whether a contribution of this node was refused in any view, by what was seen here."""
+        return any(member.node_id == node for member in self._refused)
 
     def _pass(self, now: float) -> None:
         self._seconds[self._phase] += max(0.0, now - self._looked_at)
@@ -119,7 +131,8 @@ class RoundWatch:
         parts = dict.fromkeys(members, _UNJUDGED)
         if judged is not None and judged.verdict.member_count == len(members):
             parts = {members[row]: (MemberPart.ACCEPTED, "") for row in judged.verdict.accepted}
-            parts |= {members[row]: (MemberPart.REFUSED, str(why)) for row, why in judged.verdict.refused.items()}
+            parts |= {member: (MemberPart.REFUSED, why) for member, why in _refused_in(self._judgement).items()}
+            parts |= dict.fromkeys((members[row] for row in judged.verdict.abstained), _ABSTAINED)
         return _told((*members, *self.terms.called), parts, MemberPart.ABSENT)
 
 
@@ -160,9 +173,19 @@ def _counted(before: Sequence[Contributor], contributions: Iterable[RoundContrib
     return tuple(known.values())[-MAX_CONTRIBUTORS:]
 
 
-def _agreed_contributions(value: Value, called: tuple[Member, ...]) -> tuple[RoundContribution, ...]:
+def _refused_in(progress: Progress) -> dict[Member, str]:
+    if progress.judged is None or progress.judged.verdict.member_count != len(progress.members):
+        return {}
+    return {progress.members[row]: str(why) for row, why in progress.judged.verdict.refused.items()}
+
+
+def _agreed_contributions(
+    value: Value, called: tuple[Member, ...], refused_before: Mapping[Member, str]
+) -> tuple[RoundContribution, ...]:
     by_name = {member.node_id: member for member in value.members}
-    parts = {by_name[node]: (MemberPart.ACCEPTED, "") for node in value.accepted if node in by_name}
+    parts = {member: (MemberPart.REFUSED, why) for member, why in refused_before.items()}
+    parts |= dict.fromkeys(value.members, _ABSTAINED)
+    parts |= {by_name[node]: (MemberPart.ACCEPTED, "") for node in value.accepted if node in by_name}
     parts |= {by_name[node]: (MemberPart.REFUSED, why) for node, why in value.refused if node in by_name}
     return _told((*value.members, *called), parts, MemberPart.ABSENT)
 

@@ -29,6 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 KEPT_VOTES = 8  # steps: a node leaves one for another from the same state when members come and go
 KEPT_STEPS = 5  # whose aggregates are kept: who missed no more than those catches up with them (DESIGN 4.6)
+ROUNDS_FOLDER = "rounds"  # beside the stage's checkpoints
 MAX_TEXT_BYTES = 16 << 20
 MAX_PROOFS_BYTES = 1 << 20
 _MAX_CLAIM_CHARACTERS = 64 * 1024
@@ -205,7 +206,7 @@ class FolderBook:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / name, json.dumps(fields).encode())
 
-    def _write_aggregate(self, quorum: Quorum, aggregate: tuple[bytes, ...]) -> None:
+    def _write_aggregate(self, quorum: Quorum, aggregate: Aggregate) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path_of(quorum)
         if not path.exists():

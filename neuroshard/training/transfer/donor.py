@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -24,9 +24,11 @@ from neuroshard.training.checkpoint.metadata import MAX_META_BYTES, decode_manif
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.fields import StageName, read_request_about
 from neuroshard.training.transfer.manifest import (
+    ANY_AGE,
     CHUNK,
     COPIED,
     MANIFEST,
+    RECEIVED,
     REQUEST_LIMITS,
     SnapshotManifest,
     chunk_count,
@@ -54,7 +56,8 @@ class DonorLimits:
     idle_seconds: float = 180.0  # after that a receiver is gone, and a snapshot is let go
     asked_seconds: float = 30.0  # the same for a receiver that has asked for no chunk yet
     wait_seconds: float = 15.0  # for a snapshot that is wished for
-    youngest_seconds: float = 20.0  # nobody gets snapshots made more often than so
+    youngest_seconds: float = 20.0  # nobody gets snapshots made more often than so ...
+    round_seconds: float = 5.0  # ... or than so when a round ended since
 
 
 class Snapshots(Protocol):
@@ -68,8 +71,8 @@ class Snapshots(Protocol):
         """The newest one; blocks, for a worker thread."""
         ...
 
-    def want(self) -> None:
-        """A new one is wished for as soon as possible."""
+    def want(self) -> float:
+        """A new one is wished for as soon as possible: at the next step after so many seconds."""
         ...
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
@@ -123,7 +126,8 @@ class Donor:
         self._stages: dict[StageName, Snapshots] = {}  # trained here
         self._copies: dict[StageName, Snapshots] = {}  # of others
         self._opened: OrderedDict[str, _Opened] = OrderedDict()
-        self._receivers: dict[NodeId, float] = {}
+        self._receivers: dict[NodeId, float] = {}  # until when they have their places
+        self._have_all: dict[NodeId, float] = {}  # who gave its place back, and until when it is waited for
         self._opening = anyio.Lock()
 
     def offer(self, stage: StageName, snapshots: Snapshots) -> None:
@@ -160,11 +164,19 @@ class Donor:
         self._use(opened)
         return opened.manifest
 
+    @property
+    def receivers(self) -> frozenset[NodeId]:
+        """Who fetches a state from here, or did so lately and has said nothing of it since."""
+        now = anyio.current_time()
+        self._have_all = {node: until for node, until in self._have_all.items() if until > now}
+        return frozenset(node for node, until in self._receivers.items() if until > now) | self._have_all.keys()
+
     def serve(self, transport: Transport) -> None:
         """Answer from now on. Raises ValueError when this transport has a donor already."""
         transport.serve(STANDING, self.tell_standing, LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(MANIFEST, self.give_manifest, REQUEST_LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(CHUNK, self.give_chunk, REQUEST_LIMITS, max_concurrent=CHUNKS_AT_ONCE)
+        transport.serve(RECEIVED, self.note_received, LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(COPIED, self.note_copy, LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
 
     def close(self) -> None:
@@ -183,8 +195,9 @@ class Donor:
         self._refuse_stranger(sender)
         stage, fields = read_request_about(frame, "max_age_seconds", "preferred")
         max_age = max(_number(fields["max_age_seconds"], "max_age_seconds"), self._limits.youngest_seconds)
+        snapshots = self._of(stage)
         self._admit(sender, self._limits.asked_seconds)
-        opened = self._opened.get(str(fields["preferred"])) or await self._newest(self._of(stage), max_age)
+        opened = self._opened.get(str(fields["preferred"])) or await self._newest(snapshots, max_age)
         self._use(opened)
         manifest = opened.manifest
         age = max(0.0, self._now() - manifest.meta.time)
@@ -208,11 +221,25 @@ class Donor:
             raise RequestRefusedError("This snapshot cannot be read any more; ask for a newer one.") from None
         return chunk_frame(data)
 
+    async def note_received(self, sender: NodeId, frame: Frame) -> Frame:
+        """Give the place of a node that has fetched what it wanted to others. Raises RequestRefusedError."""
+        read_request_about(frame)
+        if self._receivers.pop(sender, None) is not None:
+            self._have_all[sender] = anyio.current_time() + self._limits.idle_seconds
+        return Frame(RECEIVED)
+
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """Give the places of all other nodes to others, and wait for none of them: they are gone."""
+        self._receivers = {node: until for node, until in self._receivers.items() if node in nodes}
+        self._have_all = {node: until for node, until in self._have_all.items() if node in nodes}
+
     async def note_copy(self, sender: NodeId, frame: Frame) -> Frame:
         """Learn that a node keeps a copy. Raises RequestRefusedError."""
         self._refuse_stranger(sender)
         stage, fields = read_request_about(frame, "taken_at")
         self._of(stage).copied(sender, _number(fields["taken_at"], "taken_at"))
+        self._receivers.pop(sender, None)  # it has all, and only keeps it
+        self._have_all.pop(sender, None)
         return Frame(COPIED)
 
     def _refuse_stranger(self, sender: NodeId) -> None:
@@ -236,21 +263,29 @@ class Donor:
         self._receivers[receiver] = max(now + seconds, self._receivers.get(receiver, now))
 
     async def _newest(self, snapshots: Snapshots, max_age_seconds: float) -> _Opened:
-        """A snapshot that is young enough, or the youngest there is after some waiting."""
+        """A snapshot that is young enough, or the youngest there is once a newer one is not worth waiting for."""
         found = None
         with anyio.move_on_after(self._limits.wait_seconds):
             while True:
                 found = await self._offload(snapshots.newest)
-                standing = snapshots.standing()
-                can_get_newer = standing is not None and standing.is_live
-                if found is not None and not (can_get_newer and self._now() - found.time > max_age_seconds):
+                if found is not None and not self._is_outdated(found, snapshots.standing(), max_age_seconds):
                     break
-                snapshots.want()
+                if snapshots.want() > self._limits.wait_seconds and found is not None:
+                    break
                 await anyio.sleep(LOOK_SECONDS)
         if found is None:
             raise RequestRefusedError("There is no snapshot of this stage yet; try again a little later.")
         async with self._opening:  # digests cost a second: one at a time, each once
             return await self._open(Path(found.path))
+
+    def _is_outdated(self, found: CheckpointGeneration, standing: Standing | None, max_age_seconds: float) -> bool:
+        """Whether a newer snapshot is worth waiting for: a round since makes this one useless to who joins the line."""
+        if standing is None or not standing.is_live:
+            return False  # nobody makes a newer one
+        age = self._now() - found.time
+        if found.outer_step < standing.outer_step and max_age_seconds < ANY_AGE:
+            return age > self._limits.round_seconds
+        return age > max_age_seconds
 
     async def _open(self, path: Path) -> _Opened:
         try:

@@ -33,6 +33,8 @@ def adopted_meta(received: Received, identity: StageIdentity) -> CheckpointMeta:
     outer = OuterProgress(
         inner_steps=meta.inner_step,
         sequences=_count(meta.extra.get("outer"), "sequences"),
+        line_sequences=_count(meta.extra.get("outer"), "line_sequences"),
+        since_round=_count(meta.extra.get("outer"), "since_round"),
         state_root=received.root,
     )
     made = to_meta(

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from neuroshard.config.atomic_write import sync_folder, write_atomically
@@ -93,8 +94,9 @@ class KeptCopy:
         generations = CheckpointStore(self.folder).generations()
         return generations[0] if generations else None
 
-    def want(self) -> None:
+    def want(self) -> float:
         """See Snapshots: it cannot be made newer."""
+        return inf
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
         """See Snapshots: nobody copies copies."""

@@ -54,9 +54,9 @@ class LiveSnapshots:
         generations = self.keeper.store.generations()
         return generations[0] if generations else None
 
-    def want(self) -> None:
+    def want(self) -> float:
         """See Snapshots."""
-        self.keeper.want()
+        return self.keeper.want()
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
         """See Snapshots; the newest one counts."""

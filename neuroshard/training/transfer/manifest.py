@@ -22,12 +22,13 @@ from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_
 from neuroshard.types import Architecture
 from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 
-MANIFEST, CHUNK, COPIED = "stage/manifest", "stage/chunk", "stage/copied"
+MANIFEST, CHUNK, RECEIVED, COPIED = "stage/manifest", "stage/chunk", "stage/received", "stage/copied"
 CHUNK_BYTES = 1 << 20
 DIGEST_BYTES = 32
 MAX_HEADER_BYTES = 1024
 REQUEST_LIMITS = FrameLimits(MAX_HEADER_BYTES)
 ANY = ""  # no wish for a certain snapshot
+ANY_AGE = 1e9  # seconds: any snapshot will do, none is made for the asker
 
 
 def chunk_count(file_bytes: int) -> int:
@@ -151,6 +152,11 @@ def chunk_limits(index: int, file_bytes: int) -> FrameLimits:
     """Exactly the chunk that was asked for."""
     size = len(chunk_range(index, file_bytes))
     return FrameLimits(MAX_HEADER_BYTES, size, (TensorSpec("chunk", "uint8", (size,)),))
+
+
+def received_frame(stage: StageName) -> Frame:
+    """Tells a donor that nothing more is asked of it for now: others may have the place."""
+    return request_about(RECEIVED, stage)
 
 
 def copied_frame(stage: StageName, taken_at: float) -> Frame:

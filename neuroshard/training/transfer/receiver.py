@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import anyio
 
 from neuroshard.network import ScoreReason
 from neuroshard.training.transfer.chunk_board import ChunkBoard
 from neuroshard.training.transfer.download import Asking, Download, Progress, ReceivingOptions, StageFile, held_bytes
-from neuroshard.training.transfer.errors import LyingDonorError
+from neuroshard.training.transfer.errors import DonorError, LyingDonorError
 from neuroshard.training.transfer.layout import outer_root
 from neuroshard.training.transfer.manifest import (
     ANY,
@@ -18,12 +21,14 @@ from neuroshard.training.transfer.manifest import (
     manifest_limits,
     manifest_request,
     read_manifest,
+    received_frame,
 )
 from neuroshard.training.transfer.partial_file import PartialFile
 from neuroshard.training.transfer.standing import LIMITS
 from neuroshard.types import NodeId
 
 TELL_SECONDS = 5.0
+RECEIVED_SECONDS = 1.0  # nobody here waits longer for a donor that has given all
 MANIFEST_SECONDS = 60.0  # a donor may wait for its next step
 
 
@@ -71,6 +76,9 @@ class Receiver:
         self.progress.bytes_done = held_bytes(held, into.file_bytes)
         download = Download(self.asking, self.file, manifests, first, into, board, self.options, self.progress)
         await download.run()
+        async with anyio.create_task_group() as tasks:
+            for donor in manifests:
+                tasks.start_soon(self._tell_received, donor)
         try:
             return await offload(lambda: self._finished(manifest, into))
         except LyingDonorError as error:
@@ -80,6 +88,11 @@ class Receiver:
     async def tell_copied(self, donor: NodeId, taken_at: float) -> None:
         """Let a donor know that its state of this time is kept here. Raises DonorError."""
         await self.asking.ask(donor, copied_frame(self.file.stage, taken_at), LIMITS, TELL_SECONDS)
+
+    async def _tell_received(self, donor: NodeId) -> None:
+        """Without a word it would keep the place for this node for minutes."""
+        with suppress(DonorError):
+            await self.asking.ask(donor, received_frame(self.file.stage), LIMITS, RECEIVED_SECONDS)
 
     def _finished(self, manifest: SnapshotManifest, into: PartialFile) -> Received:
         if into.finish() != manifest.checkpoint.tensors.sha256:

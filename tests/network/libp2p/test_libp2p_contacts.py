@@ -87,6 +87,26 @@ def test_only_so_much_hearsay_is_dialled_a_minute() -> None:
     assert [address.host for address in contacts.to_dial(peers[0], now=10.0)] == ["1.1.1.1"]
 
 
+@pytest.mark.parametrize(
+    ("teller", "has_neighbours", "followed"),
+    [
+        (PUBLIC, False, {"9.9.9.9", "10.0.0.7"}),
+        (None, False, {"9.9.9.9", "10.0.0.7"}),  # through a relay, or in a signed record
+        ("127.0.0.1", False, {"9.9.9.9", "10.0.0.7", "127.0.0.1", "::1", "name.example"}),
+        (None, True, {"9.9.9.9", "10.0.0.7", "127.0.0.1", "::1", "name.example"}),
+    ],
+)
+def test_who_is_elsewhere_cannot_make_this_node_dial_its_own_computer(
+    teller: str | None, has_neighbours: bool, followed: set[str]
+) -> None:
+    hosts = ("127.0.0.1", "::1", "name.example", "10.0.0.7", "9.9.9.9")
+    ways = [at(host) for host in hosts] + [f"{at(host, peer=RELAY)}/p2p-circuit/p2p/{BOB}" for host in hosts]
+    contacts = Contacts(ME, has_neighbours=has_neighbours)
+    for way in ways:
+        contacts.learn_texts(BOB, [way], host=teller)
+        assert (texts(contacts) == [way]) == (parse_address(way).host in followed)
+
+
 def test_a_peers_newest_word_of_itself_counts() -> None:
     contacts = Contacts(ME)
     contacts.learn_texts(BOB, [at("1.1.1.1")], 100.0)
@@ -103,7 +123,7 @@ def test_a_peers_newest_word_of_itself_counts() -> None:
 def test_the_book_takes_no_more_memory_than_it_may(kind: str) -> None:
     most = 1_000_000
     peers = [identity(number).node_id for number in range(300 if kind == "longest" else 1500)]
-    contacts = Contacts(ME, most)
+    contacts = Contacts(ME, most, has_neighbours=True)  # which takes names, the longest addresses there are
     tracemalloc.start()
     try:
         for peer in peers:

@@ -10,10 +10,11 @@ import trio
 from libp2p_nodes import identity, run
 from trio.testing import MockClock
 
-from neuroshard.identity import sign_claim
-from neuroshard.network import RequestTimeoutError, Transport
+from neuroshard.identity import VerifiedClaim, sign_claim
+from neuroshard.network import RequestRefusedError, RequestTimeoutError, ScoreReason, Transport
 from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.directory import FIND_KIND, SEARCH_SECONDS, STORE_KIND, KademliaDirectory
+from neuroshard.network.records import RecordCheck, any_record
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame
 from neuroshard.wire.head import encode_head
@@ -43,7 +44,11 @@ class FakeTransport:
 
 
 def directory_with(
-    answer: Callable[[NodeId, Frame], Any], contacts: Contacts, host: str = "8.8.4.4"
+    answer: Callable[[NodeId, Frame], Any],
+    contacts: Contacts,
+    host: str = "8.8.4.4",
+    *,
+    accepts: RecordCheck = any_record,
 ) -> tuple[KademliaDirectory, FakeTransport]:
     transport = FakeTransport(answer)
     directory = KademliaDirectory(
@@ -53,6 +58,7 @@ def directory_with(
         random=Random(1),
         report=lambda *_: None,
         host_of=lambda _: host,
+        accepts=accepts,
     )
     return directory, transport
 
@@ -69,7 +75,7 @@ def longest_addresses(peer: NodeId) -> list[str]:
 @pytest.mark.parametrize("address_kind", ["names", "relays"])
 def test_an_answer_fits_a_frame_however_long_addresses_are(address_kind: str) -> None:
     async def scenario() -> None:
-        contacts = Contacts(ME)
+        contacts = Contacts(ME, has_neighbours=True)  # which takes names, the longest addresses there are
         directory, transport = directory_with(nobody, contacts)
         relay = identity(2).node_id
         for number in range(10, 60):
@@ -86,6 +92,52 @@ def test_an_answer_fits_a_frame_however_long_addresses_are(address_kind: str) ->
         assert len(encode_head(answer, (), 0)) > 50_000  # and no error
         assert len(answer.header["nodes"]) >= (8 if address_kind == "names" else 16)
         assert len(answer.header["records"]) >= 12
+
+    run(scenario)
+
+
+def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
+    async def scenario() -> None:
+        _, transport = directory_with(nobody, Contacts(ME))
+        for number in range(10, 20):
+            record = sign_claim(identity(number), "announcement", None, time.time()).encode()
+            stored = Frame(STORE_KIND, {"namespace": SPACE, "record": record})
+            await transport.handlers[STORE_KIND](identity(number).node_id, stored)
+        given = {}
+        for most in (0, 3, 64):
+            question = Frame(FIND_KIND, {"key": bytes(32), "namespace": SPACE, "from": [], "most": most})
+            answer = await transport.handlers[FIND_KIND](identity(99).node_id, question)
+            given[most] = len(answer.header["records"])
+        assert given == {0: 0, 3: 3, 64: 10}
+        for nonsense in (-1, "3", None):
+            question = Frame(FIND_KIND, {"key": bytes(32), "namespace": SPACE, "from": [], "most": nonsense})
+            with pytest.raises(RequestRefusedError):
+                await transport.handlers[FIND_KIND](identity(99).node_id, question)
+
+    run(scenario)
+
+
+def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
+    async def scenario() -> None:
+        records = [sign_claim(identity(number), "announcement", None, time.time()).encode() for number in range(20, 23)]
+        asked_for: list[Any] = []
+        checked: list[NodeId] = []
+
+        async def give(_: NodeId, question: Frame) -> Frame:
+            asked_for.append(question.header["most"])
+            return Frame(FIND_KIND, {"nodes": [], "records": [*records, records[0].replace(b"null", b"true")]})
+
+        def check(claim: VerifiedClaim) -> bool:
+            checked.append(claim.node_id)
+            return True
+
+        directory, _ = directory_with(give, Contacts(ME), accepts=check)
+        for number in range(10, 18):
+            directory.meet(identity(number).node_id)
+        assert sorted(await directory.find(SPACE, limit=40)) == sorted(records)
+        assert sorted(checked) == sorted(identity(number).node_id for number in range(20, 23))
+        assert directory.refused[ScoreReason.BAD_SIGNATURE] == 8  # whoever gives a forged one pays for it
+        assert asked_for == 8 * [10]
 
     run(scenario)
 

@@ -25,8 +25,22 @@ class FarOptions(NetworkOptions):
     def is_local(self) -> bool:
         return False
 
+    @property
+    def has_neighbours(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class AloneOptions(FarOptions):
+    """As of a node in the internet, with no other one on its computer."""
+
+    @property
+    def has_neighbours(self) -> bool:
+        return False
+
 
 FAR = FarOptions(host="127.0.0.1", lan_discovery=False, port_mapping=False, pool_port=None)
+ALONE = AloneOptions(host="127.0.0.1", lan_discovery=False, port_mapping=False, pool_port=None)
 RELAY = FarOptions(
     host="127.0.0.1", lan_discovery=False, port_mapping=False, relay=False, serve_relay=True, pool_port=None
 )
@@ -180,5 +194,15 @@ def test_two_that_met_through_a_relay_get_a_direct_connection_where_there_can_be
             await lives_over(other, hidden)
             await lives_over(hidden, other)
             assert kinds(hidden)[relay.transport.local_id] is ConnectionKind.DIRECT
+
+    run(scenario)
+
+
+def test_a_place_on_this_computer_is_dialled_only_for_its_owner() -> None:
+    async def scenario() -> None:
+        async with nodes(1) as (other,), nodes(1, ALONE, first=2) as (alone,):
+            with pytest.raises(PeerUnreachableError, match="only its owner"):
+                await alone.transport.connect(address_of(other))
+            assert await alone.transport.connect(address_of(other), is_given=True) == other.transport.local_id
 
     run(scenario)

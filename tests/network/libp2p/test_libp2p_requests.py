@@ -82,6 +82,7 @@ def test_requests_go_both_ways_over_one_connection_and_many_at_once() -> None:
                     tasks.start_soon(ask, a, b.transport.local_id, number)
             assert sorted(answers) == sorted([*range(60), *range(60)])
             assert len(a.transport.connections()) == len(b.transport.connections()) == 1
+            assert a.transport.peers() == {b.transport.local_id}
 
     # 60 at once wait at the asker's side: a peer never meets the other's limits
     run(scenario)

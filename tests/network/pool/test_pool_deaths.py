@@ -12,6 +12,7 @@ import anyio
 import psutil
 import pytest
 import trio
+import trio.testing
 from pool_nodes import LIMITS, LOOPBACK, MIB, Node, frame_of, identity_of, node, run, until
 from pool_program import SLOW
 
@@ -37,6 +38,7 @@ def program(*arguments: object) -> AbstractAsyncContextManager[Program]:
 @asynccontextmanager
 async def leaving_nothing(here: Node, seconds: float) -> AsyncGenerator[None]:
     """So many seconds after the block, this node has as many sockets, tasks, connections and bytes as before."""
+    await trio.testing.wait_all_tasks_blocked()  # whatever begins with a pool has begun
     before = _held(here)
     yield
     with anyio.move_on_after(seconds):

@@ -41,11 +41,12 @@ async def assert_cut(liar: Stranger) -> None:
         await read_on()
 
 
-def test_a_body_that_does_not_match_its_digests_is_refused() -> None:
+@pytest.mark.parametrize("size", [1000, MIB])
+def test_a_body_that_does_not_match_its_digests_is_refused(size: int) -> None:
     async def scenario() -> None:
         async with node(2) as b, stranger(b) as liar:
-            assert await offered(liar, encode(frame_of(bytes(MIB)))) is PacketKind.ACCEPT
-            await liar.send(PacketKind.PIECE, 1, bytes(MIB - 1) + b"!", extra=0)
+            assert await offered(liar, encode(frame_of(bytes(size)))) is PacketKind.ACCEPT
+            await liar.send(PacketKind.PIECE, 1, bytes(size - 1) + b"!", extra=0)
             header, reason = await liar.receive()
             assert header.kind is PacketKind.REFUSE
             assert b"does not match its digest" in reason

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+import sys
 from random import Random
 from typing import get_args
 
@@ -195,5 +197,20 @@ def test_a_node_does_not_ask_itself() -> None:
         async with node(1) as a:
             with pytest.raises(PeerUnreachableError, match="itself"):
                 await a.ask(a, frame_of(b"x"))
+
+    run(scenario)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gathers")
+def test_no_connection_goes_on_gathering_after_a_packet() -> None:
+    """The end of what is gathered waits for 200 ms."""
+
+    async def scenario() -> None:
+        async with two_nodes() as (a, b):
+            await a.ask(b, frame_of(bytes(3 * MIB + 12345)))
+            links = (*a.pool._links.values(), *b.pool._links.values())
+            sockets = [connection.stream.socket for link in links for connection in link._connections.values()]
+            assert len(sockets) >= 2
+            await until(lambda: not any(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK) for one in sockets))
 
     run(scenario)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from neuroshard.network.budget import ByteBudget
 from neuroshard.network.pool.errors import MisconductError
-from neuroshard.network.pool.incoming import IncomingTransfer
+from neuroshard.network.pool.incoming import Filled, IncomingTransfer
 from neuroshard.network.pool.outgoing import EAGER_BLOCKS, OutgoingPacket, OutgoingTransfer
 from neuroshard.network.pool.packets import (
     BLOCK_BYTES,
@@ -57,6 +57,12 @@ def head_of(frame: EncodedFrame) -> FrameHead:
     decoder.feed(frame.head)
     assert decoder.head is not None
     return decoder.head
+
+
+def settle(receiver: IncomingTransfer, filled: Filled) -> None:
+    if filled.check is not None:
+        filled.check.run()
+        receiver.settle(filled.check)
 
 
 def split(packet: OutgoingPacket) -> tuple[PacketHeader, bytes]:
@@ -145,7 +151,7 @@ class Pair:
         memory = self.receiver.place(connection, header)
         if memory is not None:
             memory[:] = payload
-            self.receiver.filled(connection)
+            settle(self.receiver, self.receiver.filled(connection))
         self.is_done = self.receiver.is_complete
 
     def hear(self, connection: int) -> None:
@@ -258,7 +264,10 @@ def test_a_block_sent_again_cuts_the_connection_that_still_carries_it() -> None:
     assert cut == [1]
     assert memory is not None
     memory[:] = frame.tensors[0].data
-    assert receiver.filled(2) == 16
+    filled = receiver.filled(2)
+    assert filled.new_blocks == 16
+    assert not receiver.is_complete  # nothing counts before it was checked
+    settle(receiver, filled)
     assert receiver.is_complete
     assert receiver.place(3, first_block) is None
 
@@ -308,7 +317,24 @@ def test_a_damaged_chunk_is_noticed_when_it_is_complete() -> None:
     assert memory is not None
     memory[:] = b"0123456789"
     with pytest.raises(DamagedChunkError):
-        receiver.filled(1)
+        settle(receiver, receiver.filled(1))
+    assert not receiver.is_complete
+
+
+def test_memory_that_is_being_checked_is_not_given_back() -> None:
+    frame, budget = frame_of(10), ByteBudget(2**30, 2**30)
+    receiver = IncomingTransfer(1, head_of(encode(frame)), 0, lambda _: None)
+    reservation = budget.try_reserve(NodeId("x"), 10)
+    assert reservation is not None
+    receiver.begin(reservation)
+    memory = receiver.place(1, PacketHeader(PacketKind.PIECE, 1, 10, 0))
+    assert memory is not None
+    memory[:] = frame.tensors[0].data
+    filled = receiver.filled(1)
+    receiver.end()
+    assert budget.used == 10
+    settle(receiver, filled)
+    assert budget.used == 0
 
 
 def test_masks_survive_the_line_and_their_length_is_checked() -> None:

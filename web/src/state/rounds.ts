@@ -2,7 +2,7 @@
 
 import type { Layers } from "./pipeline";
 
-export type MemberPart = "accepted" | "refused" | "absent" | "unjudged";
+export type MemberPart = "accepted" | "refused" | "abstained" | "absent" | "unjudged";
 export type AbandonReason = "no_answer" | "objection" | "contributions" | "storage";
 
 export interface RoundMember {

@@ -92,11 +92,14 @@ export function membersWords(round: Round): string {
   return came === round.members.length ? plural(came, "computer") : `${count(came)} of ${plural(round.members.length, "computer")}`;
 }
 
-/** What is not in the result: a sentence for each contribution that was refused, and one for all that did not come. */
+/** What is not in the result: a sentence for each contribution that was refused or too small, and one for all that did not come. */
 export function troubleSentences(round: Round, own: string | null): string[] {
   const refused = round.members.filter((member) => member.part === "refused");
   const absent = round.members.filter((member) => member.part === "absent").map((member) => who(member.node_id, own));
   const sentences = refused.map((member) => `${whose(member, own)} was refused: ${REFUSALS[member.refusal] ?? member.reason}.`);
+  for (const member of round.members.filter((one) => one.part === "abstained")) {
+    sentences.push(`${who(member.node_id, own)} had learned too little to count; it goes into the next round.`);
+  }
   const named = absent.length <= NAMED ? absent : [...absent.slice(0, NAMED), `${count(absent.length - NAMED)} more`];
   return absent.length > 0 ? [...sentences, `${listed(named)} ${absent.length === 1 ? "was" : "were"} called and sent nothing.`] : sentences;
 }

@@ -1,0 +1,115 @@
+"""This node's exchange of data with others of its run: what it has is given, what its source fails to give is asked."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import anyio
+
+from neuroshard.data.opened_file import OpenedFile
+from neuroshard.data.shard_ranges import has_shard
+from neuroshard.network import Network, RequestRefusedError, ScoreReason
+from neuroshard.node.dialled_requests import DialledRequests
+from neuroshard.node.libp2p_opening import upload_limit
+from neuroshard.node.society import Society
+from neuroshard.swarm.data_sharing.asker import DataAsker
+from neuroshard.swarm.data_sharing.frames import DATA, REQUEST_LIMITS
+from neuroshard.swarm.data_sharing.giver import PARTS_AT_ONCE, DataGiver
+from neuroshard.swarm.data_sharing.shelf import DataShelf
+from neuroshard.swarm.membership import Membership
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame
+
+_SHARD = re.compile(r"shard_([0-9]{1,9})\.pt", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Both directions, once the run is known."""
+
+    giver: DataGiver
+    asker: DataAsker
+
+
+class DataSharing:
+    """One for a node; as OtherGivers it gives nothing before the run is known."""
+
+    def __init__(self, society: Society, store: Path, random: Random | None = None) -> None:
+        """`store`: where the descriptions of data sets are kept."""
+        self.shelf = DataShelf(store)
+        self._society = society
+        self._random = random or Random()  # noqa: S311 - whom to ask first, no secret
+        self._exchange: Exchange | None = None
+
+    @property
+    def bytes_given(self) -> int:
+        """To other nodes since the start."""
+        return 0 if self._exchange is None else self._exchange.giver.bytes_given
+
+    @property
+    def bytes_received(self) -> int:
+        """From other nodes since the start."""
+        return 0 if self._exchange is None else self._exchange.asker.bytes_received
+
+    async def live(self, network: Network) -> None:
+        """Answer others until cancelled."""
+        network.transport.serve(DATA, self._give, REQUEST_LIMITS, max_concurrent=PARTS_AT_ONCE)
+        await anyio.sleep_forever()
+
+    def may_have(self, name: str, address: str) -> bool:
+        """See OtherGivers."""
+        exchange = self._known()
+        return exchange is not None and exchange.asker.may_have(name, address)
+
+    def open(self, name: str, address: str) -> AbstractAsyncContextManager[OpenedFile]:
+        """See OtherGivers."""
+        exchange = self._known()
+        if exchange is None:
+            raise AssertionError("nobody may have it")
+        return exchange.asker.open(name, address)
+
+    async def _give(self, sender: NodeId, frame: Frame) -> Frame:
+        exchange = self._known()
+        if exchange is None:
+            raise RequestRefusedError("This node is of no run yet.")
+        return await exchange.giver.give(sender, frame)
+
+    def _known(self) -> Exchange | None:
+        society = self._society
+        if self._exchange is None and society.participant is not None and society.served is not None:
+            membership, run_id = society.participant.membership, society.served.run_id
+            giver = DataGiver(run_id, self.shelf.find, membership.knows, report=self._report)
+            giver.limit_upload(upload_limit(society.settings))
+            asker = DataAsker(
+                run_id,
+                DialledRequests(society.networking, membership),
+                lambda name: holders(membership, name),
+                self._random,
+                self._report,
+            )
+            self._exchange = Exchange(giver, asker)
+        return self._exchange
+
+    def _report(self, peer: NodeId, reason: ScoreReason) -> None:
+        network = self._society.networking.current
+        if network is not None:
+            network.reputation.report(peer, reason)
+
+
+def holders(membership: Membership, name: str) -> list[NodeId]:
+    """Who may have a file: of a shard those who report it, of what describes the data everybody of the run."""
+    members = membership.view.members
+    shard = _SHARD.fullmatch(name)
+    if shard is None:
+        known = {*members, *membership.announcements}
+        return sorted(known - {membership.node_id})
+    number = int(shard[1])
+    return [
+        node
+        for node, member in members.items()
+        if node != membership.node_id and has_shard(member.report.cached, number)
+    ]

@@ -1,0 +1,73 @@
+"""A node that starts again after others have gone on: by the aggregates that it missed, or by their whole state."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import anyio
+import pytest
+from stage_life import living
+from stage_world import HeldStage, StageWorld, play
+
+from neuroshard.identity import NodeIdentity
+from neuroshard.swarm.certified.bodies import Phase, Value
+from neuroshard.swarm.certified.effects import Complete
+from neuroshard.swarm.certified.messages import Quorum
+from neuroshard.swarm.certified.roster import Member
+from neuroshard.training.rounds.vote_book import KEPT_STEPS, ROUNDS_FOLDER, FolderBook
+from neuroshard.training.transfer.layout import outer_root, snapshot_layout
+
+
+def root_on_disk(stage: HeldStage) -> str:
+    (newest,) = stage.store.generations()[:1]
+    path = Path(newest.path)
+    tensors = path.with_name(stage.store.read_manifest(path).tensors.file)
+    return outer_root(tensors, snapshot_layout(stage.identity.architecture, stage.identity.layers), newest.outer_step)
+
+
+def end_of(root: str, next_root: str, identity: NodeIdentity) -> Complete:
+    member = Member(identity.node_id, identity.wallet_id)
+    value = Value("1" * 64, root, "3" * 64, (sha256(b"").hexdigest(),), (member,), (member.node_id,), (), next_root, 0)
+    return Complete(Quorum(value, 0, Phase.COMMIT, ()), (b"",))
+
+
+@pytest.mark.parametrize(
+    ("missed", "certificate", "may_catch_up", "is_fetched"),
+    [
+        (KEPT_STEPS, "before", True, False),
+        (KEPT_STEPS + 1, "before", True, True),  # so many aggregates nobody keeps
+        (1, "end", True, False),  # it has the aggregate itself
+        (1, "", True, True),  # without a certificate it knows nobody who votes
+        (1, "before", False, True),  # it was tried in vain
+    ],
+)
+def test_who_missed_few_rounds_goes_on_from_its_own_state(
+    tmp_path: Path, missed: int, certificate: str, may_catch_up: bool, is_fetched: bool
+) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 0, 1, 2], moves=False) as nodes:
+            await anyio.sleep(30)
+            away, other = nodes[1], nodes[0]
+            assert away.stage is not None
+            away.stage.outer_step = 3
+            away.stage.save()
+            own_steps, own_root, folder = away.stage.steps, root_on_disk(away.stage), away.stage.store.folder
+            away.kill()
+            if certificate:
+                roots = (own_root, "5" * 64) if certificate == "end" else ("5" * 64, own_root)
+                FolderBook(folder / ROUNDS_FOLDER).end(2, end_of(*roots, away.identity))
+            assert other.stage is not None
+            other.stage.outer_step = 3 + missed
+            await anyio.sleep(60)
+            again = world.add_again(away)
+            again.may_catch_up = may_catch_up
+            world.tasks.start_soon(lambda: again.live(moves=False))
+            await anyio.sleep(5)  # it has heard of the others
+            await again.take(0)
+            (began,) = again.began_steps
+            assert (began > own_steps) == is_fetched
+            assert again.stage is not None
+            assert again.stage.outer_step == (3 + missed if is_fetched else 3)
+
+    play(tmp_path, scenario)

@@ -1,0 +1,358 @@
+"""Nodes in memory that give each other a data set's files, by a virtual clock; one may lie, stop or be busy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+import trio
+from trio.testing import MockClock
+
+from neuroshard.config.run_parameters import GenesisPins
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.genesis.torch_file import inspect_shard
+from neuroshard.data.loading import ShardLoader
+from neuroshard.data.opened_file import OpenedFile
+from neuroshard.data.opening import Genesis, open_genesis
+from neuroshard.data.source import FolderSource
+from neuroshard.errors import DataUnavailableError
+from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
+from neuroshard.network.in_memory_links import Link
+from neuroshard.swarm.data_sharing.asker import DataAsker
+from neuroshard.swarm.data_sharing.frames import (
+    DATA,
+    REQUEST_LIMITS,
+    Given,
+    Wanted,
+    answer_frame,
+    read_answer,
+    read_request,
+    request_frame,
+)
+from neuroshard.swarm.data_sharing.giver import DataGiver, GivingLimits
+from neuroshard.swarm.data_sharing.shelf import DataShelf
+from neuroshard.types import NodeId, RunId, ShardId
+from neuroshard.wire import Frame
+from tests.data.genesis_samples import VOCABULARY, TestSigner, shard_tokens, write_genesis
+
+Value = TypeVar("Value")
+RUN = RunId("7" * 64)
+TOKENS = 300_000  # more than one part
+HERE = NodeId("here")
+
+
+async def at_once(function: Callable[[], Value], /) -> Value:
+    await anyio.lowlevel.checkpoint()
+    return function()
+
+
+class Cdn:
+    """A folder that can be cut off."""
+
+    description = "a CDN"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = FolderSource(folder)
+        self.is_up = True
+        self.asked: list[str] = []
+
+    @asynccontextmanager
+    async def open(self, name: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
+        self.asked.append(name)
+        if not self.is_up:
+            raise DataUnavailableError("The CDN cannot be reached.")
+        async with self._folder.open(name, offset, validator) as opened:
+            yield opened
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class GivingNode:
+    """A node with the data set's files."""
+
+    name: NodeId
+    giver: DataGiver
+    transport: Transport
+    asked: list[Wanted] = field(default_factory=list[Wanted])
+    change: Callable[[Wanted, Frame], Frame] = lambda _wanted, frame: frame
+
+    async def give(self, sender: NodeId, frame: Frame) -> Frame:
+        wanted = read_request(frame)
+        self.asked.append(wanted)
+        return self.change(wanted, await self.giver.give(sender, frame))
+
+
+@dataclass
+class World:
+    """One node that needs data, and others that may have them."""
+
+    network: InMemoryNetwork
+    cdn: Cdn
+    shelf: DataShelf
+    asker: DataAsker
+    fetcher: Fetcher
+    folder: Path
+    pins: GenesisPins
+    givers: dict[NodeId, GivingNode] = field(default_factory=dict[NodeId, GivingNode])
+    accused: list[tuple[NodeId, ScoreReason]] = field(default_factory=list[tuple[NodeId, ScoreReason]])
+
+    def add(self, name: str, limits: GivingLimits | None = None) -> GivingNode:
+        transport = self.network.join(NodeId(name))
+        giver = DataGiver(RUN, self.shelf.find, lambda node: node != "stranger", limits or GivingLimits(), at_once)
+        node = GivingNode(NodeId(name), giver, transport)
+        transport.serve(DATA, node.give, REQUEST_LIMITS)
+        self.givers[node.name] = node
+        return node
+
+    async def genesis(self) -> Genesis:
+        return await open_genesis(self.fetcher, self.folder / "store", pins=self.pins)
+
+    async def load(self, genesis: Genesis, shard: int) -> list[int]:
+        cache = ShardCache(self.folder / "cache", limit_bytes=10**9, vocabulary_size=VOCABULARY)
+        cached = await ShardLoader(genesis, cache).load(ShardId(shard), keep=())
+        return cached.tokens[:5].tolist()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared") / "genesis"
+    write_genesis(folder, shards=4, tokens=TOKENS, signer=TestSigner())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shelf(source: Path, tmp_path_factory: pytest.TempPathFactory) -> DataShelf:
+    """What a node has that opened the data set and cached shards 0 and 1."""
+    here = tmp_path_factory.mktemp("giver")
+    cache = ShardCache(here / "cache", limit_bytes=10**9, vocabulary_size=VOCABULARY)
+
+    async def fill() -> None:
+        genesis = await open_genesis(Fetcher(FolderSource(source)), here / "store")
+        for number in (0, 1):
+            shard = ShardId(number)
+            digest = await genesis.shard_digest(shard)
+            assert digest is not None
+            cache.store(shard, digest, inspect_shard(source / f"shard_{number}.pt", max_tokens=TOKENS))
+
+    anyio.run(fill)
+    return DataShelf(here / "store", cache)
+
+
+@pytest.fixture(scope="module")
+def pins(source: Path, tmp_path_factory: pytest.TempPathFactory) -> GenesisPins:
+    async def opened() -> GenesisPins:
+        genesis = await open_genesis(Fetcher(FolderSource(source)), tmp_path_factory.mktemp("pins"))
+        return genesis.pins(VOCABULARY)
+
+    return anyio.run(opened)
+
+
+@pytest.fixture
+def play(
+    source: Path, shelf: DataShelf, pins: GenesisPins, tmp_path: Path
+) -> Callable[[Callable[[World], Awaitable[Value]]], Value]:
+    def played(scenario: Callable[[World], Awaitable[Value]]) -> Value:
+        async def main() -> Value:
+            with InMemoryNetwork() as network:
+                accused = list[tuple[NodeId, ScoreReason]]()
+                cdn = Cdn(source)
+                asker = DataAsker(
+                    RUN,
+                    network.join(HERE),
+                    lambda _name: list(world.givers),
+                    Random(1),
+                    lambda node, reason: accused.append((node, reason)),
+                )
+                fetcher = Fetcher(cdn, others=asker, rng=Random(1))
+                world = World(network, cdn, shelf, asker, fetcher, tmp_path, pins, accused=accused)
+                with anyio.fail_after(10_000):
+                    return await scenario(world)
+
+        return trio.run(main, clock=MockClock(autojump_threshold=0.02))  # files are read in threads meanwhile
+
+    return played
+
+
+def first_of(shard: int) -> list[int]:
+    return shard_tokens(shard, 5).tolist()
+
+
+def test_without_its_source_a_node_opens_the_data_and_gets_shards_from_another(
+    play: Callable[[Callable[[World], Awaitable[None]]], None],
+) -> None:
+    async def scenario(world: World) -> None:
+        world.cdn.is_up = False
+        giver = world.add("giver")
+        genesis = await world.genesis()
+        assert genesis.verified
+        assert await world.load(genesis, 0) == first_of(0)
+        assert [one.name for one in giver.asked[:3]] == ["manifest.json", "tokenizer.json", "pages/00000.bin"]
+        assert giver.giver.bytes_given < 2 * TOKENS + 20_000  # a quarter of the file
+        assert world.fetcher.files_from_others == 4
+        assert world.fetcher.refused_files == 0
+
+    play(scenario)
+
+
+def test_while_the_source_works_nobody_else_is_asked_and_it_is_again_when_it_is_back(
+    play: Callable[[Callable[[World], Awaitable[None]]], None],
+) -> None:
+    async def scenario(world: World) -> None:
+        giver = world.add("giver")
+        genesis = await world.genesis()
+        assert await world.load(genesis, 3) == first_of(3)
+        assert giver.asked == []
+        world.cdn.is_up = False
+        assert await world.load(genesis, 0) == first_of(0)
+        asked = len(world.cdn.asked)
+        assert await world.load(genesis, 1) == first_of(1)
+        assert len(world.cdn.asked) == asked  # it has just failed
+        world.cdn.is_up = True
+        assert await world.load(genesis, 2) == first_of(2)  # nobody has this one
+        given = len(giver.asked)
+        await anyio.sleep(60)
+        (world.folder / "cache" / next(iter(path.name for path in (world.folder / "cache").iterdir()))).unlink()
+        assert await world.load(genesis, 0) == first_of(0)
+        assert len(giver.asked) == given
+
+    play(scenario)
+
+
+def flipped(frame: Frame) -> Frame:
+    data = bytearray(frame.tensors[0].data)
+    data[len(data) // 2] ^= 1
+    return answer_frame(Given(read_answer(frame, 0).layout, bytes(data)))
+
+
+def test_a_node_that_gives_other_contents_is_refused_accused_and_left_alone(
+    play: Callable[[Callable[[World], Awaitable[None]]], None],
+) -> None:
+    async def scenario(world: World) -> None:
+        genesis = await world.genesis()
+        assert await genesis.shard_digest(ShardId(0))
+        world.cdn.is_up = False
+        liar = world.add("liar")
+        liar.change = lambda wanted, frame: flipped(frame) if wanted.start == 0 else frame
+        with anyio.move_on_after(20):
+            await world.load(genesis, 0)
+        assert world.accused == [(NodeId("liar"), ScoreReason.DIGEST_MISMATCH)]
+        assert not world.asker.may_have("shard_0.pt", "00" * 32)
+        world.add("giver")
+        assert await world.load(genesis, 0) == first_of(0)
+        assert world.fetcher.refused_files == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("layout", [(0, 10**11, 2, 0), (0, 0, 2, 0), (600, TOKENS + 1, 2, 600), (1, 1, 3, 1)])
+def test_impossible_sizes_are_refused_before_anything_is_kept(
+    play: Callable[[Callable[[World], Awaitable[None]]], None], layout: tuple[int, int, int, int]
+) -> None:
+    def lying(_wanted: Wanted, frame: Frame) -> Frame:
+        return Frame(DATA, {"layout": list(layout)}, frame.tensors)
+
+    async def scenario(world: World) -> None:
+        genesis = await world.genesis()
+        assert await genesis.shard_digest(ShardId(0))
+        world.cdn.is_up = False
+        world.add("liar").change = lying
+        with anyio.move_on_after(20):
+            await world.load(genesis, 0)
+        assert world.fetcher.files_from_others == 0
+        assert not any((world.folder / "cache").iterdir())
+
+    play(scenario)
+
+
+def test_a_giver_that_dies_half_way_is_replaced(play: Callable[[Callable[[World], Awaitable[None]]], None]) -> None:
+    async def scenario(world: World) -> None:
+        genesis = await world.genesis()
+        assert await genesis.shard_digest(ShardId(0))
+        world.cdn.is_up = False
+
+        def dying(wanted: Wanted, frame: Frame) -> Frame:
+            if wanted.start:
+                world.network.kill(NodeId("first"))
+                del world.givers[NodeId("first")]
+                world.add("second")
+            return frame
+
+        world.add("first").change = dying
+        assert await world.load(genesis, 0) == first_of(0)
+        assert world.accused == []
+
+    play(scenario)
+
+
+def test_what_is_not_of_the_run_gets_nothing(play: Callable[[Callable[[World], Awaitable[None]]], None]) -> None:
+    async def scenario(world: World) -> None:
+        giver = world.add("giver").giver
+        genesis = await world.genesis()
+        digest = await genesis.shard_digest(ShardId(0))
+        assert digest is not None
+        for sender, wanted, words in (
+            ("stranger", Wanted(RUN, "shard_0.pt", digest.hex()), "members"),
+            ("here", Wanted(RunId("8" * 64), "shard_0.pt", digest.hex()), "not of that run"),
+            ("here", Wanted(RUN, "shard_0.pt", "00" * 32), "is not here"),
+            ("here", Wanted(RUN, "shard_2.pt", digest.hex()), "is not here"),
+            ("here", Wanted(RUN, "../../etc/passwd", digest.hex()), "is not here"),
+            ("here", Wanted(RUN, "shard_0.pt", digest.hex(), 10**9), "no such part"),
+        ):
+            with pytest.raises(Exception, match=words):
+                await giver.give(NodeId(sender), request_frame(wanted))
+        assert giver.bytes_given == 0
+
+    play(scenario)
+
+
+def test_upload_stays_within_its_share_and_whoever_would_wait_long_is_sent_away(
+    play: Callable[[Callable[[World], Awaitable[None]]], None],
+) -> None:
+    async def scenario(world: World) -> None:
+        genesis = await world.genesis()
+        digest = await genesis.shard_digest(ShardId(0))
+        assert digest is not None
+        giver = world.add("giver", GivingLimits(receivers=2)).giver
+        giver.limit_upload(200_000)  # bytes a second for everything
+        frame = request_frame(Wanted(RUN, "shard_0.pt", digest.hex()))
+        began, refusals = anyio.current_time(), list[str]()
+
+        async def take(node: str) -> None:
+            for _ in range(3):
+                try:
+                    await giver.give(NodeId(node), frame)
+                except Exception as error:  # noqa: BLE001 - the kind is what is tested below
+                    refusals.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            for node in ("a", "b", "c"):
+                tasks.start_soon(take, node)
+        seconds = anyio.current_time() - began
+        assert giver.bytes_given <= 100_000 * (seconds + 0.25) + 256 * 1024
+        assert any("Others fetch" in reason for reason in refusals)
+
+    play(scenario)
+
+
+def test_a_slow_and_lossy_line_still_brings_the_shard(
+    play: Callable[[Callable[[World], Awaitable[None]]], None],
+) -> None:
+    async def scenario(world: World) -> None:
+        genesis = await world.genesis()
+        assert await genesis.shard_digest(ShardId(0))
+        world.cdn.is_up = False
+        world.add("giver")
+        world.network.set_link(NodeId("giver"), HERE, Link(delay_seconds=0.5, loss=0.1))
+        assert await world.load(genesis, 0) == first_of(0)
+
+    play(scenario)

@@ -1,0 +1,80 @@
+"""More replicas than a round has members: they take turns, and all of them come to the same bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from replica_world import DUE_SECONDS, NAMES, SimulatedReplica, for_seconds, play
+
+from neuroshard.network import InMemoryNetwork
+from neuroshard.swarm.certified.bodies import MAX_CALLED, MAX_MEMBERS
+from neuroshard.swarm.certified.roster import Member, Roster
+from neuroshard.training.outer_sync import Agreed
+from neuroshard.training.rounds.calls import RoundTimes, may_have_missed, members_of_call, must_follow, ready_nodes
+from neuroshard.training.transfer.fields import StageName
+from neuroshard.training.transfer.standing import Standing
+from neuroshard.types import LayerRange, NodeId, RunId, WalletId
+
+MOST = 4
+TIMES = replace(RoundTimes(), near_seconds=2.0, behind_seconds=2.0)
+STAGE = StageName(RunId("1" * 64), LayerRange(0, 2))
+OWN = Standing(True, 10, 3, "a" * 64, sequences=5)
+
+
+def crowd(count: int, standing: Standing = OWN) -> dict[NodeId, Standing]:
+    return {NodeId(f"n{number}"): standing for number in range(count)}
+
+
+def test_more_replicas_than_members_take_turns_and_end_with_the_same_bytes() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        def replica(seed: int) -> SimulatedReplica:
+            return SimulatedReplica(NAMES[seed], network, seed, times=TIMES, most_members=MOST)
+
+        replicas = [replica(seed) for seed in range(3)]
+        await for_seconds(DUE_SECONDS + 5, *replicas)
+        for seed in range(3, 7):  # they come one after the other and take the state over
+            newcomer = replica(seed)
+            newcomer.follow(replicas[0])
+            newcomer.sequences = 0
+            replicas.append(newcomer)
+            while not newcomer.outcomes:
+                await for_seconds(DUE_SECONDS, *replicas)
+                if newcomer.group.gathering.must_follow.is_set():  # until it has a certificate it takes states over
+                    newcomer.follow(max(replicas, key=lambda other: other.state.outer_step))
+                    newcomer.sequences = 0
+        parts = [len(one.outcomes) for one in replicas]
+        before = replicas[0].state.outer_step
+        await for_seconds(15 * DUE_SECONDS, *replicas)
+        assert replicas[0].state.outer_step >= before + 8
+        assert not any(one.group.gathering.must_follow.is_set() for one in replicas)
+        assert all(len(one.outcomes) > count for one, count in zip(replicas, parts, strict=True))
+        for one in replicas:
+            one.is_idle = True
+            rounds = [outcome for outcome in one.outcomes if isinstance(outcome, Agreed)]
+            assert any(not outcome.is_without_own for outcome in rounds[-12:]), "its work never counts"
+        await for_seconds(5 * DUE_SECONDS, *replicas)
+        assert all(torch.equal(one.state.anchor, replicas[0].state.anchor) for one in replicas)
+        assert all(torch.equal(one.state.velocity, replicas[0].state.velocity) for one in replicas)
+
+    play(scenario)
+
+
+def test_all_voters_are_called_and_some_others() -> None:
+    voters = Roster(tuple(Member(NodeId(f"n{number}"), WalletId(f"{number:016x}")) for number in range(MAX_MEMBERS)))
+    ready = ready_nodes(STAGE, NodeId("self"), OWN, crowd(200))
+    called = members_of_call(NodeId("self"), ready, voters)
+    assert len(called) == len(set(called)) == MAX_CALLED
+    assert voters.nodes | {"self"} <= set(called)
+    assert len(members_of_call(NodeId("self"), ready, None)) == MAX_MEMBERS
+
+
+def test_those_who_stand_where_the_own_line_was_are_no_other_line() -> None:
+    ahead = Standing(True, 20, 4, "b" * 64, is_certified=True)
+    left_out = crowd(130)
+    assert must_follow(ahead, left_out)
+    assert not must_follow(ahead, left_out, past=["a" * 64])
+    assert not may_have_missed(ahead, left_out)
+    few = {NodeId(f"m{number}"): ahead for number in range(5)}
+    assert not may_have_missed(OWN, left_out | few)
+    assert may_have_missed(OWN, left_out | {NodeId(f"m{number}"): ahead for number in range(64)})

@@ -1,0 +1,63 @@
+"""Replicas that are only coming: rounds wait for them, and not for ever."""
+
+from __future__ import annotations
+
+import torch
+from replica_world import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
+
+from neuroshard.network import InMemoryNetwork
+from neuroshard.training.outer_sync import Agreed
+
+
+def test_a_replica_that_is_only_starting_is_waited_for() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2, is_idle=True)
+        a.may_be_alone = True
+        await for_seconds(DUE_SECONDS + 5, a, b)
+        b.is_idle = False
+        await for_seconds(2 * DUE_SECONDS, a, b)
+        assert {outcome.members for outcome in a.outcomes if isinstance(outcome, Agreed)} == {2}
+        assert torch.equal(a.state.anchor, b.state.anchor)
+
+    play(scenario)
+
+
+def test_who_takes_the_state_over_finds_it_unchanged() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a = SimulatedReplica(A, network, 1, may_be_alone=True, newcomers=frozenset({B}))
+        await for_seconds(3 * DUE_SECONDS, a)
+        assert not a.outcomes
+        b = SimulatedReplica(B, network, 2)
+        b.follow(a)
+        await for_seconds(DUE_SECONDS + 10, a, b)
+        assert {outcome.members for outcome in a.outcomes if isinstance(outcome, Agreed)} == {2}
+        assert torch.equal(a.state.anchor, b.state.anchor)
+
+    play(scenario)
+
+
+def test_a_lone_replica_whose_state_somebody_always_fetches_waits_three_minutes_a_step() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a = SimulatedReplica(A, network, 1, may_be_alone=True, newcomers=frozenset({B}))
+        await for_seconds(170, a)
+        assert not a.outcomes
+        await for_seconds(230, a)
+        assert len(a.outcomes) == 2
+
+    play(scenario)
+
+
+def test_a_newcomer_that_does_not_come_holds_nobody_up_for_good() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (SimulatedReplica(name, network, seed, newcomers=frozenset({C})) for seed, name in enumerate((A, B)))
+        await for_seconds(DUE_SECONDS + 25, a, b)
+        assert not a.outcomes
+        await for_seconds(20, a, b)
+        assert a.state.outer_step == b.state.outer_step == 1
+        network.kill(B)
+        a.may_be_alone, a.newcomers = True, frozenset()
+        a.known = list  # nobody
+        await for_seconds(700, a)
+        assert a.state.outer_step > 1
+
+    play(scenario)
