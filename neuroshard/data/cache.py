@@ -42,13 +42,13 @@ class ShardCache:
     """Keeps shards under `folder`, together never above `limit_bytes`, a download in progress included.
 
     A shard is found by its id and a 32-byte key that names its exact contents (its digest). All methods block on the
-    disk: call them from a worker thread. They may be called from several.
+    disk: call them from a worker thread. They may be called from several. It keeps what a shard's file says: which
+    ids a run knows is not its business, so that what one run left here serves another, and other nodes.
     """
 
-    def __init__(self, folder: Path, *, limit_bytes: int, vocabulary_size: int) -> None:
+    def __init__(self, folder: Path, *, limit_bytes: int) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
-        self.vocabulary_size = vocabulary_size
         self.damaged_files = 0  # cache files found damaged and removed
         self._lock = Lock()
         self._sizes: dict[Path, int] = {}  # least recently used first
@@ -62,19 +62,14 @@ class ShardCache:
         except OSError as error:
             raise storage_error(folder, error) from error
 
-    @property
-    def item_bytes(self) -> int:
-        """2 when every id of the vocabulary fits, else 4."""
-        return 2 if self.vocabulary_size <= 1 << 16 else 4
-
     def usage(self) -> tuple[int, int]:
         """Cached shards and the bytes they take."""
         with self._lock:
             return len(self._sizes), sum(self._sizes.values())
 
-    def file_size(self, token_count: int) -> int:
-        """Bytes of a cached shard."""
-        return _HEADER_BYTES + token_count * self.item_bytes
+    def file_size(self, token_count: int, id_count: int) -> int:
+        """Bytes of a cached shard whose ids are below `id_count`."""
+        return _HEADER_BYTES + token_count * _item_bytes(id_count)
 
     def contains(self, shard: ShardId, key: bytes) -> bool:
         """Whether the shard is there; its contents are checked by `get` only."""
@@ -82,7 +77,7 @@ class ShardCache:
             return self._path(shard, key) in self._sizes
 
     def get(self, shard: ShardId, key: bytes) -> CachedShard | None:
-        """The shard, its digest checked, or None. A damaged file is removed, one with foreign ids is not returned."""
+        """The shard, its digest checked, or None. A damaged file is removed."""
         path = self._path(shard, key)
         with self._lock:
             if path not in self._sizes:
@@ -95,7 +90,6 @@ class ShardCache:
                 self._remove(path)
                 return None
             self._sizes[path] = self._sizes.pop(path)  # now the most recently used
-        self._check_largest(shard, contents.largest)
         return CachedShard(shard, contents.tokens, contents.largest)
 
     def shards(self) -> tuple[ShardId, ...]:
@@ -154,15 +148,15 @@ class ShardCache:
             for path in [path for path in self._sizes if _shard_of(path) not in keep]:
                 self._remove(path)
 
-    def store(self, shard: ShardId, key: bytes, record: TokenRecord) -> CachedShard:
-        """Convert a checked shard file into the cache.
+    def store(self, shard: ShardId, key: bytes, record: TokenRecord, id_count: int) -> CachedShard:
+        """Convert a checked shard file, whose ids are below `id_count`, into the cache.
 
-        Raises DataError for ids outside the vocabulary, DiskFullError or StorageError when it cannot be written.
+        Raises DataError for other ids, DiskFullError or StorageError when it cannot be written.
         """
         path = self._path(shard, key)
         temporary = path.with_suffix(".writing.part")
         try:
-            self._write(temporary, key, record)
+            self._write(temporary, key, record, id_count)
             temporary.replace(path)
             _touch(path)
             contents = _open_checked(path, key)
@@ -174,44 +168,23 @@ class ShardCache:
             self._sizes[path] = path.stat().st_size
         return CachedShard(shard, contents.tokens, contents.largest)
 
-    def _write(self, path: Path, key: bytes, record: TokenRecord) -> None:
+    def _write(self, path: Path, key: bytes, record: TokenRecord, id_count: int) -> None:
         digest = hashlib.blake2b(digest_size=32)
         largest = 0
         before, after = _around(record)
         with path.open("wb") as file:
             file.write(bytes(_HEADER_BYTES))
-            for chunk in self._converted(record):
+            for chunk in _converted(record, id_count):
                 digest.update(chunk.data.cast("B"))
                 largest = max(largest, int(chunk.max()))
                 file.write(chunk.data.cast("B"))
             around = (before + after).ljust(_HEADER_BYTES - _HEADER.size, b"\0")
-            head = (_MAGIC, self.item_bytes, len(before), len(after), largest, record.token_count, key)
+            head = (_MAGIC, _item_bytes(id_count), len(before), len(after), largest, record.token_count, key)
             digest.update(_summary(head) + around)
             file.seek(0)
             file.write(_HEADER.pack(*head, digest.digest()) + around)
             file.flush()
             os.fsync(file.fileno())
-
-    def _converted(self, record: TokenRecord) -> Iterator[TokenArray]:
-        wide = record.map()
-        dtype = np.dtype("<u2") if self.item_bytes == 2 else np.dtype("<u4")
-        for start in range(0, record.token_count, _CHUNK_TOKENS):
-            chunk = wide[start : start + _CHUNK_TOKENS]
-            lowest, largest = int(chunk.min()), int(chunk.max())
-            if lowest < 0 or largest >= self.vocabulary_size:
-                del wide, chunk  # Windows cannot remove or shorten a file while an error's traceback keeps it mapped
-                wrong = lowest if lowest < 0 else largest
-                raise DataError(
-                    f"{record.path.name} has the token id {wrong}, "
-                    f"outside the run's vocabulary of {self.vocabulary_size}."
-                )
-            yield chunk.astype(dtype)
-
-    def _check_largest(self, shard: ShardId, largest: int) -> None:
-        if largest >= self.vocabulary_size:
-            raise DataError(
-                f"Shard {shard} has the token id {largest}, outside the run's vocabulary of {self.vocabulary_size}."
-            )
 
     def _path(self, shard: ShardId, key: bytes) -> Path:
         return self.folder / f"shard_{shard}-{key.hex()[:16]}.tokens"
@@ -267,6 +240,24 @@ def _open_checked(path: Path, key: bytes) -> _Contents:
         Segment(_HEADER.size + before, after),
     )
     return _Contents(tokens, largest, PackedFile(path, PackedLayout(before, count, item_bytes, after), segments))
+
+
+def _item_bytes(id_count: int) -> int:
+    """2 when every id fits, else 4."""
+    return 2 if id_count <= 1 << 16 else 4
+
+
+def _converted(record: TokenRecord, id_count: int) -> Iterator[TokenArray]:
+    wide = record.map()
+    dtype = np.dtype(f"<u{_item_bytes(id_count)}")
+    for start in range(0, record.token_count, _CHUNK_TOKENS):
+        chunk = wide[start : start + _CHUNK_TOKENS]
+        lowest, largest = int(chunk.min()), int(chunk.max())
+        if lowest < 0 or largest >= id_count:
+            del wide, chunk  # Windows cannot remove or shorten a file while an error's traceback keeps it mapped
+            wrong = lowest if lowest < 0 else largest
+            raise DataError(f"{record.path.name} has the token id {wrong}, outside its vocabulary of {id_count}.")
+        yield chunk.astype(dtype)
 
 
 def _around(record: TokenRecord) -> tuple[bytes, bytes]:

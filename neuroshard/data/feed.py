@@ -64,7 +64,8 @@ class DataFeed:
     """Batches for one node of one run.
 
     `start` is where to resume (`Batch.position` of the last batch trained on) and `start_node` the node that position
-    belongs to: under another node the assignment starts anew, and `status().explanation` says so. All methods belong to
+    belongs to: under another node the assignment starts anew, and `status().explanation` says so. `vocabulary_size` ids
+    are of the run: what the data set's table learned beyond them is read as its parts. All methods belong to
     the event loop's thread; `run` fetches the next shard ahead, yet everything works without it.
     """
 
@@ -76,6 +77,7 @@ class DataFeed:
         run_id: RunId,
         node_id: NodeId,
         sequence_length: int,
+        vocabulary_size: int,
         start: DataPosition | None = None,
         start_node: NodeId | None = None,
         rule: RotationRule = DEFAULT_ROTATION_RULE,
@@ -83,7 +85,7 @@ class DataFeed:
     ) -> None:
         self._genesis = genesis
         self._cache = cache
-        self._loader = ShardLoader(genesis, cache)
+        self._loader = ShardLoader(genesis, cache, vocabulary_size=vocabulary_size)
         self._assignment = Assignment(run_id, node_id, genesis.manifest.total_shards)
         self._sequence_length = sequence_length
         self._rule = rule

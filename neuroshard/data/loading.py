@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -16,6 +16,7 @@ from neuroshard.data.genesis.layout import shard_name, shard_size_limits
 from neuroshard.data.genesis.manifest import DEFAULT_SHARD_TOKENS, MAX_SHARD_TOKENS
 from neuroshard.data.genesis.torch_file import inspect_shard
 from neuroshard.data.opening import Genesis
+from neuroshard.data.tables import ShardTables
 from neuroshard.errors import DataError, DiskFullError
 from neuroshard.identity.hashing import hash_parts
 from neuroshard.types import ShardId
@@ -39,15 +40,16 @@ class _Gate:
 class ShardLoader:
     """Loads shards; several tasks may ask for the same one and it comes once."""
 
-    def __init__(self, genesis: Genesis, cache: ShardCache, *, give_up_after: int = 4) -> None:
+    def __init__(self, genesis: Genesis, cache: ShardCache, *, vocabulary_size: int, give_up_after: int = 4) -> None:
         self._genesis = genesis
+        self._tables = ShardTables(genesis, vocabulary_size)
         self._cache = cache
         self._give_up_after = give_up_after
         self._gates: dict[ShardId, _Gate] = {}
         self._released = anyio.Event()
 
     async def load(self, shard: ShardId, *, keep: Collection[ShardId], patient: bool = False) -> CachedShard:
-        """The shard, verified; waits while its source cannot be reached or the disk is full.
+        """The shard, verified, in the run's vocabulary; waits while its source cannot be reached or the disk is full.
 
         `keep` are shards in use, which the cache must not remove. Raises UnusableShardError after several answers that
         were missing or wrong (never when `patient`), and StorageError when the storage limit is too small.
@@ -57,7 +59,8 @@ class ShardLoader:
         try:
             async with gate.lock:
                 key = await self._key(shard)
-                return await self._cached(shard, key) or await self._fetch(shard, key, keep, patient)
+                cached = await anyio.to_thread.run_sync(self._cache.get, shard, key)
+                return await self._readable(cached or await self._fetch(shard, key, keep, patient))
         finally:
             gate.users -= 1
             if not gate.users:
@@ -67,11 +70,12 @@ class ShardLoader:
         digest = await self._genesis.shard_digest(shard)
         return digest or hash_parts(_UNVERIFIED_KEY_DOMAIN, self._genesis.fetcher.source.description, shard)
 
-    async def _cached(self, shard: ShardId, key: bytes) -> CachedShard | None:
+    async def _readable(self, cached: CachedShard) -> CachedShard:
         try:
-            return await anyio.to_thread.run_sync(self._cache.get, shard, key)
+            tokens = await self._tables.in_vocabulary(cached.shard, cached.tokens, cached.largest)
         except DataError as error:
-            raise UnusableShardError(str(error)) from error
+            raise UnusableShardError(f"Shard {cached.shard} cannot be used: {error}") from error
+        return replace(cached, tokens=tokens)
 
     async def _fetch(self, shard: ShardId, key: bytes, keep: Collection[ShardId], patient: bool) -> CachedShard:
         """Fetch, check and convert, again and again while the disk is full."""
@@ -89,7 +93,7 @@ class ShardLoader:
 
     async def _fetch_once(self, shard: ShardId, key: bytes, keep: Collection[ShardId], patient: bool) -> CachedShard:
         exact = self._genesis.manifest.tokens_per_shard
-        most = exact or self._most_tokens()
+        most, ids = exact or self._most_tokens(), self._tables.id_count(shard)
         request = FileRequest(
             shard_name(shard),
             least_bytes=shard_size_limits(exact or 1)[0],
@@ -103,9 +107,9 @@ class ShardLoader:
             record = inspect_shard(path, max_tokens=most, exact_tokens=exact)
             if request.digest is None:
                 record.verify_checksum()
-            return self._cache.store(shard, key, record)
+            return self._cache.store(shard, key, record, ids)
 
-        await self._reserve(shard, shard_size_limits(most)[1] + self._cache.file_size(most), keep)
+        await self._reserve(shard, shard_size_limits(most)[1] + self._cache.file_size(most, ids), keep)
         try:
             return await self._genesis.fetcher.fetch_file(request, self._cache.folder / f"{request.name}.part", accept)
         except DataError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -42,14 +42,13 @@ _PAGES_IN_MEMORY = 2
 class Genesis:
     """An opened data set, restricted to the shards its run pins. Holds at most two digest pages in memory."""
 
-    def __init__(
-        self, fetcher: Fetcher, store: Path, manifest: Manifest, raw_manifest: bytes, tokenizer: bytes
-    ) -> None:
-        self.fetcher = fetcher
+    def __init__(self, tables: TableLoader, manifest: Manifest, raw_manifest: bytes, tokenizer: bytes) -> None:
+        self.tables = tables
+        self.fetcher = tables.fetcher
+        self.store = tables.store  # where the descriptions of data sets are kept
         self.manifest = manifest
         self.tokenizer = tokenizer  # bytes of tokenizer.json, digest checked when the manifest names one
         self._raw_manifest = raw_manifest
-        self._store = store
         self._pages: OrderedDict[int, bytes] = OrderedDict()
         self._lock = anyio.Lock()
 
@@ -84,7 +83,7 @@ class Genesis:
         page, entry = divmod(shard, PAGE_DIGESTS)
         async with self._lock:
             if page not in self._pages:
-                self._pages[page] = await load_page(self.fetcher, self._store, self.manifest, page)
+                self._pages[page] = await load_page(self.fetcher, self.store, self.manifest, page)
             self._pages.move_to_end(page)
             while len(self._pages) > _PAGES_IN_MEMORY:
                 self._pages.popitem(last=False)
@@ -94,8 +93,47 @@ class Genesis:
         """Store manifest and tokenizer, so that the run pinned to this data set opens again without its source."""
         manifest = self.manifest
         data = serialise_manifest(manifest, None) if manifest.pages else self._raw_manifest
-        _keep(self._store / manifest_copy(manifest.root()), data)
-        _keep(self._store / tokenizer_copy(sha256(self.tokenizer).hexdigest()), self.tokenizer)
+        _keep(self.store / manifest_copy(manifest.root()), data)
+        _keep(self.store / tokenizer_copy(sha256(self.tokenizer).hexdigest()), self.tokenizer)
+
+
+@dataclass(frozen=True)
+class TableLoader:
+    """Brings tokenizer tables: from the store, from tokenizer.json, or from the archive when the table grew."""
+
+    fetcher: Fetcher
+    store: Path
+    most_bytes: int
+
+    async def load(self, digest: str, give_up_after: int) -> bytes:
+        """The table of this digest; waits while the source cannot be reached.
+
+        Raises DataError when each of its places was missing or wrong so many times.
+        """
+        stored = _read_copy(self.store / tokenizer_copy(digest), digest)
+        if stored is not None:
+            return stored
+        refusals = min(2, give_up_after)
+        current = FileRequest(TOKENIZER_NAME, 2, self.most_bytes, digest, give_up_after=refusals, address=digest)
+        archived = replace(current, name=archived_tokenizer_name(digest), give_up_after=give_up_after)
+        try:
+            data = await self.fetcher.fetch_bytes(current, bytes)
+        except DataError:
+            _LOG.warning("tokenizer.json is not the table %s; looking for it in the archive.", digest[:16])
+            try:
+                data = await self.fetcher.fetch_bytes(archived, bytes)
+            except DataError as error:
+                raise DataError(
+                    f"The tokenizer of this run ({digest[:16]}) is not at {self.fetcher.source.description}: {error}",
+                    "Use the source that the run was created with.",
+                ) from error
+        _keep(self.store / tokenizer_copy(digest), data)
+        return data
+
+    async def load_unnamed(self, give_up_after: int) -> bytes:
+        """The table of a data set whose manifest names none."""
+        request = FileRequest(TOKENIZER_NAME, 2, self.most_bytes, give_up_after=give_up_after)
+        return await self.fetcher.fetch_bytes(request, bytes)
 
 
 async def open_genesis(
@@ -126,8 +164,9 @@ async def open_genesis(
             manifest = await _pinned_part(fetcher, store, manifest, pins)
     named = manifest.tokenizers[-1].sha256 if manifest.tokenizers else None
     digest = pins.tokenizer_sha256 if pins else named
-    tokenizer = await _load_tokenizer(fetcher, store, digest, give_up_after, max_tokenizer_bytes)
-    genesis = Genesis(fetcher, store, manifest, raw, tokenizer)
+    tables = TableLoader(fetcher, store, max_tokenizer_bytes)
+    tokenizer = await (tables.load(digest, give_up_after) if digest else tables.load_unnamed(give_up_after))
+    genesis = Genesis(tables, manifest, raw, tokenizer)
     await genesis.remember()
     return genesis
 
@@ -183,30 +222,6 @@ async def _cut(fetcher: Fetcher, store: Path, manifest: Manifest, total_shards: 
         pages=(*manifest.pages[:last], digest),
         tokenizers=manifest.tokenizers_before(total_shards),
     )
-
-
-async def _load_tokenizer(
-    fetcher: Fetcher, store: Path, digest: str | None, give_up_after: int, most_bytes: int
-) -> bytes:
-    """A tokenizer table: from the store, from tokenizer.json, or from the archive when the data set's table grew."""
-    if digest is None:
-        request = FileRequest(TOKENIZER_NAME, 2, most_bytes, give_up_after=give_up_after)
-        return await fetcher.fetch_bytes(request, bytes)
-    stored = _read_copy(store / tokenizer_copy(digest), digest)
-    if stored is not None:
-        return stored
-    current = FileRequest(TOKENIZER_NAME, 2, most_bytes, digest, give_up_after=give_up_after, address=digest)
-    try:
-        return await fetcher.fetch_bytes(replace(current, give_up_after=min(2, give_up_after)), bytes)
-    except DataError:
-        _LOG.warning("tokenizer.json is not the table of this run; looking for it in the archive.")
-    try:
-        return await fetcher.fetch_bytes(replace(current, name=archived_tokenizer_name(digest)), bytes)
-    except DataError as error:
-        raise DataError(
-            f"The tokenizer of this run ({digest[:16]}) is not at {fetcher.source.description}: {error}",
-            "Use the source that the run was created with.",
-        ) from error
 
 
 def _stored_manifest(store: Path, pins: GenesisPins | None) -> tuple[Manifest, bytes] | None:

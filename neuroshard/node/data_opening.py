@@ -39,7 +39,7 @@ class OpenedData:
     """The data set, its table, and the run that was trained on it before, if any."""
 
     genesis: Genesis
-    table: TokenizerTable
+    table: TokenizerTable  # of the ids that the run knows, if there is one
     run: OwnRun | None
 
 
@@ -62,8 +62,7 @@ async def open_data(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_
 async def open_joined_data(fetcher: Fetcher, store: Path, run: OwnRun, max_tokenizer_bytes: int) -> OpenedData:
     """Open exactly the data that a run pins; waits as open_data does. Raises DataError when the source has others."""
     with _naming(fetcher):
-        genesis = await _opened(fetcher, store, max_tokenizer_bytes)(pins=run.parameters.genesis)
-        return OpenedData(genesis, TokenizerTable.load(genesis.tokenizer), run)
+        return _of_run(await _opened(fetcher, store, max_tokenizer_bytes)(pins=run.parameters.genesis), run)
 
 
 async def pins_of_source(
@@ -111,8 +110,7 @@ async def _open(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_byte
     known = runs.of_source(fetcher.source.description)
     memory, run = known if known is not None else (None, None)
     if run is not None and not isinstance(fetcher.source, FolderSource):
-        genesis = await opened(pins=run.parameters.genesis)
-        return OpenedData(genesis, TokenizerTable.load(genesis.tokenizer), run)
+        return _of_run(await opened(pins=run.parameters.genesis), run)
     trust = UNKNOWN_SOURCE
     if memory is not None and memory.signing_key is not None:
         trust = ManifestTrust(memory.signing_key, was_signed=True)
@@ -120,10 +118,16 @@ async def _open(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_byte
     table = TokenizerTable.load(genesis.tokenizer)
     found = runs.of_data(genesis.pins(table.next_merge_id))
     if found is not None:
-        genesis = await opened(pins=found.parameters.genesis)
-    elif run is not None:
+        return _of_run(await opened(pins=found.parameters.genesis), found)
+    if run is not None:
         log.warning("%s holds other data than before: a new run begins, the old one stays.", fetcher.source.description)
-    return OpenedData(genesis, table, found)
+    return OpenedData(genesis, table, None)
+
+
+def _of_run(genesis: Genesis, run: OwnRun) -> OpenedData:
+    """With the ids of the run only: the table may know more."""
+    table = TokenizerTable.load(genesis.tokenizer)
+    return OpenedData(genesis, table.restricted_to(run.parameters.genesis.next_merge_id), run)
 
 
 async def look_at_source(location: str, seconds: float) -> str:

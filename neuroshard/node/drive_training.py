@@ -101,19 +101,16 @@ def microbatches_in_flight(parameters: RunParameters, limit_mb: int) -> int:
 def _feed(
     ground: Ground, settings: Settings, identity: NodeIdentity, record: TrainingRecord
 ) -> tuple[DataFeed, ShardCache]:
-    architecture = ground.run.parameters.architecture
-    cache = ShardCache(
-        settings.paths.data_cache,
-        limit_bytes=settings.max_storage * 1_000_000,
-        vocabulary_size=architecture.vocabulary_size,
-    )
+    parameters = ground.run.parameters
+    cache = ShardCache(settings.paths.data_cache, limit_bytes=settings.max_storage * 1_000_000)
     ground.shelf.cache = cache
     feed = DataFeed(
         ground.data.genesis,
         cache,
         run_id=ground.run.run_id,
         node_id=identity.node_id,
-        sequence_length=architecture.sequence_length,
+        sequence_length=parameters.architecture.sequence_length,
+        vocabulary_size=parameters.genesis.next_merge_id,
         start=record.progress.position,
         start_node=record.node_id,
     )

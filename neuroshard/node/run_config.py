@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, RunParameters
+from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import (
     RunParametersError,
@@ -103,6 +104,8 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     if "holds_from_outer_step" in config:
         raise UsageError("holds_from_outer_step is for a later version of a run.", "Use it with --update.")
     architecture = _architecture(config["architecture"], pins.next_merge_id)
+    if "genesis" not in config and architecture.vocabulary_size >= FIRST_MERGE_ID:  # fewer ids than the data set has
+        pins = replace(pins, next_merge_id=min(pins.next_merge_id, architecture.vocabulary_size))
     inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
     base = run_parameters(Proposal(architecture, BATCH_SIZE, INNER_STEPS, inner), pins, name="run")
     derived: dict[str, JsonValue] = {}

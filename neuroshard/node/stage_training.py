@@ -256,11 +256,7 @@ class StageTraining:
 
     def _feed(self, ground: Ground, start: tuple[DataPosition | None, NodeId | None]) -> tuple[DataFeed, ShardCache]:
         data, run = ground.data, ground.run
-        cache = ShardCache(
-            self._settings.paths.data_cache,
-            limit_bytes=self._settings.max_storage * 1_000_000,
-            vocabulary_size=run.parameters.architecture.vocabulary_size,
-        )
+        cache = ShardCache(self._settings.paths.data_cache, limit_bytes=self._settings.max_storage * 1_000_000)
         ground.shelf.cache = cache
         feed = DataFeed(
             data.genesis,
@@ -268,6 +264,7 @@ class StageTraining:
             run_id=run.run_id,
             node_id=self._identity.node_id,
             sequence_length=run.parameters.architecture.sequence_length,
+            vocabulary_size=run.parameters.genesis.next_merge_id,
             start=start[0],
             start_node=start[1],
             is_demo=self._is_demo,

@@ -42,9 +42,16 @@ async def make_feed(
     vocabulary: int = VOCABULARY,
 ) -> DataFeed:
     genesis = await open_genesis(make_fetcher(location), folder / "store", give_up_after=3)
-    cache = ShardCache(folder / "cache", limit_bytes=limit, vocabulary_size=vocabulary)
+    cache = ShardCache(folder / "cache", limit_bytes=limit)
     return DataFeed(
-        genesis, cache, run_id=RUN, node_id=node, sequence_length=LENGTH, start=start, start_node=start_node
+        genesis,
+        cache,
+        run_id=RUN,
+        node_id=node,
+        sequence_length=LENGTH,
+        vocabulary_size=vocabulary,
+        start=start,
+        start_node=start_node,
     )
 
 

@@ -231,8 +231,10 @@ def test_a_second_start_needs_no_source(folder: Path, tmp_path: Path) -> None:
             pins = (await open_genesis(fetcher, tmp_path / "store")).pins(VOCABULARY)
             server.requests.clear()
             genesis = await open_genesis(fetcher, tmp_path / "store", pins=pins)
-            cache = ShardCache(tmp_path / "cache", limit_bytes=10**9, vocabulary_size=VOCABULARY)
-            feed = DataFeed(genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH)
+            cache = ShardCache(tmp_path / "cache", limit_bytes=10**9)
+            feed = DataFeed(
+                genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH, vocabulary_size=VOCABULARY
+            )
             assert rows_of(await feed.next_batch(3)) == [expected_window(i) for i in range(3)]
             assert asked > 0
             assert server.requests == []
@@ -292,9 +294,11 @@ def test_shards_shorter_than_a_sequence_are_an_error_not_an_endless_loop(tmp_pat
     run(work)
 
 
-def test_ids_outside_the_vocabulary_are_never_trained_on(folder: Path, tmp_path: Path) -> None:
+def test_ids_that_a_shards_table_lacks_are_never_trained_on(tmp_path: Path) -> None:
+    write_genesis(tmp_path / "g", tokens=400, next_merge_id=500)
+
     async def work() -> None:
-        feed = await make_feed(folder, tmp_path, vocabulary=100)
+        feed = await make_feed(tmp_path / "g", tmp_path, vocabulary=500)
         with anyio.move_on_after(0.3) as scope:
             await feed.next_batch(1)
         assert scope.cancelled_caught

@@ -31,8 +31,15 @@ def test_text_reaches_the_trainer_through_the_served_folder(tmp_path: Path) -> N
         source = open_source(url)
         genesis = await open_genesis(Fetcher(source), tmp_path / "store")
         table = TokenizerTable.load(genesis.tokenizer)
-        cache = ShardCache(tmp_path / "cache", limit_bytes=10**8, vocabulary_size=table.next_merge_id)
-        feed = DataFeed(genesis, cache, run_id=RunId("ab" * 32), node_id=NodeId("node"), sequence_length=64)
+        cache = ShardCache(tmp_path / "cache", limit_bytes=10**8)
+        feed = DataFeed(
+            genesis,
+            cache,
+            run_id=RunId("ab" * 32),
+            node_id=NodeId("node"),
+            sequence_length=64,
+            vocabulary_size=table.next_merge_id,
+        )
         batch = await feed.next_batch(4)
         held_out = await feed.held_out_sequences(8)
         await source.aclose()

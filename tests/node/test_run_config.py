@@ -178,6 +178,13 @@ def test_sizes_beside_a_depth_replace_those_of_the_family(tmp_path: Path) -> Non
     assert (parameters.architecture, parameters.sequences_per_step) == (expected, 8)
 
 
+def test_a_run_may_know_fewer_ids_than_its_data(tmp_path: Path) -> None:
+    config = read(tmp_path, "[architecture]\ndepth = 4\nvocabulary_size = 300")
+    parameters = new_parameters(config, PINS)
+    assert parameters.architecture.vocabulary_size == 300
+    assert parameters.genesis == replace(PINS, next_merge_id=300)
+
+
 def test_yaml_says_the_same(tmp_path: Path) -> None:
     text = f"""
 # the same as TOML

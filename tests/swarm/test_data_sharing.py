@@ -118,8 +118,8 @@ class World:
         return await open_genesis(self.fetcher, self.folder / "store", pins=self.pins)
 
     async def load(self, genesis: Genesis, shard: int) -> list[int]:
-        cache = ShardCache(self.folder / "cache", limit_bytes=10**9, vocabulary_size=VOCABULARY)
-        cached = await ShardLoader(genesis, cache).load(ShardId(shard), keep=())
+        cache = ShardCache(self.folder / "cache", limit_bytes=10**9)
+        cached = await ShardLoader(genesis, cache, vocabulary_size=VOCABULARY).load(ShardId(shard), keep=())
         return cached.tokens[:5].tolist()
 
 
@@ -134,7 +134,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shelf(source: Path, tmp_path_factory: pytest.TempPathFactory) -> DataShelf:
     """What a node has that opened the data set and cached shards 0 and 1."""
     here = tmp_path_factory.mktemp("giver")
-    cache = ShardCache(here / "cache", limit_bytes=10**9, vocabulary_size=VOCABULARY)
+    cache = ShardCache(here / "cache", limit_bytes=10**9)
 
     async def fill() -> None:
         genesis = await open_genesis(Fetcher(FolderSource(source)), here / "store")
@@ -142,7 +142,7 @@ def shelf(source: Path, tmp_path_factory: pytest.TempPathFactory) -> DataShelf:
             shard = ShardId(number)
             digest = await genesis.shard_digest(shard)
             assert digest is not None
-            cache.store(shard, digest, inspect_shard(source / f"shard_{number}.pt", max_tokens=TOKENS))
+            cache.store(shard, digest, inspect_shard(source / f"shard_{number}.pt", max_tokens=TOKENS), VOCABULARY)
 
     anyio.run(fill)
     return DataShelf(here / "store", cache)

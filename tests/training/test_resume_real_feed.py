@@ -41,13 +41,14 @@ def train_on(genesis_folder: Path, folder: Path, compute: ComputeThread, last_st
     async def main() -> Trainer:
         fetcher = Fetcher(open_source(str(genesis_folder)), rng=Random(1))
         genesis = await open_genesis(fetcher, folder / "store")
-        cache = ShardCache(folder / "cache", limit_bytes=10**8, vocabulary_size=ARCHITECTURE.vocabulary_size)
+        cache = ShardCache(folder / "cache", limit_bytes=10**8)
         feed = DataFeed(
             genesis,
             cache,
             run_id=IDENTITY.run_id,
             node_id=IDENTITY.node_id,
             sequence_length=ARCHITECTURE.sequence_length,
+            vocabulary_size=266,
             start=stage.record.progress.position,
             start_node=stage.record.node_id,
             rule=rule,

@@ -81,6 +81,10 @@ class Manifest:
         """The tables in use when the data set had `total_shards` shards."""
         return tuple(entry for entry in self.tokenizers if entry.first_shard < total_shards)
 
+    def tokenizer_of(self, shard: int) -> TokenizerEntry | None:
+        """The table that made a shard, None when the manifest names no tables."""
+        return next((entry for entry in reversed(self.tokenizers) if entry.first_shard <= shard), None)
+
     def to_json(self) -> dict[str, JsonValue]:
         """The manifest without a signature."""
         value: dict[str, JsonValue] = {
