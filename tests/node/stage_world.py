@@ -99,8 +99,7 @@ class HeldStage:
 
     def restore(self) -> None:
         """Go on from the newest checkpoint."""
-        generation = self.newest()
-        if generation is not None:
+        if (generation := self.newest()) is not None:
             self.steps = self._saved = generation.step
             self.outer_step = generation.outer_step
 
