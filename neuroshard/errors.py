@@ -32,6 +32,10 @@ class DiskFullError(StorageError):
     """There is not enough space for a write; nothing was lost."""
 
 
+class ConflictError(StorageError):
+    """Another process holds or changed what was to be written; nothing was written."""
+
+
 class CheckpointError(StorageError):
     """A checkpoint that is damaged or does not fit this model."""
 

@@ -21,6 +21,7 @@ from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.storage import storage_error, write_atomically
 from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable, count_words, learn_from_counts
 from neuroshard.errors import DataError, UsageError
+from neuroshard.genesis.destination import FolderDestination
 from neuroshard.genesis.documents import (
     Document,
     StageProgress,
@@ -166,7 +167,7 @@ def _write(
     prepared: _Prepared, folder: Path, signer: Signer, *, fingerprint: str, now: str, progress: StageProgress
 ) -> BuildReport:
     plan, table = prepared.plan, prepared.table
-    writer = GenesisWriter(folder, tokens_per_shard=plan.tokens_per_shard)
+    writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=plan.tokens_per_shard)
     counts = np.zeros(table.next_merge_id, dtype=np.int64)
     for done, ids in enumerate(cut_shards(prepared.ids, plan)):
         writer.add_shard(ids)

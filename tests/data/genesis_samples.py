@@ -13,6 +13,8 @@ from neuroshard.data.genesis.manifest import Manifest
 from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.retry import RetryPolicy
 from neuroshard.data.source import ShardSource, open_source
+from neuroshard.genesis.destination import FolderDestination
+from neuroshard.genesis.destination.folder import LOCK_NAME
 
 VOCABULARY = 1000
 TOKENIZER = b'{"next_merge_id": 1000, "merges": []}'
@@ -50,7 +52,7 @@ def write_genesis(
     next_merge_id: int = VOCABULARY,
 ) -> Manifest:
     """Write or continue a folder so that it has `shards` shards."""
-    writer = GenesisWriter(folder, tokens_per_shard=tokens)
+    writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=tokens)
     for index in range(writer.shard_count, shards):
         writer.add_shard(shard_tokens(index, tokens))
     return writer.finish(
@@ -60,7 +62,8 @@ def write_genesis(
 
 def folder_files(folder: Path) -> dict[str, bytes]:
     """The files of a folder by relative name, for a server."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != LOCK_NAME]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def make_fetcher(source: ShardSource | str | Path, policy: RetryPolicy = FAST) -> Fetcher:

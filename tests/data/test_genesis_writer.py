@@ -9,11 +9,12 @@ import pytest
 import torch
 from genesis_samples import TOKENIZER, TestSigner, folder_files, shard_tokens, write_genesis
 
-from neuroshard.data.genesis import writer as writer_module
 from neuroshard.data.genesis.layout import checked_page
 from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
 from neuroshard.data.genesis.writer import GenesisWriter
-from neuroshard.errors import DataError
+from neuroshard.errors import ConflictError, DataError
+from neuroshard.genesis.destination import FolderDestination
+from neuroshard.genesis.destination import folder as folder_module
 
 
 def test_folder_has_what_the_format_names(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_manifest_comes_last_and_every_state_on_the_way_is_consistent(
     write_genesis(tmp_path, shards=3, signer=TestSigner())
     before = parse_manifest((tmp_path / "manifest.json").read_bytes())
     order: list[str] = []
-    write = writer_module.write_atomically
+    write = folder_module.write_atomically
 
     def recording(path: Path, data: bytes) -> None:
         write(path, data)
@@ -57,7 +58,7 @@ def test_manifest_comes_last_and_every_state_on_the_way_is_consistent(
         for reader in (before, manifest):  # a reader that holds the old manifest, and one that reads it now
             checked_page(page, reader.page_entries(0), reader.pages[0], "page")
 
-    monkeypatch.setattr(writer_module, "write_atomically", recording)
+    monkeypatch.setattr(folder_module, "write_atomically", recording)
     write_genesis(tmp_path, shards=5, signer=TestSigner())
     assert [name for name in order if not name.endswith(".json")] == ["shard_3.pt", "shard_4.pt", "00000.bin"]
     assert order[-1] == "manifest.json"
@@ -74,11 +75,54 @@ def test_growth_keeps_shards_and_lists_the_new_table(tmp_path: Path) -> None:
 
 
 def test_wrong_use_is_refused(tmp_path: Path) -> None:
-    writer = GenesisWriter(tmp_path, tokens_per_shard=10)
+    writer = GenesisWriter(FolderDestination(tmp_path), tokens_per_shard=10)
     with pytest.raises(ValueError, match=r"\(10,\)"):
         writer.add_shard(np.arange(11))
     with pytest.raises(DataError, match="at least one shard"):
         writer.finish(None, tokenizer=b"{}", next_merge_id=300, now="")
     (tmp_path / "manifest.json").write_text('{"total_shards": 3}')
     with pytest.raises(DataError, match="cannot be extended"):
-        GenesisWriter(tmp_path)
+        GenesisWriter(FolderDestination(tmp_path))
+
+
+def test_a_second_writer_that_comes_late_changes_nothing_published(tmp_path: Path) -> None:
+    write_genesis(tmp_path, shards=3, signer=TestSigner())
+    late = GenesisWriter(FolderDestination(tmp_path))
+    late.add_shard(shard_tokens(3, 400))
+    late.add_shard(shard_tokens(99, 400))
+    write_genesis(tmp_path, shards=4, signer=TestSigner())
+    published = folder_files(tmp_path)
+    with pytest.raises(ConflictError, match="Somebody else published"):
+        late.finish(TestSigner(), tokenizer=TOKENIZER, next_merge_id=1000, now="2026-01-02")
+    assert folder_files(tmp_path) == published
+    assert parse_manifest((tmp_path / "manifest.json").read_bytes()).total_shards == 4
+
+
+def test_leftovers_of_an_interrupted_writer_are_replaced(tmp_path: Path) -> None:
+    write_genesis(tmp_path / "whole", shards=5, signer=TestSigner())
+    write_genesis(tmp_path / "killed", shards=3, signer=TestSigner())
+    (tmp_path / "killed/shard_3.pt").write_bytes(b"of another table, longer than a shard" * 200)
+    write_genesis(tmp_path / "killed", shards=5, signer=TestSigner())
+    assert folder_files(tmp_path / "killed") == folder_files(tmp_path / "whole")
+
+
+def test_one_writer_publishes_again_and_again(tmp_path: Path) -> None:
+    writer = GenesisWriter(FolderDestination(tmp_path / "steps"), tokens_per_shard=400)
+    for shard in range(5):
+        writer.add_shard(shard_tokens(shard, 400))
+        manifest = writer.finish(
+            TestSigner(), tokenizer=TOKENIZER, next_merge_id=1000, now="2026-01-01T00:00:00Z", tokenizer_version="1"
+        )
+        assert manifest.total_shards == shard + 1
+        assert writer.published == manifest
+    write_genesis(tmp_path / "once", shards=5, signer=TestSigner())
+    assert folder_files(tmp_path / "steps") == folder_files(tmp_path / "once")
+
+
+@pytest.mark.parametrize("signer", [None, TestSigner(2)])
+def test_signed_data_grow_under_their_key_only(tmp_path: Path, signer: TestSigner | None) -> None:
+    write_genesis(tmp_path, shards=3, signer=TestSigner())
+    published = folder_files(tmp_path)["manifest.json"]
+    with pytest.raises(DataError, match="extended with that key only"):
+        write_genesis(tmp_path, shards=4, signer=signer)
+    assert folder_files(tmp_path)["manifest.json"] == published

@@ -15,6 +15,7 @@ from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.opening import open_genesis
 from neuroshard.data.rotation import RotationRule
 from neuroshard.data.source import open_source
+from neuroshard.genesis.destination import FolderDestination
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.loop import Trainer
 
@@ -27,7 +28,7 @@ def genesis_folder(tmp_path: Path) -> Path:
     """16 shards of the made-up language."""
     folder = tmp_path / "genesis"
     width = ARCHITECTURE.sequence_length + 1
-    writer = GenesisWriter(folder, tokens_per_shard=WINDOWS * width)
+    writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=WINDOWS * width)
     for shard in range(16):
         writer.add_shard(windows(shard, WINDOWS).flatten().numpy())
     writer.finish(None, tokenizer=b"{}", next_merge_id=266, now="2026-01-01T00:00:00Z", tokenizer_version="1")

@@ -1,4 +1,4 @@
-"""Writes and extends a Genesis folder. A reader never sees a manifest that names something not yet there."""
+"""Writes and extends a Genesis data set. A reader never sees a manifest that names something not yet there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from neuroshard.data.genesis.layout import (
     DIGEST_BYTES,
     MANIFEST_NAME,
+    MAX_PAGE_BYTES,
     TOKENIZER_NAME,
     archived_tokenizer_name,
     checked_page,
@@ -24,50 +24,64 @@ from neuroshard.data.genesis.layout import (
 )
 from neuroshard.data.genesis.manifest import (
     DEFAULT_SHARD_TOKENS,
-    PAGE_DIGESTS,
+    MAX_MANIFEST_BYTES,
     Manifest,
     SourceCount,
     TokenizerEntry,
     parse_manifest,
     serialise_manifest,
 )
+from neuroshard.data.genesis.object_store import (
+    MAX_OBJECT_BYTES,
+    Condition,
+    ObjectStore,
+    Version,
+    put_current,
+    put_once,
+)
 from neuroshard.data.genesis.torch_file import write_shard
-from neuroshard.data.storage import write_atomically
-from neuroshard.errors import DataError
+from neuroshard.errors import ConflictError, DataError
 from neuroshard.identity.signing import Signer
 from neuroshard.types import ShardId
 
 
 class GenesisWriter:
-    """Adds shards to a folder; `finish` publishes them: shards are there first, then pages, then the manifest.
+    """Adds shards to a data set; `finish` publishes them: shards are there first, then pages, then the manifest.
 
-    Opening a folder that already has a signed manifest continues it (the data set grows); its shard size stays.
+    Opening a place that already has a signed manifest continues it (the data set grows); its shard size stays. `finish`
+    may be called again after more shards. Two writers on one place: the second to publish gets a ConflictError and
+    changes nothing that a manifest names; hold the destination's claim to have it sooner.
     """
 
-    def __init__(self, folder: Path, *, tokens_per_shard: int = DEFAULT_SHARD_TOKENS) -> None:
-        self._folder = folder
-        self._previous = _existing_manifest(folder)
+    def __init__(self, store: ObjectStore, *, tokens_per_shard: int = DEFAULT_SHARD_TOKENS) -> None:
+        self._store = store
+        self._previous, self._manifest_version = _existing_manifest(store)
         self.tokens_per_shard = tokens_per_shard
         self._digests = bytearray()
         if self._previous is not None:
             self.tokens_per_shard = self._previous.tokens_per_shard or tokens_per_shard
-            self._digests = _existing_digests(folder, self._previous)
+            self._digests = _existing_digests(store, self._previous)
         self._size_bytes = self._previous.total_size_bytes if self._previous else 0
 
     @property
+    def published(self) -> Manifest | None:
+        """The manifest that readers see now."""
+        return self._previous
+
+    @property
     def shard_count(self) -> int:
-        """Shards in the folder, those added but not yet published included."""
+        """Shards of the data set, those added but not yet published included."""
         return len(self._digests) // DIGEST_BYTES
 
     def add_shard(self, ids: NDArray[np.integer[Any]]) -> ShardId:
         """Write one shard, shape (tokens_per_shard,); `finish` publishes it."""
         if ids.shape != (self.tokens_per_shard,):
-            raise ValueError(f"a shard of this folder has shape ({self.tokens_per_shard},), got {ids.shape}")
+            raise ValueError(f"a shard of this data set has shape ({self.tokens_per_shard},), got {ids.shape}")
         shard = ShardId(self.shard_count)
         buffer = io.BytesIO()
         write_shard(buffer, ids)
         data = buffer.getvalue()
-        self._write(shard_name(shard), data)
+        put_once(self._store, shard_name(shard), data)
         self._digests += sha256(data).digest()
         self._size_bytes += len(data)
         return shard
@@ -84,11 +98,13 @@ class GenesisWriter:
     ) -> Manifest:
         """Publish all shards added so far; `now` is a date for people, for example ISO 8601.
 
-        Without a signer the manifest carries digests but counts as unverified. Raises DataError when there is no shard.
+        Without a signer the manifest carries digests but counts as unverified. Raises DataError when there is no shard
+        or what is published was signed by another key, ConflictError when somebody else published meanwhile.
         """
         if not self._digests:
-            raise DataError("A Genesis folder needs at least one shard.")
+            raise DataError("A Genesis data set needs at least one shard.")
         previous = self._previous
+        _refuse_other_key(previous, signer)
         entry = TokenizerEntry(next_merge_id, sha256(tokenizer).hexdigest(), first_shard=0)
         manifest = Manifest(
             total_shards=self.shard_count,
@@ -100,47 +116,72 @@ class GenesisWriter:
             updated_at=now,
             tokens_per_shard=self.tokens_per_shard,
             tokenizers=_grown_tokenizers(previous, entry),
-            pages=self._write_pages(),
+            pages=tuple(page_digest(page) for page in self._pages()),
         )
         data = serialise_manifest(manifest, signer)
         checked = parse_manifest(data)  # a manifest nobody could read is not published
-        self._write(archived_tokenizer_name(entry.sha256), tokenizer)
-        self._write(TOKENIZER_NAME, tokenizer)
-        self._write(MANIFEST_NAME, data)
+        self._refuse_other_publication()
+        self._write_pages(previous)
+        if previous is None or previous.tokenizers != manifest.tokenizers:
+            put_once(self._store, archived_tokenizer_name(entry.sha256), tokenizer)
+            put_current(self._store, TOKENIZER_NAME, tokenizer, max_bytes=MAX_OBJECT_BYTES)
+        self._manifest_version = self._store.write(MANIFEST_NAME, data, expected=self._manifest_version)
         self._previous = checked
         return checked
 
-    def _write_pages(self) -> tuple[str, ...]:
-        digests: list[str] = []
-        page_bytes = PAGE_DIGESTS * DIGEST_BYTES
-        for page in range(-(-self.shard_count // PAGE_DIGESTS)):
-            data = bytes(self._digests[page * page_bytes : (page + 1) * page_bytes])
-            digests.append(page_digest(data))
-            is_unchanged = self._previous is not None and self._previous.pages[page : page + 1] == (digests[page],)
-            if not is_unchanged:
-                self._write(page_name(page), data)
-        return tuple(digests)
+    def _pages(self) -> list[bytes]:
+        digests = bytes(self._digests)
+        return [digests[start : start + MAX_PAGE_BYTES] for start in range(0, len(digests), MAX_PAGE_BYTES)]
 
-    def _write(self, name: str, data: bytes) -> None:
-        write_atomically(self._folder / name, data)
+    def _write_pages(self, previous: Manifest | None) -> None:
+        """Those that changed: a page grows at its end, so that the manifest before this one still finds its digests."""
+        known = previous.pages if previous is not None else ()
+        for number, page in enumerate(self._pages()):
+            if known[number : number + 1] != (page_digest(page),):
+                put_current(self._store, page_name(number), page, max_bytes=MAX_PAGE_BYTES)
+
+    def _refuse_other_publication(self) -> None:
+        """Before the first page changes; the conditional write of the manifest then has the last word."""
+        there = self._store.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        if (Condition.ABSENT if there is None else there.version) != self._manifest_version:
+            raise ConflictError(
+                f"Somebody else published to {self._store.description} meanwhile.",
+                "Start again to continue from there.",
+            )
 
 
-def _existing_manifest(folder: Path) -> Manifest | None:
-    path = folder / MANIFEST_NAME
-    if not path.exists():
-        return None
-    manifest = parse_manifest(path.read_bytes())
+def _existing_manifest(store: ObjectStore) -> tuple[Manifest | None, Version | Condition]:
+    there = store.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    if there is None:
+        return None, Condition.ABSENT
+    manifest = parse_manifest(there.content)
     if manifest.tokens_per_shard is None:
-        raise DataError(f"{folder} has a manifest without digest pages and cannot be extended.", "Build a new folder.")
-    return manifest
+        raise DataError(
+            f"{store.description} has a manifest without digest pages and cannot be extended.", "Name another place."
+        )
+    return manifest, there.version
 
 
-def _existing_digests(folder: Path, manifest: Manifest) -> bytearray:
+def _existing_digests(store: ObjectStore, manifest: Manifest) -> bytearray:
     digests = bytearray()
     for page, digest in enumerate(manifest.pages):
         name = page_name(page)
-        digests += checked_page((folder / name).read_bytes(), manifest.page_entries(page), digest, name)
+        there = store.read(name, MAX_PAGE_BYTES)
+        if there is None:
+            raise DataError(f"{store.description} has a manifest that names {name}, which is missing.")
+        digests += checked_page(there.content, manifest.page_entries(page), digest, name)
     return digests
+
+
+def _refuse_other_key(previous: Manifest | None, signer: Signer | None) -> None:
+    """Nodes that trust the first key would refuse the rest."""
+    if previous is None or previous.signing_key is None:
+        return
+    if signer is None or signer.public_key.hex() != previous.signing_key:
+        raise DataError(
+            f"The data set is signed by {previous.signing_key[:16]} and can be extended with that key only.",
+            "Use the wallet that began it, or name another place.",
+        )
 
 
 def _grown_tokenizers(previous: Manifest | None, entry: TokenizerEntry) -> tuple[TokenizerEntry, ...]:

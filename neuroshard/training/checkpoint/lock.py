@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from neuroshard.config.os_lock import try_lock
 from neuroshard.errors import NeuroShardError, StorageError
 
 if TYPE_CHECKING:
@@ -17,28 +17,6 @@ if TYPE_CHECKING:
 FILE_NAME = "instance.lock"
 LOOPBACK = "127.0.0.1"  # meant by notes of versions that named no host
 _MAX_NOTE_BYTES = 4096
-
-if sys.platform == "win32":
-    import msvcrt
-
-    _LOCKED_BYTE = 1 << 30  # far behind the note: Windows lets nobody read what is locked
-
-    def _try_lock(descriptor: int) -> bool:
-        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-else:
-    import fcntl
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 @dataclass(frozen=True)
@@ -115,7 +93,7 @@ class InstanceLock:
 def _lock_patiently(descriptor: int) -> bool:
     """A look from read_lock_owner holds the lock for an instant: a second try tells it from a node."""
     for _ in range(5):
-        if _try_lock(descriptor):
+        if try_lock(descriptor):
             return True
         time.sleep(0.01)
     return False
@@ -131,7 +109,7 @@ def read_lock_owner(data_dir: Path) -> LockOwner | None:
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}.", "Run as the user of that node.") from error
     try:
-        if _try_lock(descriptor):  # nobody holds it, and closing the file drops it again
+        if try_lock(descriptor):  # nobody holds it, and closing the file drops it again
             return None
         return _read_note(path)
     finally:

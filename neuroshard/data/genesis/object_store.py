@@ -1,0 +1,74 @@
+"""What the writer of a Genesis data set needs of the place it writes to, be it a folder or an object store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType, Protocol
+
+from neuroshard.errors import ConflictError
+
+MAX_OBJECT_BYTES = 256 * 1024 * 1024  # the largest shard has half of it
+Version = NewType("Version", str)  # of one object: other content, other version
+
+
+class Condition(Enum):
+    """What must be there before a write that names no version."""
+
+    ANY = "any"  # or nothing
+    ABSENT = "absent"
+
+
+Expected = Condition | Version
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as it was read."""
+
+    content: bytes
+    version: Version
+
+
+class ObjectStore(Protocol):
+    """Named objects, each replaced as a whole. Names are relative, with forward slashes."""
+
+    @property
+    def description(self) -> str:
+        """The folder or URL, for people."""
+        ...
+
+    def read(self, name: str, max_bytes: int) -> StoredObject | None:
+        """The object, or None when there is none of this name.
+
+        Raises DataError, before anything is read, when it has more than `max_bytes`; StorageError when it cannot be
+        read; DataUnavailableError when the place does not answer now.
+        """
+        ...
+
+    def write(self, name: str, content: bytes, *, expected: Expected = Condition.ANY) -> Version:
+        """Write an object durably: who reads it sees what was there before, or all of `content`.
+
+        Raises ConflictError when what is there is not as `expected`, and then writes nothing; DiskFullError or
+        StorageError when it cannot be written.
+        """
+        ...
+
+
+def put_once(store: ObjectStore, name: str, content: bytes) -> Version:
+    """Write an object that never changes once it is published; the same content that is there already is as good.
+
+    What an interrupted writer left under this name is replaced. Raises ConflictError when it changes meanwhile.
+    """
+    try:
+        return store.write(name, content, expected=Condition.ABSENT)
+    except ConflictError:
+        return put_current(store, name, content, max_bytes=MAX_OBJECT_BYTES)
+
+
+def put_current(store: ObjectStore, name: str, content: bytes, *, max_bytes: int) -> Version:
+    """Write an object unless it has this content already. Raises ConflictError when it changes meanwhile."""
+    there = store.read(name, max_bytes)
+    if there is not None and there.content == content:
+        return there.version
+    return store.write(name, content, expected=Condition.ABSENT if there is None else there.version)

@@ -1,0 +1,16 @@
+"""Places that Genesis data sets are published to."""
+
+from neuroshard.data.genesis.object_store import Condition, Expected, StoredObject, Version
+from neuroshard.genesis.destination.folder import FolderDestination
+from neuroshard.genesis.destination.opening import open_destination
+from neuroshard.genesis.destination.protocol import Destination
+
+__all__ = [
+    "Condition",
+    "Destination",
+    "Expected",
+    "FolderDestination",
+    "StoredObject",
+    "Version",
+    "open_destination",
+]

@@ -1,0 +1,128 @@
+"""A folder of this computer as the place that a data set is published to."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from hashlib import file_digest, sha256
+from pathlib import Path
+
+from neuroshard.config.os_lock import try_lock
+from neuroshard.data.genesis.object_store import Condition, Expected, StoredObject, Version
+from neuroshard.data.storage import storage_error, write_atomically
+from neuroshard.errors import ConflictError, DataError, StorageError
+from neuroshard.genesis.destination.protocol import checked_name, holder_name
+
+LOCK_NAME = ".populator.lock"
+_MAX_NOTE_BYTES = 1024
+
+
+class FolderDestination:
+    """A Destination whose claim is a lock of the operating system. The version of a file is its SHA-256."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder is made by the first write."""
+        self._folder = folder
+        self._lock: int | None = None  # descriptor
+
+    @property
+    def description(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def read(self, name: str, max_bytes: int) -> StoredObject | None:
+        """The file's content, see ObjectStore."""
+        path = self._folder / checked_name(name)
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):  # a pipe would block
+                raise DataError(f"{path} is no file.")
+            if status.st_size > max_bytes:
+                raise DataError(f"{path} has {status.st_size} bytes, at most {max_bytes} were expected.")
+            with path.open("rb") as file:
+                content = file.read(status.st_size)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _cannot_be_read(path, error) from error
+        return StoredObject(content, Version(sha256(content).hexdigest()))
+
+    def write(self, name: str, content: bytes, *, expected: Expected = Condition.ANY) -> Version:
+        """Write the file and read it back, see ObjectStore. Without the claim it is held for this write."""
+        if self._lock is None:
+            with self.claim("a write"):
+                return self.write(name, content, expected=expected)
+        path = self._folder / checked_name(name)
+        if expected is not Condition.ANY and _version_of(path) != expected:
+            raise ConflictError(f"{path} was changed by somebody else.", "Start again to continue from what is there.")
+        write_atomically(path, content)
+        version = Version(sha256(content).hexdigest())
+        if _version_of(path) != version:
+            raise StorageError(f"{path} does not hold what was written.", "Check the disk.")
+        return version
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Files of the folder, see Destination."""
+        try:
+            paths = [path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file()]
+        except OSError as error:
+            raise _cannot_be_read(self._folder, error) from error
+        visible = [path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)]
+        yield from sorted(name for name in visible if name.startswith(prefix))
+
+    @contextmanager
+    def claim(self, purpose: str) -> Generator[None]:
+        """Lock the folder, see Destination."""
+        if self._lock is not None:
+            raise ValueError("this destination holds its claim already")
+        self._lock = _locked(self._folder, purpose)
+        try:
+            yield
+        finally:
+            descriptor, self._lock = self._lock, None
+            os.ftruncate(descriptor, 0)  # the file stays: unlinking it would race with who has it open
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _version_of(path: Path) -> Version | Condition:
+    try:
+        with path.open("rb") as file:
+            return Version(file_digest(file, "sha256").hexdigest())
+    except FileNotFoundError:
+        return Condition.ABSENT
+    except OSError as error:
+        raise _cannot_be_read(path, error) from error
+
+
+def _cannot_be_read(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path} cannot be read: {error.strerror or error}.")
+
+
+def _locked(folder: Path, purpose: str) -> int:
+    """The descriptor of the folder's lock file, locked. Raises ConflictError or StorageError."""
+    path = folder / LOCK_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    try:
+        if try_lock(descriptor):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, holder_name(purpose).encode()[:_MAX_NOTE_BYTES])
+            return descriptor
+        holder = os.read(descriptor, _MAX_NOTE_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        os.close(descriptor)
+        raise StorageError(
+            f"{path} cannot be locked: {error.strerror or error}.", "Use a folder on a local disk."
+        ) from error
+    os.close(descriptor)
+    raise ConflictError(
+        f"{folder} is being written by {holder or 'another process'}.", "Wait until it is done, or end it."
+    )
