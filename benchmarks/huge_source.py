@@ -44,7 +44,9 @@ class HugeSource:
         self.files |= {f"pages/{number:05d}.bin": page for number, page in enumerate(pages)}
 
     @asynccontextmanager
-    async def open(self, name: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
+    async def open(
+        self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
+    ) -> AsyncGenerator[OpenedFile]:
         """One file, whole."""
         data = self.files.get(name)
         if data is None:

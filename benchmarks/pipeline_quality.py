@@ -28,7 +28,7 @@ from neuroshard.data.windows import Batch
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
-from neuroshard.status.snapshot import DataStatus
+from neuroshard.status.data import DataStatus
 from neuroshard.training.assembly import build_stage
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore

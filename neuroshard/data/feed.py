@@ -30,7 +30,7 @@ from neuroshard.data.windows import (
     window_order,
 )
 from neuroshard.errors import DataError, StorageError
-from neuroshard.status.snapshot import DataStatus
+from neuroshard.status.data import DataStatus
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId
 
 _LOG = logging.getLogger(__name__)

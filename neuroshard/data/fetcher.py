@@ -28,7 +28,7 @@ from neuroshard.data.retry import (
 from neuroshard.data.source import ShardSource
 from neuroshard.data.storage import storage_error
 from neuroshard.errors import DataError, DataUnavailableError, StorageError
-from neuroshard.status.snapshot import DownloadStatus
+from neuroshard.status.data import DownloadStatus
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")

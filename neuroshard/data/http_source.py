@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 
 from neuroshard.data.opened_file import OpenedFile
-from neuroshard.data.retry import FileDamagedError, FileMissingError, SourceBusyError
+from neuroshard.data.retry import FileDamagedError, FileMissingError, FileUnchangedError, SourceBusyError
 from neuroshard.errors import DataUnavailableError, UsageError
 
 _MAX_REDIRECTS = 3
 _MAX_VALIDATOR_CHARACTERS = 256
-_OK, _PARTIAL, _BEYOND_THE_END = 200, 206, 416
+_OK, _PARTIAL, _UNCHANGED, _BEYOND_THE_END = 200, 206, 304, 416
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MISSING = frozenset({403, 404, 410})  # object stores answer 403 for a key they do not have
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})")
@@ -48,11 +48,15 @@ class HttpSource:
         return str(self._base).rstrip("/")
 
     @asynccontextmanager
-    async def open(self, name: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
-        """Ask for a file, or for the rest of it by Range with If-Range."""
+    async def open(
+        self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
+    ) -> AsyncGenerator[OpenedFile]:
+        """Ask for a file, for the rest of it by Range with If-Range, or whether it is another one than `known`."""
         headers = {"Accept-Encoding": "identity"}  # sizes and offsets must mean stored bytes
         if offset and validator:
             headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
+        if known:
+            headers |= {"If-None-Match" if known.startswith('"') else "If-Modified-Since": known}
         try:
             response = await self._send(self._base.join(name), headers)
         except httpx.HTTPError as error:
@@ -61,6 +65,8 @@ class HttpSource:
             raise DataUnavailableError(f"{self._base.host} redirects to something that is no URL.") from error
         body = _Body(response)
         try:
+            if known and response.status_code == _UNCHANGED:
+                raise FileUnchangedError(f"{name} did not change.")
             yield _opened(response, body, name, offset if "Range" in headers else 0)
         finally:
             await body.aclose()

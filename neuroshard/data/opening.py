@@ -161,7 +161,7 @@ async def open_genesis(
             request, lambda data: (pinned_manifest(data, pins) or parse_manifest(data, trust), data)
         )
         if pins is not None:
-            manifest = await _pinned_part(fetcher, store, manifest, pins)
+            manifest = await pinned_part(fetcher, store, manifest, pins)
     named = manifest.tokenizers[-1].sha256 if manifest.tokenizers else None
     digest = pins.tokenizer_sha256 if pins else named
     tables = TableLoader(fetcher, store, max_tokenizer_bytes)
@@ -171,24 +171,38 @@ async def open_genesis(
     return genesis
 
 
-async def load_page(fetcher: Fetcher, store: Path, manifest: Manifest, page: int) -> bytes:
-    """The digests of a page, from the store or the source; what the data set grew by since is cut off."""
+async def load_page(
+    fetcher: Fetcher, store: Path, manifest: Manifest, page: int, give_up_after: int | None = None
+) -> bytes:
+    """The digests of a page, from the store or the source; what the data set grew by since is cut off.
+
+    Raises DataError after `give_up_after` answers that were missing or wrong; never without.
+    """
     digest, entries = manifest.pages[page], manifest.page_entries(page)
     copy = store / page_copy(digest)
     stored = _read_copy(copy, digest)
     if stored is not None:
         return stored
     name = page_name(page)
-    request = FileRequest(name, entries * DIGEST_BYTES, MAX_PAGE_BYTES, address=digest)
+    request = FileRequest(name, entries * DIGEST_BYTES, MAX_PAGE_BYTES, give_up_after=give_up_after, address=digest)
     data = await fetcher.fetch_bytes(request, lambda data: checked_page(data, entries, digest, name))
     _keep(copy, data)
     return data
 
 
-async def _pinned_part(fetcher: Fetcher, store: Path, manifest: Manifest, pins: GenesisPins) -> Manifest:
-    """The manifest as it was for the pinned number of shards. Raises DataError when it cannot be that."""
+class OtherDataError(DataError):
+    """A data set that is not the one a run was created with."""
+
+
+async def pinned_part(
+    fetcher: Fetcher, store: Path, manifest: Manifest, pins: GenesisPins, give_up_after: int | None = None
+) -> Manifest:
+    """The manifest as it was for the pinned number of shards. Raises OtherDataError when it cannot be that.
+
+    Raises DataError when a page that tells is missing or wrong `give_up_after` times.
+    """
     if manifest.total_shards < pins.total_shards:
-        raise DataError(
+        raise OtherDataError(
             f"The data set has {manifest.total_shards} shards, but this run was created with {pins.total_shards}.",
             "Use the source that the run was created with.",
         )
@@ -198,21 +212,22 @@ async def _pinned_part(fetcher: Fetcher, store: Path, manifest: Manifest, pins: 
         return replace(manifest, total_shards=pins.total_shards)
     part = manifest
     if manifest.total_shards > pins.total_shards:
-        part = await _cut(fetcher, store, manifest, pins.total_shards)
+        part = await _cut(fetcher, store, manifest, pins.total_shards, give_up_after)
     if part.root() != pins.root:
-        raise DataError(
+        raise OtherDataError(
             "The data set is not the one that this run was created with: its manifest root differs.",
             "Use the source that the run was created with.",
         )
     return part
 
 
-async def _cut(fetcher: Fetcher, store: Path, manifest: Manifest, total_shards: int) -> Manifest:
+async def _cut(
+    fetcher: Fetcher, store: Path, manifest: Manifest, total_shards: int, give_up_after: int | None
+) -> Manifest:
     """The first `total_shards` shards: the last page they touch is a prefix of the present one."""
     last = (total_shards - 1) // PAGE_DIGESTS
-    prefix = (await load_page(fetcher, store, manifest, last))[
-        : manifest.page_entries(last, total_shards) * DIGEST_BYTES
-    ]
+    whole = await load_page(fetcher, store, manifest, last, give_up_after)
+    prefix = whole[: manifest.page_entries(last, total_shards) * DIGEST_BYTES]
     digest = page_digest(prefix)
     _keep(store / page_copy(digest), prefix)
     return replace(

@@ -12,6 +12,10 @@ class FileMissingError(DataUnavailableError):
     """The source answers, but does not have this file."""
 
 
+class FileUnchangedError(DataError):
+    """The file still is the one that was known already: nothing to fetch."""
+
+
 class FileDamagedError(DataError):
     """The source gave something that is not the file it should be."""
 

@@ -12,7 +12,7 @@ from urllib.request import url2pathname
 import anyio
 
 from neuroshard.data.opened_file import OpenedFile
-from neuroshard.data.retry import FileMissingError
+from neuroshard.data.retry import FileMissingError, FileUnchangedError
 from neuroshard.errors import DataError, DataUnavailableError, UsageError
 
 _CHUNK_BYTES = 256 * 1024
@@ -26,9 +26,12 @@ class ShardSource(Protocol):
         """The URL or folder, for people."""
         ...
 
-    def open(self, name: str, offset: int = 0, validator: str | None = None) -> AbstractAsyncContextManager[OpenedFile]:
+    def open(
+        self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
+    ) -> AbstractAsyncContextManager[OpenedFile]:
         """Begin to read a file, continuing at `offset` when it still is the one that `validator` names.
 
+        Raises FileUnchangedError when it still is the one that `known` names, a validator of an earlier reading.
         Raises FileMissingError, SourceBusyError, FileDamagedError or DataUnavailableError, also while reading.
         """
         ...
@@ -50,7 +53,9 @@ class FolderSource:
         return str(self._folder)
 
     @asynccontextmanager
-    async def open(self, name: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
+    async def open(
+        self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
+    ) -> AsyncGenerator[OpenedFile]:
         """Begin to read a file of the folder; a file that changed starts over."""
         path = anyio.Path(self._folder / name)
         try:
@@ -58,6 +63,8 @@ class FolderSource:
                 raise FileMissingError(f"There is no file {path}.")
             state = await path.stat()
             current = f"{state.st_ino}-{state.st_mtime_ns}-{state.st_size}"
+            if known == current:
+                raise FileUnchangedError(f"{path} did not change.")
             start = offset if validator == current and offset <= state.st_size else 0
             async with await anyio.open_file(path, "rb") as file:
                 await file.seek(start)

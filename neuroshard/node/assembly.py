@@ -14,6 +14,7 @@ import anyio.to_thread
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.refresh import SourceWatch
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
@@ -34,7 +35,8 @@ from neuroshard.node.stage import kept_stages
 from neuroshard.node.stage_training import Ground
 from neuroshard.node.startup_stages import DATA, DEMO_DATA, HARDWARE, MODEL, RUN
 from neuroshard.node.tasks import accompanied
-from neuroshard.status.snapshot import DataStatus, MemoryStatus, NodeState
+from neuroshard.status.data import DataStatus
+from neuroshard.status.snapshot import MemoryStatus, NodeState
 from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.compute import ComputeThread
 
@@ -113,6 +115,7 @@ class Assembly:
             self._memory,
             placing.swarm,
             self._sharing.shelf,
+            SourceWatch(data.genesis, run.parameters.genesis),
             windows,
         )
         return ground, stages
@@ -131,7 +134,9 @@ class Assembly:
             raise UsageError("A trainer drives a run of others, and none was found.", HOW_TO_JOIN)
         self._tell_run(data.run, found)
         swarm = self._enter(data.run, fetcher.source.description).swarm
-        return Ground(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, self._sharing.shelf, ())
+        watch = SourceWatch(data.genesis, data.run.parameters.genesis)
+        shelf = self._sharing.shelf
+        return Ground(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, shelf, watch, ())
 
     async def close(self) -> None:
         """End threads, files and connections."""

@@ -16,7 +16,7 @@ from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.data.fetcher import Fetcher, FileRequest
 from neuroshard.data.genesis.layout import MANIFEST_NAME
 from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, UNKNOWN_SOURCE, ManifestTrust, parse_manifest
-from neuroshard.data.opening import Genesis, open_genesis
+from neuroshard.data.opening import Genesis, open_genesis, pinned_part
 from neuroshard.data.source import FolderSource, open_source
 from neuroshard.data.tokenizer import TokenizerTable
 from neuroshard.errors import DataError, DataUnavailableError
@@ -119,9 +119,20 @@ async def _open(fetcher: Fetcher, store: Path, runs: OwnRuns, max_tokenizer_byte
     found = runs.of_data(genesis.pins(table.next_merge_id))
     if found is not None:
         return _of_run(await opened(pins=found.parameters.genesis), found)
+    if run is not None and await _continues(genesis, run.parameters.genesis):
+        return _of_run(await opened(pins=run.parameters.genesis), run)  # the data set and its table grew
     if run is not None:
         log.warning("%s holds other data than before: a new run begins, the old one stays.", fetcher.source.description)
     return OpenedData(genesis, table, None)
+
+
+async def _continues(genesis: Genesis, pins: GenesisPins) -> bool:
+    """Whether a data set begins with what a run pins."""
+    try:
+        await pinned_part(genesis.fetcher, genesis.store, genesis.manifest, pins, give_up_after=OF_A_FOLDER)
+    except DataError:
+        return False
+    return True
 
 
 def _of_run(genesis: Genesis, run: OwnRun) -> OpenedData:

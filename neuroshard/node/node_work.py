@@ -91,6 +91,7 @@ class NodeWork:
             partial(self._further_nodes, ground),
             self._beginning.society.exchange.look_on_shelf,
             HolderWatch(ground.swarm).run,
+            ground.watch.run,
             StageSafety(ground.swarm, partial(training.has_checkpoint, ground)).run,
         ]
         if training.copies is not None:

@@ -12,6 +12,7 @@ from neuroshard.config.settings import Settings
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.refresh import SourceWatch
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.family import parameter_count
@@ -67,6 +68,7 @@ class Ground:
     memory: MemoryStatus
     swarm: StageSwarm
     shelf: DataShelf  # of data for the other nodes
+    watch: SourceWatch  # whether there are newer data
     windows: tuple[StageRange, ...]  # the longest runs of stages that this computer holds
 
 

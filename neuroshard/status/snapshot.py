@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from neuroshard.status.data import DataStatus
 from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.status.rounds import StageRoundsStatus
-from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, ShardRange, WalletId
+from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
 
 
 class NodeState(StrEnum):
@@ -186,46 +187,6 @@ class StageStatus:
     sessions: int
     state_root: str
     last_saved_step: int | None
-
-
-@dataclass(frozen=True)
-class DownloadStatus:
-    """What the data client is fetching, and how it goes."""
-
-    name: str  # "shard_17.pt"
-    bytes_done: int
-    bytes_total: int | None
-    bytes_per_second: float
-    attempt: int
-    error: str | None = None  # last failure, in words
-    retry_at: float | None = None  # seconds since the epoch
-
-
-@dataclass(frozen=True)
-class DataStatus:
-    """Genesis data on this node."""
-
-    source: str  # URL or folder
-    verified: bool  # signed manifest with digest pages
-    explanation: str
-    is_demo: bool = False
-    total_shards: int = 0
-    total_tokens: int = 0
-    held_out_shards: int = 0
-    shard: ShardId | None = None
-    shard_windows_done: int = 0
-    shard_windows_total: int = 0
-    passes: int = 0  # whole passes over the assignment
-    shards_seen: int = 0  # distinct shards trained on so far
-    rotations: int = 0
-    last_rotation_reason: str = ""
-    cached_shards: int = 0
-    cached_bytes: int = 0
-    cache_limit_bytes: int = 0
-    next_shard_ready: bool = False
-    downloads: tuple[DownloadStatus, ...] = ()
-    shared: tuple[ShardRange, ...] = ()  # shards that other nodes can get from here
-    files_from_nodes: int = 0  # that the source did not give
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
-from neuroshard.status.snapshot import DataStatus
+from neuroshard.status.data import DataStatus
 from neuroshard.training.evaluation import PINNED_SEQUENCES
 from neuroshard.training.parts import Feed
 from neuroshard.types import DataPosition

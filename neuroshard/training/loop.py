@@ -11,7 +11,8 @@ import anyio
 
 from neuroshard.errors import NotReadyError, StorageError
 from neuroshard.status.commands import CommandResult, Generate, GenerationSummary
-from neuroshard.status.snapshot import DataStatus, NodeState
+from neuroshard.status.data import DataStatus
+from neuroshard.status.snapshot import NodeState
 from neuroshard.training.composition import Shared, compose
 from neuroshard.training.control import PAUSED_BY_USER, Control, PauseWish
 from neuroshard.training.parts import TrainerParts

@@ -9,7 +9,7 @@ from typing import Protocol
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
-from neuroshard.status.snapshot import DataStatus
+from neuroshard.status.data import DataStatus
 from neuroshard.training.evaluation import PINNED_SEQUENCES
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.generation import TextGenerator

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.optim.schedule import learning_rate_at
+from neuroshard.status.data import DataStatus
 from neuroshard.status.pipeline import PipelineFlow
 from neuroshard.status.snapshot import (
     CheckpointStatus,
-    DataStatus,
     DilocoStatus,
     LossPoint,
     NodeState,

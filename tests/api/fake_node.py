@@ -23,10 +23,10 @@ from neuroshard.status.commands import (
     Shutdown,
     UpdateSettings,
 )
+from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import (
     CheckpointGeneration,
     CheckpointStatus,
-    DataStatus,
     HeldOutPoint,
     LossPoint,
     MemoryStatus,

@@ -23,13 +23,13 @@ from neuroshard.api.views.pipeline import pipeline_view
 from neuroshard.api.views.rounds import rounds_view
 from neuroshard.api.views.training import global_view, history_view, thin_out, verify_view
 from neuroshard.status.board import StatusBoard
+from neuroshard.status.data import DataStatus
 from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import Bottleneck, HopTimes, Passage, PipelineFlow, PipelineStatus, StageLoad
 from neuroshard.status.rounds import PhaseSeconds
 from neuroshard.status.snapshot import (
     CheckpointStatus,
     ConnectionKind,
-    DataStatus,
     DilocoStatus,
     HeldOutPoint,
     LossPoint,

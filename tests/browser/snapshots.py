@@ -6,12 +6,11 @@ import time
 from dataclasses import replace
 from math import exp
 
+from neuroshard.status.data import DataStatus, DownloadStatus
 from neuroshard.status.snapshot import (
     CheckpointGeneration,
     CheckpointStatus,
-    DataStatus,
     DilocoStatus,
-    DownloadStatus,
     HeldOutPoint,
     LossPoint,
     LossTrend,

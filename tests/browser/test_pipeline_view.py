@@ -14,8 +14,9 @@ from playwright.sync_api import Locator, Page, expect
 from swarm_page import stat
 from swarm_snapshots import peer_id
 
+from neuroshard.status.data import DataStatus
 from neuroshard.status.pipeline import PipelineStage, SecondCopy
-from neuroshard.status.snapshot import DataStatus, NodeState, NodeStatus
+from neuroshard.status.snapshot import NodeState, NodeStatus
 
 pytestmark = pytest.mark.browser
 

@@ -15,6 +15,7 @@ import trio
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.refresh import SourceWatch
 from neuroshard.data.source import open_source
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork, Network
@@ -129,7 +130,8 @@ class RealWorld:
         memory = MemoryStatus(500, 500, "given", 0, 0, 0)
         shelf = DataShelf(data_dir / "descriptions")
         room, device = Room(500, "cpu", None, 1e9), Device("cpu", "test")
-        ground = Ground(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, shelf, ())
+        watch = SourceWatch(data.genesis, self.run.parameters.genesis)
+        ground = Ground(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, shelf, watch, ())
         wish = PauseWish()
         training = StageTraining(lambda: made.settings, identity, publisher, startup, wish=wish, is_demo=False)
         made = RealNode(swarm, membership, networking, training, ground, board, publisher, data_dir, settings, wish)

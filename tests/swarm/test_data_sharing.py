@@ -65,7 +65,9 @@ class Cdn:
         self.asked: list[str] = []
 
     @asynccontextmanager
-    async def open(self, name: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
+    async def open(
+        self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
+    ) -> AsyncGenerator[OpenedFile]:
         self.asked.append(name)
         if not self.is_up:
             raise DataUnavailableError("The CDN cannot be reached.")

@@ -16,7 +16,8 @@ from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, Out
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
 from neuroshard.model.tensor_schema import TensorSchema
-from neuroshard.status.snapshot import DataStatus, NodeState
+from neuroshard.status.data import DataStatus
+from neuroshard.status.snapshot import NodeState
 from neuroshard.training.assembly import Stage, build_stage
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore
