@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,18 +28,41 @@ def plan_shards(
 ) -> ShardPlan:
     """At least 16 shards, none larger than the maximum. Raises DataError when the text is too short for that."""
     if total_tokens < MIN_SHARDS * min_shard_tokens:
-        raise DataError(
-            f"The text has only {total_tokens:,} tokens; at least {MIN_SHARDS * min_shard_tokens:,} are needed.",
-            "Add more text: about 100 kB is the least, a few megabytes are good.",
-        )
+        raise _too_little(total_tokens, min_shard_tokens)
     shard_count = max(MIN_SHARDS, -(-total_tokens // max_shard_tokens))
     return ShardPlan(shard_count, total_tokens // shard_count)
+
+
+def common_shard_tokens(supplies: Sequence[tuple[int, int]], max_shard_tokens: int = MAX_SHARD_TOKENS) -> int:
+    """The largest size, up to the maximum, at which sources with (tokens, most shards) together fill at least 16 shards.
+
+    Every shard has tokens of one source only. Raises DataError when there is too little text for that.
+    """
+
+    def shards(size: int) -> int:
+        return sum(min(most, tokens // size) for tokens, most in supplies)
+
+    if shards(MIN_SHARD_TOKENS) < MIN_SHARDS:
+        total = sum(tokens for tokens, _ in supplies)
+        raise _too_little(total, MIN_SHARD_TOKENS)
+    smallest, beyond = MIN_SHARD_TOKENS, max_shard_tokens + 1
+    while beyond - smallest > 1:
+        size = (smallest + beyond) // 2
+        smallest, beyond = (size, beyond) if shards(size) >= MIN_SHARDS else (smallest, size)
+    return smallest
 
 
 def cut_shards(ids: NDArray[np.uint32], plan: ShardPlan) -> Iterable[NDArray[np.uint32]]:
     """Consecutive pieces of ids (n,), each of shape (tokens_per_shard,)."""
     used = plan.shard_count * plan.tokens_per_shard
     return ids[:used].reshape(plan.shard_count, plan.tokens_per_shard)
+
+
+def _too_little(total_tokens: int, min_shard_tokens: int) -> DataError:
+    return DataError(
+        f"The text has only {total_tokens:,} tokens; at least {MIN_SHARDS * min_shard_tokens:,} are needed.",
+        "Add more text: about 100 kB is the least, a few megabytes are good.",
+    )
 
 
 def default_merge_count(text_bytes: int) -> int:
