@@ -54,3 +54,7 @@ class TooLittleMemoryError(UsageError):
 
 class NotReadyError(NeuroShardError):
     """The node is still starting or has stopped; the same call may work later."""
+
+
+class StoppedError(NeuroShardError):
+    """Work that somebody stopped before it was done; the same command goes on with it."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 import sys
 from enum import IntEnum
 
-from neuroshard.errors import DataError, NetworkRefusedError, NeuroShardError, StorageError, TokenError, UsageError
+from neuroshard.errors import (
+    DataError,
+    NetworkRefusedError,
+    NeuroShardError,
+    StoppedError,
+    StorageError,
+    TokenError,
+    UsageError,
+)
 
 
 class ExitCode(IntEnum):
@@ -18,6 +26,7 @@ class ExitCode(IntEnum):
     NETWORK = 4
     STORAGE = 5
     DATA = 6
+    STOPPED = 130  # as shells have it for Ctrl+C
 
 
 # The first class that matches decides.
@@ -27,6 +36,7 @@ _EXIT_CODES: tuple[tuple[type[NeuroShardError], ExitCode], ...] = (
     (NetworkRefusedError, ExitCode.NETWORK),
     (StorageError, ExitCode.STORAGE),
     (DataError, ExitCode.DATA),
+    (StoppedError, ExitCode.STOPPED),
 )
 
 

@@ -3,63 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from neuroshard.cli.options import AsJson, DataDir, given
+from neuroshard.cli import genesis_build
+from neuroshard.cli.options import AsJson
 
 app = typer.Typer(help="Make, check and serve training data.", no_args_is_help=True)
 
 FolderArgument = Annotated[Path, typer.Argument(help="A Genesis folder.")]
 
 
-@app.command("build")
-def build(
-    text: Annotated[Path, typer.Option("--text", metavar="FOLDER", help="Folder with text files.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The Genesis folder to make.")],
-    vocabulary: Annotated[
-        int | None, typer.Option(metavar="N", help="Token ids in all, up to 32000. (default: by the size of the text)")
-    ] = None,
-    token: Annotated[str | None, typer.Option(help="Wallet that signs the data; NEUROSHARD_TOKEN is better.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Turn text files into signed, tokenised shards that a node can train on."""
-    from neuroshard.config.loading import load_settings
-    from neuroshard.genesis import BuildOptions, FolderText, build_genesis
-    from neuroshard.node.identity import wallet_of
-
-    wallet, _, _ = wallet_of(load_settings(given(token=token, token_file=token_file, data_dir=data_dir)))
-    shown = _ProgressLine()
-    built = build_genesis(
-        FolderText(text),
-        out,
-        wallet,
-        now=datetime.now(UTC).isoformat(timespec="seconds"),
-        options=BuildOptions(vocabulary=vocabulary),
-        progress=shown.show,
-    )
-    shown.end()
-    report = built.report
-    if as_json:
-        typer.echo(report.to_json().decode())
-        return
-    verb = "Already there" if built.is_reused else "Built"
-    typer.echo(
-        f"{verb}: {report.tokens:,} tokens in {report.shards} shards from {report.documents:,} documents "
-        f"({report.text_bytes / 1e6:.1f} MB), vocabulary {report.vocabulary:,}, signed by wallet {wallet.wallet_id}."
-    )
-    if built.has_default_run and not built.is_reused:
-        typer.echo(
-            "The default run that was published here stays. Where the data changed, nodes cannot join it with them:"
-        )
-        typer.echo(f"then publish another one: neuroshard run publish RUN --genesis {out}")
-    typer.echo(f"Train on it: neuroshard --genesis {out}")
+app.command("build")(genesis_build.build)
 
 
 @app.command("verify")
@@ -107,21 +64,3 @@ def serve(
         typer.echo(f"Serving {folder} at {server.url} ; train with: neuroshard --genesis {server.url}")
         while not stopped.wait(0.5):  # in short turns, so that signals are delivered on every system
             pass
-
-
-class _ProgressLine:
-    """One line on a terminal that changes; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._wanted = sys.stderr.isatty()
-
-    def show(self, stage: str, fraction: float) -> None:
-        """Tell how far the build is."""
-        if self._wanted:
-            sys.stderr.write(f"\r{stage:10} {fraction:4.0%}")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Clear the line."""
-        if self._wanted:
-            sys.stderr.write("\r" + " " * 16 + "\r")

@@ -34,18 +34,20 @@ def plan_shards(
 
 
 def common_shard_tokens(supplies: Sequence[tuple[int, int]], max_shard_tokens: int = MAX_SHARD_TOKENS) -> int:
-    """The largest size, up to the maximum, at which sources with (tokens, most shards) together fill at least 16 shards.
+    """The largest size, up to the maximum, at which sources with (tokens, most shards) fill 16 shards or more.
 
-    Every shard has tokens of one source only. Raises DataError when there is too little text for that.
+    Every shard has tokens of one source only; each source with a 256th of the tokens fills at least one. Raises
+    DataError when there is too little text for that.
     """
+    total = sum(tokens for tokens, _ in supplies)
+    represented = [tokens for tokens, _ in supplies if tokens >= max(MIN_SHARD_TOKENS, total / 256)]
 
     def shards(size: int) -> int:
         return sum(min(most, tokens // size) for tokens, most in supplies)
 
     if shards(MIN_SHARD_TOKENS) < MIN_SHARDS:
-        total = sum(tokens for tokens, _ in supplies)
         raise _too_little(total, MIN_SHARD_TOKENS)
-    smallest, beyond = MIN_SHARD_TOKENS, max_shard_tokens + 1
+    smallest, beyond = MIN_SHARD_TOKENS, min(max_shard_tokens, *represented) + 1
     while beyond - smallest > 1:
         size = (smallest + beyond) // 2
         smallest, beyond = (size, beyond) if shards(size) >= MIN_SHARDS else (smallest, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -45,6 +45,25 @@ from neuroshard.identity.signing import Signer
 from neuroshard.types import ShardId
 
 
+@dataclass(frozen=True)
+class Unpublished:
+    """Shards that an interrupted writer left at a place: the newest ones of `total_shards`, by their SHA-256."""
+
+    total_shards: int = 0
+    digests: tuple[bytes, ...] = ()
+    total_size_bytes: int = 0  # of all shards
+
+    def after(self, published_shards: int) -> tuple[bytes, ...]:
+        """Digests of the shards that no manifest names. Raises DataError when some of them are not known."""
+        first = self.total_shards - len(self.digests)
+        if self.total_shards and not first <= published_shards <= self.total_shards:
+            raise DataError(
+                f"The manifest names {published_shards} shards, the populator's checkpoints {self.total_shards}.",
+                "Restore the newest of both files.",
+            )
+        return self.digests[published_shards - first :] if self.total_shards else ()
+
+
 class GenesisWriter:
     """Adds shards to a data set; `finish` publishes them: shards are there first, then pages, then the manifest.
 
@@ -53,7 +72,14 @@ class GenesisWriter:
     changes nothing that a manifest names; hold the destination's claim to have it sooner.
     """
 
-    def __init__(self, store: ObjectStore, *, tokens_per_shard: int = DEFAULT_SHARD_TOKENS) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        tokens_per_shard: int = DEFAULT_SHARD_TOKENS,
+        unpublished: Unpublished = Unpublished(),
+    ) -> None:
+        """Raises DataError when `unpublished` does not fit what is published."""
         self._store = store
         self._previous, self._manifest_version = _existing_manifest(store)
         self.tokens_per_shard = tokens_per_shard
@@ -62,6 +88,10 @@ class GenesisWriter:
             self.tokens_per_shard = self._previous.tokens_per_shard or tokens_per_shard
             self._digests = _existing_digests(store, self._previous)
         self._size_bytes = self._previous.total_size_bytes if self._previous else 0
+        left = unpublished.after(self.shard_count)
+        if left:
+            self._digests += b"".join(left)
+            self._size_bytes = unpublished.total_size_bytes
 
     @property
     def published(self) -> Manifest | None:
@@ -72,6 +102,15 @@ class GenesisWriter:
     def shard_count(self) -> int:
         """Shards of the data set, those added but not yet published included."""
         return len(self._digests) // DIGEST_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all those shards."""
+        return self._size_bytes
+
+    def digest(self, shard: ShardId) -> bytes:
+        """SHA-256 of a shard's file."""
+        return bytes(self._digests[shard * DIGEST_BYTES : (shard + 1) * DIGEST_BYTES])
 
     def add_shard(self, ids: NDArray[np.integer[Any]]) -> ShardId:
         """Write one shard, shape (tokens_per_shard,); `finish` publishes it."""

@@ -1,4 +1,4 @@
-"""From a source's records to batches of text for the tokeniser, each with a mark that says where the source then stands.
+"""From a source's records to batches of text for the tokeniser, each with a mark that says where the source stands.
 
 A batch holds a bounded number of characters; a long document is cut into pieces that together have the same tokens as
 the whole. Where batches end depends on the documents alone, so reading again from any mark gives the same batches.

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class EncodingPool:
         self._processes.shutdown(wait=True, cancel_futures=True)
         self._folder.cleanup()
 
-    def encode(self, batches: Iterable[TextBatch]) -> Iterator[EncodedBatch]:
+    def encode(self, batches: Iterable[TextBatch]) -> Generator[EncodedBatch]:
         """Every batch in its turn; a bounded number of them is on the way. Raises NeuroShardError if a process dies."""
         on_the_way: deque[tuple[Future[tuple[Ids, int]], Mark]] = deque()
         try:
@@ -100,8 +100,9 @@ def _tokenizer(table_file: Path) -> Tokenizer:
 
 
 def _prepare_worker() -> None:
-    """Leave Ctrl+C to the main process, and end when that is gone: a killed one cannot say good-bye."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Leave signals to the main process, and end when that is gone: a killed one cannot say good-bye."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # either may be sent to all processes of a group
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -91,16 +91,15 @@ class Ledger:
         self, table: TokenizerTable, merges: Mapping[str, int], sources: Sequence[SourceConfiguration]
     ) -> None:
         """The table of all further shards, for which each source was asked for so many merges."""
-        before = self._now.sources if self._now else {}
+        known = self._now or Checkpoints(table.sha256, table.next_merge_id)
         asked = self.asked_merges()
-        taken = dict(before)
+        taken = dict(known.sources)
         for source in sources:
             most = max(merges.get(source.name, 0), asked.get(source.name, 0))
-            entry = before.get(source.name) or SourceCheckpoint(source.origin, source.target_shards)
+            entry = taken.get(source.name) or SourceCheckpoint(source.origin, source.target_shards)
             taken[source.name] = replace(entry, target_shards=source.target_shards, merges=most)
         self._table_json = table.to_json()
         put_once(self._destination, archived_tokenizer_name(table.sha256), self._table_json)
-        known = self._now or Checkpoints(table.sha256, table.next_merge_id)
         self._now = replace(
             known, tokenizer_sha256=table.sha256, next_merge_id=table.next_merge_id, sources=taken
         )  # fmt: skip

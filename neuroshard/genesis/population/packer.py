@@ -32,6 +32,11 @@ class Packer:
         self._batches = deque([(leftover, mark)])
         self.tokens = len(leftover)
 
+    @property
+    def reached(self) -> Mark:
+        """Where the source stands after all that was added."""
+        return self._batches[-1][1]
+
     def add(self, ids: Ids, mark: Mark) -> None:
         """Take one batch (n,), after which the source stands at the mark."""
         self._batches.append((ids, mark))

@@ -7,26 +7,29 @@ is left when a source ends waits until it grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
 from neuroshard.data.tokenizer import TokenizerTable
-from neuroshard.errors import DataError
 from neuroshard.genesis.destination import Destination
 from neuroshard.genesis.packing import MIN_SHARDS, common_shard_tokens
-from neuroshard.genesis.population.batches import text_batches
 from neuroshard.genesis.population.encoding import EncodedBatch, EncodingPool
-from neuroshard.genesis.population.feed import PAUSES_SECONDS, BuildStoppedError, PatientReader
+from neuroshard.genesis.population.feed import PAUSES_SECONDS, Feed, PatientReader, stopped
 from neuroshard.genesis.population.ledger import Ledger
 from neuroshard.genesis.population.packer import Packer
 from neuroshard.genesis.population.progress import ProgressPrinter, SourceStatus
 from neuroshard.genesis.population.source_log import SourceLog
 from neuroshard.genesis.population.vocabulary import grow_table, merge_shares, sample
-from neuroshard.genesis.sources import PopulationConfiguration, SourceConfiguration, SourceFailureError, open_source
-from neuroshard.genesis.sources.records import DocumentSource
+from neuroshard.genesis.sources import (
+    DocumentSource,
+    PopulationConfiguration,
+    Position,
+    SourceFailureError,
+    open_source,
+)
 from neuroshard.identity.signing import Signer
 
 
@@ -57,6 +60,7 @@ class PopulationReport:
 
     shards: int
     tokens: int
+    tokens_per_shard: int  # 0 as long as there are none
     vocabulary: int
     shards_by_source: dict[str, int]
     is_stopped: bool
@@ -74,100 +78,188 @@ def populate(
 
     Raises DataError for sources that cannot be used, UsageError when a library is missing, StorageError and
     DiskFullError when the destination cannot be written, ConflictError when somebody else writes to it,
-    BuildStoppedError when it was stopped before the first tokens.
+    StoppedError when it was stopped before the first tokens.
     """
-    with destination.claim("genesis build"), ExitStack() as open_logs:
-        return _Population(configuration, destination, signer, options, surroundings, open_logs).run()
+    with destination.claim("genesis build"), ExitStack() as stack:
+        logs = {
+            source.name: stack.enter_context(SourceLog(options.logs, source.name)) for source in configuration.active()
+        }
+        ledger = Ledger(destination, signer, surroundings.date)
+        return _Population(configuration, ledger, options, surroundings, logs).run()
 
 
-class _Source:
-    """An active source with all that its run needs."""
+@dataclass
+class _SourceRun:
+    """An active source with what was read of it in this run."""
 
-    def __init__(self, configuration: SourceConfiguration, opened: DocumentSource, log: SourceLog) -> None:
-        self.name = configuration.name
-        self.target_shards = configuration.target_shards
-        self.opened = opened
-        self.log = log
-        self.packer: Packer | None = None
-        self.tokens = 0
-        self.text_bytes = 0
-        self.started: float | None = None
+    name: str
+    target_shards: int
+    opened: DocumentSource
+    log: SourceLog
+    packer: Packer
+    tokens: int = 0
+    text_bytes: int = 0
+    seconds: float = 0.0
+
+    def take(self, encoded: EncodedBatch) -> None:
+        self.packer.add(encoded.ids, encoded.mark)
+        self.tokens += len(encoded.ids)
+        self.text_bytes += encoded.text_bytes
 
 
 class _Population:
+    """One run of the populator over its sources."""
+
     def __init__(
         self,
         configuration: PopulationConfiguration,
-        destination: Destination,
-        signer: Signer,
+        ledger: Ledger,
         options: PopulationOptions,
         surroundings: Surroundings,
-        open_logs: ExitStack,
+        logs: Mapping[str, SourceLog],
     ) -> None:
-        self._configuration = configuration
+        self._vocabulary = configuration.vocabulary
+        self._most_shard_tokens = configuration.tokens_per_shard
+        self._active = configuration.active()
+        self._ledger = ledger
         self._options = options
         self._surroundings = surroundings
-        self._stop = surroundings.stop
-        self._active = configuration.active()
-        self._ledger = Ledger(destination, signer, surroundings.date)
-        self._ledger.take_sources(self._active)
+        self._logs = logs
         follows = options.follow_seconds is not None
-        self._sources = [
-            _Source(source, open_source(source, follows=follows), open_logs.enter_context(SourceLog(options.logs, source.name)))
-            for source in self._active
-        ]  # fmt: skip
-        self._failures: dict[str, SourceFailureError] = {}
+        self._opened = {source.name: open_source(source, follows=follows) for source in self._active}
+        self._runs: list[_SourceRun] = []
+        self._failures: dict[str, str] = {}
         self._published_at = surroundings.clock()
 
     def run(self) -> PopulationReport:
-        table = self._learned(self._ledger.load_table())
+        """Vocabulary, then all sources, then again while they are followed."""
+        self._ledger.take_sources(self._active)
+        table = self._learn(self._ledger.load_table())
+        checkpoints = self._ledger.checkpoints
+        for source in self._active:
+            at = checkpoints.sources[source.name]
+            packer = Packer(at.mark, at.leftover)
+            log, opened = self._logs[source.name], self._opened[source.name]
+            self._runs.append(_SourceRun(source.name, source.target_shards, opened, log, packer))
         with EncodingPool(table, self._options.workers) as pool:
             while True:
                 self._pass(pool)
                 self._ledger.publish()
                 wait = self._options.follow_seconds
-                if wait is None or self._stop.wait(wait):
-                    return self._report()
+                if wait is None or self._surroundings.stop.wait(wait):
+                    return self._report(table)
 
-    def _learned(self, table: TokenizerTable | None) -> TokenizerTable:
-        """The table, grown by what sources are to teach that were not asked before."""
-        vocabulary, asked = self._configuration.vocabulary, self._ledger.asked_merges()
-        if table is not None and self._ledger.checkpoints.tokens_per_shard is not None:
-            self._open_writer(self._ledger.checkpoints.tokens_per_shard)
-            self._ledger.publish()  # so that the manifest knows with which table its newest shards were made
-        shares = merge_shares(self._active, vocabulary)
+    def _learn(self, table: TokenizerTable | None) -> TokenizerTable:
+        """The table, grown by what sources are to teach that they were not asked for before."""
+        size = self._ledger.checkpoints.tokens_per_shard if table is not None else None
+        if size is not None:
+            self._ledger.open_writer(size)
+            self._ledger.publish()  # with the table that the newest shards were made with
+        asked = self._ledger.asked_merges()
+        shares = merge_shares(self._active, self._vocabulary)
         wanted = {name: share - asked.get(name, 0) for name, share in shares.items()}
-        by_name = {source.name: source for source in self._sources}
-
-        def samples(name: str) -> list[str]:
-            reader = self._reader(by_name[name], {})
-            return list(sample(reader.records(), vocabulary.sample_documents))
-
-        grown = grow_table(table, wanted, samples, vocabulary.merges, self._learning)
+        grown = grow_table(table, wanted, self._samples, self._vocabulary.merges, self._learning)
         self._ledger.take_table(grown, shares, self._active)
         return grown
 
+    def _samples(self, name: str) -> Iterator[str]:
+        return sample(self._reader(name, {}).records(), self._vocabulary.sample_documents)
+
     def _learning(self, source: str, fraction: float) -> None:
-        if self._stop.is_set():
-            raise BuildStoppedError
+        if self._surroundings.stop.is_set():
+            raise stopped()
         self._surroundings.progress.learning(source, fraction)
 
-    def _reader(self, source: _Source, position: object) -> PatientReader:
-        return PatientReader(
-            source.opened, position, log=source.log, stop=self._stop, pauses=self._options.pauses_seconds
-        )
+    def _reader(self, name: str, position: Position) -> PatientReader:
+        pauses, stop = self._options.pauses_seconds, self._surroundings.stop
+        return PatientReader(self._opened[name], position, log=self._logs[name], stop=stop, pauses=pauses)
 
     def _pass(self, pool: EncodingPool) -> None:
         """Every source once, as far as it goes."""
         self._failures.clear()
-        for source in self._sources:
-            try:
-                self._populate(source, pool)
-            except SourceFailureError as error:
-                source.log.say(f"given up for now: {error}")
-                self._surroundings.progress.say(f"{source.name}: {error}")
-                self._failures[source.name] = error
-            if self._stop.is_set():
+        for run in self._runs:
+            self._populate(run, pool)
+            if self._surroundings.stop.is_set():
                 return
-        if self._ledger.checkpoints.tokens_per_shard is None:
-            self._settle_small()
+        if self._size is None and not self._failures:
+            supplies = [(run.packer.tokens, run.target_shards) for run in self._runs]
+            self._settle(common_shard_tokens(supplies, self._most_shard_tokens))
+
+    def _populate(self, run: _SourceRun, pool: EncodingPool) -> None:
+        self._make_shards(run)  # what is left over from before may be enough for some
+        if self._has_enough(run):
+            return
+        began, before = self._surroundings.clock(), run.seconds
+        reached = run.packer.reached
+        feed = Feed(self._reader(run.name, reached.position), reached, run.log)
+        run.log.say(f"reading on after {reached.documents:,} documents")
+        with closing(pool.encode(feed.batches())) as encoded_batches:
+            for encoded in encoded_batches:
+                run.take(encoded)
+                run.seconds = before + self._surroundings.clock() - began
+                self._make_shards(run)
+                self._surroundings.progress.tokenising(self._status(run))
+                if self._has_enough(run):
+                    break
+        if isinstance(feed.ended_by, SourceFailureError):
+            self._failures[run.name] = str(feed.ended_by)
+            self._surroundings.progress.say(f"{run.name}: {feed.ended_by}")
+        run.log.say(
+            f"{feed.ended_by or 'read'}: {self._status(run).line()}, {run.packer.reached.skipped:,} passed over"
+        )
+
+    @property
+    def _size(self) -> int | None:
+        return self._ledger.checkpoints.tokens_per_shard
+
+    def _shards(self, run: _SourceRun) -> int:
+        return self._ledger.checkpoints.sources[run.name].shards
+
+    def _has_enough(self, run: _SourceRun) -> bool:
+        waiting = run.packer.tokens // (self._size or self._most_shard_tokens)
+        return self._shards(run) + waiting >= run.target_shards
+
+    def _make_shards(self, run: _SourceRun) -> None:
+        """Those that are full; before there is enough for a whole data set their size is not settled."""
+        size = self._most_shard_tokens
+        if self._size is not None:
+            self._write_shards(run, self._size)
+        elif sum(min(other.target_shards, other.packer.tokens // size) for other in self._runs) >= MIN_SHARDS:
+            self._settle(size)
+
+    def _settle(self, size: int) -> None:
+        self._ledger.open_writer(size)
+        for run in self._runs:
+            self._write_shards(run, size)
+
+    def _write_shards(self, run: _SourceRun, size: int) -> None:
+        while run.packer.tokens >= size and self._shards(run) < run.target_shards:
+            self._ledger.add_shard(run.name, run.packer.cut(size))
+            now = self._surroundings.clock()
+            if now - self._published_at >= self._options.publish_seconds:
+                self._ledger.publish()
+                self._published_at = now
+
+    def _status(self, run: _SourceRun) -> SourceStatus:
+        return SourceStatus(
+            source=run.name,
+            shards=self._shards(run),
+            target_shards=run.target_shards,
+            tokens_per_shard=self._size or self._most_shard_tokens,
+            tokens=run.tokens,
+            text_bytes=run.text_bytes,
+            documents=run.packer.reached.documents,
+            seconds=run.seconds,
+        )
+
+    def _report(self, table: TokenizerTable) -> PopulationReport:
+        now = self._ledger.checkpoints
+        return PopulationReport(
+            shards=now.total_shards,
+            tokens=now.total_shards * (now.tokens_per_shard or 0),
+            tokens_per_shard=now.tokens_per_shard or 0,
+            vocabulary=table.next_merge_id,
+            shards_by_source={name: source.shards for name, source in now.sources.items()},
+            is_stopped=self._surroundings.stop.is_set(),
+            failures=dict(self._failures),
+        )
