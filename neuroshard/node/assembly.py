@@ -25,13 +25,13 @@ from neuroshard.node.cores import default_threads
 from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
 from neuroshard.node.data_sharing import DataSharing
 from neuroshard.node.demo import DemoData, DemoOptions
+from neuroshard.node.held_stages import kept_stages
 from neuroshard.node.own_run import OwnRun, OwnRuns
 from neuroshard.node.placing import Placing, windows_of
 from neuroshard.node.probe import Device, choose_device, matmul_flops_per_second
 from neuroshard.node.proposal import Room, propose, propose_demo, run_parameters
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.run_choice import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, NoRun, RunFinder, not_joinable
-from neuroshard.node.stage import kept_stages
 from neuroshard.node.stage_training import Ground
 from neuroshard.node.startup_stages import DATA, DEMO_DATA, HARDWARE, MODEL, RUN
 from neuroshard.node.tasks import accompanied

@@ -6,19 +6,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
-from neuroshard.model.stage_plan import StagePlan
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.probe import Device
 from neuroshard.node.stage_memory import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.training.assembly import Stage, build_stage
 from neuroshard.training.checkpoint.limits import StorageLimits
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
@@ -40,8 +37,6 @@ from neuroshard.training.transfer.space import folders_of_states
 from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
-
-TOGETHER_SECONDS = 600.0  # checkpoints of stages that one node held at the same time lie no further apart
 
 
 @dataclass(frozen=True)
@@ -194,27 +189,6 @@ def _outer_part(
     )
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
     return outer, group, snapshots, vote
-
-
-def kept_stages(data_dir: Path, identity: NodeIdentity, run: OwnRun) -> StageRange | None:
-    """The stages of the run whose checkpoints this node has; of several groups the one that was written last."""
-    parameters = run.parameters
-    plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
-    written = dict[int, float]()
-    for index, layers in enumerate(plan):
-        folder = stage_folder(data_dir, identity.wallet_id, run.run_id, layers)
-        times = [file.stat().st_mtime for file in folder.glob("step-*.json")]
-        if times:
-            written[index] = max(times)
-    if not written:
-        return None
-    newest = max(written, key=lambda index: written[index])
-    start = stop = newest
-    while start - 1 in written and abs(written[start - 1] - written[newest]) < TOGETHER_SECONDS:
-        start -= 1
-    while stop + 1 in written and abs(written[stop + 1] - written[newest]) < TOGETHER_SECONDS:
-        stop += 1
-    return StageRange(start, stop + 1)
 
 
 def _outer_parameters(versions: Callable[[int], RunParameters]) -> Callable[[int], OuterOptimization]:

@@ -17,6 +17,7 @@ from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.family import parameter_count
 from neuroshard.node.data_opening import OpenedData
+from neuroshard.node.held_stages import note_stages
 from neuroshard.node.joining import Joining
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.placing import megabytes_for
@@ -145,6 +146,7 @@ class StageTraining:
         with self._startup.stage(CHECKPOINT):
             swarm.go_to(None)  # it is there: from now on others count on this node
             lives = await self._bring_up_all(ground, stages)
+            self._publisher.warn(*note_stages(self._settings.data_dir, self._identity, run, stages))
         self._has_begun = True
         self._publisher.warn(*steps_behind([live.stage for live in lives]))
         for live in lives:

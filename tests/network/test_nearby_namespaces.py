@@ -85,10 +85,8 @@ def test_whole_nodes_meet_with_no_other_configuration() -> None:
     ):
         assert said(first, "addresses")[0].startswith(f"/ip4/{NEAR}/")
         assert said(second, "addresses")[0].startswith(f"/ip4/{FAR}/")
-        both_up = time.monotonic()
         assert said(first, "met") == [identity(2).node_id]
         assert said(second, "met") == [identity(1).node_id]
-        assert time.monotonic() - both_up < 8
 
 
 def test_a_node_on_loopback_sends_nothing_to_others() -> None:

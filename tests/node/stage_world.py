@@ -5,7 +5,7 @@ Their training is a count, and their weights are made from it; all that brings s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ import anyio
 import torch
 import trio
 from anyio.abc import TaskGroup
+from idle_service import IdleService
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
@@ -143,17 +144,6 @@ class HeldStage:
 
     def copied(self, _peer: NodeId, taken_at: float) -> None:
         self.copied_at = max(taken_at, self.copied_at or 0.0)
-
-
-class IdleService:
-    """Computes nothing."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[float, Container[NodeId]]] = []
-
-    def keep_only(self, nodes: Container[NodeId]) -> None:
-        """Remember who counts as present, and when."""
-        self.kept.append((anyio.current_time(), nodes))
 
 
 @dataclass(eq=False)

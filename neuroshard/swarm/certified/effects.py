@@ -114,6 +114,7 @@ class GiveUp:
     reason: str
 
 
-Job: TypeAlias = MakeStatistics | Judge | Reduce | Check
+Computation: TypeAlias = MakeStatistics | Judge | Reduce
+Job: TypeAlias = Computation | Check
 Answer: TypeAlias = Mapping[int, bytes] | Judged | Checked
 Effect: TypeAlias = Say | Persist | Job | Accuse | Complete | GiveUp

@@ -73,7 +73,7 @@ class Exchange:
         self._everybody = setting.everybody | set(self._order)
         upload = {node: intent.upload for node, intent in self._intents.items()}
         self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, round_id)]
-        self._is_judging = False
+        self._is_stating = self._is_judging = False
         self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
         self._claims: dict[tuple[NodeId, int], bytes] = {}  # of results
@@ -190,11 +190,12 @@ class Exchange:
 
     def made_statistics(self, statistics: Mapping[int, Encoded]) -> list[Effect]:
         """The own statistics are ready."""
+        self._is_stating = False
         if not statistics:
             return []
         digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(statistics.items()))
         said = StatementSaid(self._setting.sign(Statement(self.round_id, digests)), statistics)
-        return [Say(self.others, said), *self.take_statement(said), *self._reduce(statistics)]
+        return [Say(self.others, said), *self.take_statement(said), *self._reduce(statistics), *self._state()]
 
     def judged(self, judged: Judged) -> list[Effect]:
         """The verdict is there."""
@@ -231,16 +232,18 @@ class Exchange:
         return one.is_redone or one.reducers.first == self._setting.self_id
 
     def _state(self) -> list[Effect]:
-        """Make the statistics of all own slices once everybody's parts are here, of later ones as they come whole."""
-        own = [one for one in self._slices if self._setting.self_id in one.reducers]
+        """Make the statistics of own slices of which everybody's parts are here, while others are still on their way.
+
+        One such job at a time: what comes whole meanwhile goes into the next one, and few statements are said.
+        """
         whole = [
             (index, one)
             for index, one in enumerate(self._slices)
             if not one.is_stated and self._reduces(one) and len(one.parts) == len(self._order)
         ]
-        is_late = any(one.is_redone for _, one in whole)
-        if not whole or (not is_late and any(len(one.parts) < len(self._order) for one in own)):
+        if not whole or self._is_stating:
             return []
+        self._is_stating = True
         for _, one in whole:
             one.is_stated = True
         return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole})]
@@ -271,10 +274,20 @@ class Exchange:
         return tuple(self._intents[node].sequences for node in self._order)
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
+        """A job for each message of results that this node sends, so that one travels while the next is made.
+
+        What it only tells the digests of comes last.
+        """
         if self._reduction is None:
             return []
-        rows = {index: self._rows(self._slices[index]) for index in indices}
-        return [Reduce(self.round_id, rows, self._reduction)] if rows else []
+        sizes = {index: self._slices[index].parts[self._order[0]] for index in indices}
+        sent = {index: part for index, part in sizes.items() if self._sends(self._slices[index])}
+        told = {index: part for index, part in sizes.items() if index not in sent}
+        return [
+            Reduce(self.round_id, {index: self._rows(self._slices[index]) for index in some}, self._reduction)
+            for some in (*in_messages(sent), told)
+            if some
+        ]
 
     def _reduced_by(self, reducer: NodeId, body: Statement | Result) -> Iterable[tuple[int, _Slice, str]]:
         for index, digest in body.digests:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -18,16 +19,13 @@ from neuroshard.network import ScoreReason
 from neuroshard.swarm.certified.bodies import MAX_CALLED
 from neuroshard.swarm.certified.effects import (
     Accuse,
-    Answer,
     Check,
     Checked,
     Complete,
+    Computation,
     Effect,
     GiveUp,
-    Judge,
-    MakeStatistics,
     Persist,
-    Reduce,
     Say,
     VoteRecord,
 )
@@ -106,6 +104,8 @@ class RoundActor:
         self._records: dict[str, VoteRecord] = {}  # what was written down, by step id; the newest last
         self._archive: dict[str, Quorum] = {}  # certificates of the steps that have ended, by id
         self._tasks: TaskGroup | None = None
+        self._jobs: deque[tuple[_Running, Computation]] = deque()  # one at a time: the first one's results leave first
+        self._job_waiting = anyio.Event()
 
     async def load(self) -> Sequence[Quorum]:
         """Read what this node has voted, and how the last steps have ended. Raises StorageError."""
@@ -122,6 +122,7 @@ class RoundActor:
             try:
                 tasks.start_soon(self.mail.run)
                 tasks.start_soon(self._tick)
+                tasks.start_soon(self._compute)
                 await self._carry_out()
             finally:
                 self._tasks = None
@@ -290,21 +291,28 @@ class RoundActor:
                 _LOG.warning("Node %s broke its word in a round: %s", node, what)
                 self._around.report(node, ScoreReason.BROKEN_WORD)
                 await self._is_written(lambda: book.keep_proof(effect), "The round goes on.")
-            case Complete(certificate):
-                await self._is_written(lambda: book.end(running.number, effect), "The round counts all the same.")
-                self._archive[certificate.value.step_id] = certificate
-                for old in list(self._archive)[:-KEPT_STEPS]:
-                    del self._archive[old]
-                present = self._running
-                if present is None or present.member.setting.step.root == running.member.setting.step.root:
-                    self._running, self.ended = None, effect  # with all that the round held
-                self._wake()
+            case Complete():
+                await self._complete(running, effect)
             case GiveUp(reason):
                 self._gave_up = reason
                 self._wake()
-            case _:
+            case Check():
                 if self._tasks is not None:
-                    self._tasks.start_soon(self._compute, running, effect)
+                    self._tasks.start_soon(self._check, running, effect)
+            case _:
+                self._jobs.append((running, effect))
+                self._job_waiting.set()
+
+    async def _complete(self, running: _Running, effect: Complete) -> None:
+        book, certificate = self._around.book, effect.certificate
+        await self._is_written(lambda: book.end(running.number, effect), "The round counts all the same.")
+        self._archive[certificate.value.step_id] = certificate
+        for old in list(self._archive)[:-KEPT_STEPS]:
+            del self._archive[old]
+        present = self._running
+        if present is None or present.member.setting.step.root == running.member.setting.step.root:
+            self._running, self.ended = None, effect  # with all that the round held
+        self._wake()
 
     async def _say(self, to: frozenset[NodeId], message: Message) -> None:
         encoded = await self._around.offload(lambda: encode(to_frame(message)))
@@ -319,21 +327,18 @@ class RoundActor:
             return False
         return True
 
-    async def _compute(self, running: _Running, job: MakeStatistics | Judge | Reduce | Check) -> None:
-        answer = await self._answer(running.work, job)
-        self._put(running, running.member.answered(job, answer))
+    async def _check(self, running: _Running, job: Check) -> None:
+        self._put(running, running.member.answered(job, await self._around.check(job, running.work)))
 
-    async def _answer(self, work: RoundWork, job: MakeStatistics | Judge | Reduce | Check) -> Answer:
-        offload = self._around.offload
-        match job:
-            case MakeStatistics():
-                return await offload(lambda: work.statistics(job))
-            case Judge():
-                return await offload(lambda: work.judged(job))
-            case Reduce():
-                return await offload(lambda: work.reduced(job))
-            case Check():
-                return await self._around.check(job, work)
+    async def _compute(self) -> None:
+        while True:
+            while not self._jobs:
+                self._job_waiting = anyio.Event()
+                await self._job_waiting.wait()
+            running, job = self._jobs.popleft()
+            if running is self._running:
+                answer = await self._around.offload(partial(running.work.answer, job))
+                self._put(running, running.member.answered(job, answer))
 
     def _wake(self) -> None:
         changed, self.changed = self.changed, anyio.Event()

@@ -25,7 +25,7 @@ from neuroshard.aggregation import (
     sum_statistics,
 )
 from neuroshard.compression import Codec, MalformedVectorError
-from neuroshard.swarm.certified.effects import Judge, Judged, MakeStatistics, Reduce
+from neuroshard.swarm.certified.effects import Computation, Judge, Judged, MakeStatistics, Reduce
 from neuroshard.swarm.certified.slices import Encoded, SlicePlan
 
 
@@ -66,6 +66,16 @@ class RoundWork:
     def encoded_bytes(self) -> int:
         """Most bytes of a whole contribution."""
         return sum(self.codec.encoded_size(self.plan.size(index)) for index in range(self.plan.count))
+
+    def answer(self, job: Computation) -> Mapping[int, bytes] | Judged:
+        """What the job is answered with."""
+        match job:
+            case MakeStatistics():
+                return self.statistics(job)
+            case Judge():
+                return self.judged(job)
+            case Reduce():
+                return self.reduced(job)
 
     def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
         """See MakeStatistics."""
