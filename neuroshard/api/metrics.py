@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from neuroshard.api.data_metrics import data_metrics
 from neuroshard.api.metric_families import PREFIX, known_gauges
 from neuroshard.api.pipeline_metrics import pipeline_metrics
 from neuroshard.api.round_metrics import round_metrics
@@ -54,6 +55,7 @@ def snapshot_metrics(status: NodeStatus, age_seconds: float) -> Iterator[Metric]
     yield from _totals(status)
     yield from _network(status)
     yield from _swarm(status)
+    yield from data_metrics(status)
     yield from pipeline_metrics(status)
     yield from round_metrics(status)
 

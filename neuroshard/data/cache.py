@@ -92,6 +92,11 @@ class ShardCache:
             self._sizes[path] = self._sizes.pop(path)  # now the most recently used
         return CachedShard(shard, contents.tokens, contents.largest)
 
+    def size_of(self, shard: ShardId, key: bytes) -> int | None:
+        """Bytes that the shard takes, None when it is not here."""
+        with self._lock:
+            return self._sizes.get(self._path(shard, key))
+
     def shards(self) -> tuple[ShardId, ...]:
         """The shards that are here, in their order; of whichever data set."""
         with self._lock:

@@ -19,6 +19,7 @@ from neuroshard.data.loading import ShardLoader, UnusableShardError
 from neuroshard.data.opening import Genesis
 from neuroshard.data.rotation import DEFAULT_ROTATION_RULE, Rotation, RotationReason, RotationRule, plateau_reason
 from neuroshard.data.shard_ranges import ranges_of
+from neuroshard.data.shard_table import shards_by_use
 from neuroshard.data.windows import (
     Batch,
     TokenArray,
@@ -30,7 +31,7 @@ from neuroshard.data.windows import (
     window_order,
 )
 from neuroshard.errors import DataError, StorageError
-from neuroshard.status.data import DataStatus
+from neuroshard.status.data import DataStatus, ShardStatus
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId
 
 _LOG = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class DataFeed:
         self._rotation_count = 0
         self._step = 0
         self._held_out: HeldOut | None = None
+        self._held_out_from: list[ShardId] = []
         self._next_ready = False
         self._moved = anyio.Event()
         cache.change_limit(cache.limit_bytes, keep={self._position.shard})  # it may have been higher at the last start
@@ -132,7 +134,8 @@ class DataFeed:
             moved = self._moved
             current, following = self._position, self._place(self._position.order + 1)
             is_loaded = await self._prefetch(current.shard, keep=set())
-            self._next_ready = is_loaded and await self._prefetch(following.shard, keep={current.shard})
+            is_next_loaded = is_loaded and await self._prefetch(following.shard, keep={current.shard})
+            self._next_ready = is_next_loaded and moved is self._moved  # else it is another one that follows now
             await moved.wait()
 
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
@@ -214,9 +217,14 @@ class DataFeed:
             cache_limit_bytes=self._cache.limit_bytes,
             next_shard_ready=self._next_ready,
             downloads=downloads,
-            shared=ranges_of(self._cache.shards()) if manifest.pages else (),
+            shared=ranges_of(self._loader.held()) if manifest.pages else (),
             files_from_nodes=self._genesis.fetcher.files_from_others,
+            shards=self._shards(),
         )
+
+    def _shards(self) -> tuple[ShardStatus, ...]:
+        uses = shards_by_use(self._assignment, self._position.order, self._held_out_from, self._loader.held())
+        return tuple(self._loader.standing(shard, use) for shard, use in uses.items())
 
     def _place(self, order: int) -> DataPosition:
         return DataPosition(order, self._assignment.shard_at(order), 0)
@@ -307,7 +315,9 @@ class DataFeed:
         parts: list[TokenArray] = []
         whole: list[TokenArray] = []
         missing = count
+        self._held_out_from.clear()
         for shard in held_out_shards(self._assignment.run_id, self._assignment.total_shards):
+            self._held_out_from.append(shard)
             cached = await self._loader.load(shard, keep={shard, self._position.shard}, patient=True)
             windows = window_count(len(cached.tokens), self._sequence_length)
             order = window_order(held_out_window_key(self._assignment.run_id, shard), windows)

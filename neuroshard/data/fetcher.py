@@ -32,6 +32,7 @@ from neuroshard.status.data import DownloadStatus
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_ORIGINS_KEPT = 64  # whoever fetched a file asks at once
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,15 @@ class Fetcher:
         self._policy = policy
         self._wall_clock = wall_clock
         self._active: dict[str, DownloadStatus] = {}
+        self._given_by_others: dict[str, bool] = {}  # the newest files last
 
     def active(self) -> tuple[DownloadStatus, ...]:
         """Files on their way, oldest first; `retry_at` is set while one waits."""
         return tuple(self._active.values())
+
+    def is_from_others(self, name: str) -> bool:
+        """Whether others gave a file that was fetched lately, because the source failed."""
+        return self._given_by_others.get(name, False)
 
     async def fetch_bytes(self, request: FileRequest, check: Callable[[bytes], _T]) -> _T:
         """Fetch a small file into memory; the answer is that of `check`, which raises DataError to refuse it."""
@@ -247,7 +253,7 @@ class Fetcher:
                     self.refused_files += 1
                     failure = error
                 else:
-                    self._note_success(from_others=asked_others)
+                    self._note_success(request.name, from_others=asked_others)
                     return value
                 is_refusal = not isinstance(failure, DataUnavailableError) or isinstance(failure, FileMissingError)
                 refusals += is_refusal and not asked_others  # what others do says nothing about the data set
@@ -276,7 +282,11 @@ class Fetcher:
             return False
         return self._choice.asks_others(anyio.current_time(), asked_others=asked_others)
 
-    def _note_success(self, *, from_others: bool) -> None:
+    def _note_success(self, name: str, *, from_others: bool) -> None:
+        self._given_by_others.pop(name, None)
+        self._given_by_others[name] = from_others
+        if len(self._given_by_others) > _ORIGINS_KEPT:
+            self._given_by_others.pop(next(iter(self._given_by_others)))
         if from_others:
             self.files_from_others += 1
         else:

@@ -19,6 +19,7 @@ from neuroshard.data.opening import Genesis
 from neuroshard.data.tables import ShardTables
 from neuroshard.errors import DataError, DiskFullError
 from neuroshard.identity.hashing import hash_parts
+from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
 from neuroshard.types import ShardId
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class ShardLoader:
         self._give_up_after = give_up_after
         self._gates: dict[ShardId, _Gate] = {}
         self._released = anyio.Event()
+        self._origins: dict[ShardId, ShardOrigin] = {}  # of shards checked since the start, while they are cached
 
     async def load(self, shard: ShardId, *, keep: Collection[ShardId], patient: bool = False) -> CachedShard:
         """The shard, verified, in the run's vocabulary; waits while its source cannot be reached or the disk is full.
@@ -60,15 +62,38 @@ class ShardLoader:
             async with gate.lock:
                 key = await self._key(shard)
                 cached = await anyio.to_thread.run_sync(self._cache.get, shard, key)
+                if cached is not None:
+                    self._origins.setdefault(shard, ShardOrigin.EARLIER)
                 return await self._readable(cached or await self._fetch(shard, key, keep, patient))
         finally:
             gate.users -= 1
             if not gate.users:
                 self._gates.pop(shard, None)
 
+    def held(self) -> tuple[ShardId, ...]:
+        """Shards of this data set in the cache, as far as the digests in memory tell."""
+        return tuple(shard for shard in self._cache.shards() if self._size_of(shard) is not None)
+
+    def standing(self, shard: ShardId, use: ShardUse) -> ShardStatus:
+        """What is known of a shard; looks at memory only."""
+        size = self._size_of(shard)
+        if size is None:
+            self._origins.pop(shard, None)
+        origin = self._origins.get(shard)
+        return ShardStatus(shard, use, size, origin, verified=origin is not None and self._genesis.verified)
+
+    def _size_of(self, shard: ShardId) -> int | None:
+        if shard >= self._genesis.manifest.total_shards:
+            return None
+        is_named = bool(self._genesis.manifest.pages)
+        key = self._genesis.known_digest(shard) if is_named else self._unverified_key(shard)
+        return None if key is None else self._cache.size_of(shard, key)
+
     async def _key(self, shard: ShardId) -> bytes:
-        digest = await self._genesis.shard_digest(shard)
-        return digest or hash_parts(_UNVERIFIED_KEY_DOMAIN, self._genesis.fetcher.source.description, shard)
+        return await self._genesis.shard_digest(shard) or self._unverified_key(shard)
+
+    def _unverified_key(self, shard: ShardId) -> bytes:
+        return hash_parts(_UNVERIFIED_KEY_DOMAIN, self._genesis.fetcher.source.description, shard)
 
     async def _readable(self, cached: CachedShard) -> CachedShard:
         try:
@@ -111,9 +136,14 @@ class ShardLoader:
 
         await self._reserve(shard, shard_size_limits(most)[1] + self._cache.file_size(most, ids), keep)
         try:
-            return await self._genesis.fetcher.fetch_file(request, self._cache.folder / f"{request.name}.part", accept)
+            part = self._cache.folder / f"{request.name}.part"
+            cached = await self._genesis.fetcher.fetch_file(request, part, accept)
         except DataError as error:
             raise UnusableShardError(f"Shard {shard} cannot be used: {error}") from error
+        else:
+            is_given = self._genesis.fetcher.is_from_others(request.name)
+            self._origins[shard] = ShardOrigin.NODE if is_given else ShardOrigin.SOURCE
+            return cached
         finally:
             self._cache.release(shard, keep)
             released, self._released = self._released, anyio.Event()

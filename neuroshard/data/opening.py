@@ -89,6 +89,12 @@ class Genesis:
                 self._pages.popitem(last=False)
             return self._pages[page][entry * DIGEST_BYTES : (entry + 1) * DIGEST_BYTES]
 
+    def known_digest(self, shard: ShardId) -> bytes | None:
+        """SHA-256 of a shard file as far as its page is in memory."""
+        page, entry = divmod(shard, PAGE_DIGESTS)
+        digests = self._pages.get(page, b"")
+        return digests[entry * DIGEST_BYTES : (entry + 1) * DIGEST_BYTES] or None
+
     async def remember(self) -> None:
         """Store manifest and tokenizer, so that the run pinned to this data set opens again without its source."""
         manifest = self.manifest

@@ -7,6 +7,7 @@ from dataclasses import replace
 import anyio
 import anyio.to_thread
 
+from neuroshard.node.data_view import DataView
 from neuroshard.node.pipeline_status import pipeline_status
 from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
 from neuroshard.node.publisher import Publisher
@@ -37,6 +38,8 @@ class Observer:
         self._publisher = publisher
         self._told: NodeState | None = None
         self._standby = Standby()
+        total_shards = node.ground.run.parameters.genesis.total_shards
+        self._data_view = DataView(node.ground.watch, society, total_shards)
         self._resources = ResourceStatus(
             device=node.ground.device.kind, device_name=node.ground.device.name, cpu_threads_limit=node.ground.threads
         )
@@ -67,7 +70,7 @@ class Observer:
             training=seen.training,
             verification=seen.verification,
             diloco=among_replicas(seen.diloco, self._replicas(), holds_all=self._holds_all),
-            data=seen.data,
+            data=self._data_view.completed(seen.data),
             checkpoints=seen.checkpoints,
             stages=seen.stages,
             pipeline=pipeline_status(self._node.ground.swarm, seen.state, seen.flow),

@@ -34,6 +34,44 @@ class RefreshStatus:
     updated_at: str = ""  # when it was published, as its maker says
 
 
+class ShardUse(StrEnum):
+    """What a node has a shard for."""
+
+    IN_USE = "in_use"  # its windows are being trained on
+    NEXT = "next"  # fetched ahead
+    ASSIGNED = "assigned"  # to be read later
+    HELD_OUT = "held_out"  # measured with, never trained on
+    READ = "read"  # was used, and is kept while there is room
+
+
+class ShardOrigin(StrEnum):
+    """Where the contents of a shard came from."""
+
+    SOURCE = "source"
+    NODE = "node"  # another node of the run, while the source failed
+    EARLIER = "earlier"  # it lay in the cache when this node started
+
+
+@dataclass(frozen=True)
+class ShardStatus:
+    """One shard that this node has or will need."""
+
+    shard: ShardId
+    use: ShardUse
+    bytes: int | None = None  # in the cache; None: it is not there
+    origin: ShardOrigin | None = None  # None: not known
+    verified: bool = False  # its contents were compared with the digest in the signed manifest since the start
+
+
+@dataclass(frozen=True)
+class DataCoverage:
+    """Which shards the nodes of the run say they can give, this one included."""
+
+    nodes: int = 0  # that have any
+    shards: int = 0  # that somebody has
+    copies: tuple[float, ...] = ()  # mean number of copies in equal stretches of the data set, in order
+
+
 @dataclass(frozen=True)
 class DownloadStatus:
     """What the data client is fetching, and how it goes."""
@@ -72,4 +110,6 @@ class DataStatus:
     downloads: tuple[DownloadStatus, ...] = ()
     shared: tuple[ShardRange, ...] = ()  # shards that other nodes can get from here
     files_from_nodes: int = 0  # that the source did not give
+    shards: tuple[ShardStatus, ...] = ()  # in the order of their use, then those that were read; the first ones only
     refresh: RefreshStatus = field(default_factory=RefreshStatus)
+    coverage: DataCoverage | None = None  # None before the node is in a swarm

@@ -26,6 +26,7 @@ from neuroshard.data.refresh import RefreshTimes, SourceWatch
 from neuroshard.data.retry import FileUnchangedError
 from neuroshard.data.source import ShardSource, open_source
 from neuroshard.data.tokenizer import learn_merges
+from neuroshard.genesis.destination import FolderDestination
 from neuroshard.genesis.server import GenesisServer
 from neuroshard.status.data import RefreshState
 
@@ -36,7 +37,7 @@ IDS = 1000  # of the samples' shards; what the tables say is not looked at where
 
 def publish(folder: Path, shards: int, signer: TestSigner | None = None, table: bytes = TABLE.to_json()) -> None:
     ids = GROWN.next_merge_id if table == GROWN.to_json() else TABLE.next_merge_id
-    writer = GenesisWriter(folder, tokens_per_shard=TOKENS)
+    writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=TOKENS)
     for shard in range(writer.shard_count, shards):
         writer.add_shard(shard_tokens(shard, TOKENS) % 266)
     writer.finish(signer or TestSigner(), tokenizer=table, next_merge_id=ids, now="2026-01-01T00:00:00Z")
@@ -298,14 +299,15 @@ def test_an_unsigned_source_that_was_signed_once_must_stay_signed(tmp_path: Path
         write_genesis(tmp_path / "g", shards=16, tokens=TOKENS)
         genesis = await open_genesis(make_fetcher(tmp_path / "g"), tmp_path / "store")
         watch = SourceWatch(genesis, genesis.pins(IDS))
-        for signer, state in ((None, RefreshState.CURRENT), (TestSigner(), RefreshState.CURRENT)):
-            write_genesis(tmp_path / "g", shards=16, tokens=TOKENS, signer=signer)
+
+        async def look_at(shards: int, signer: TestSigner | None) -> RefreshState:
+            shutil.rmtree(tmp_path / "g")
+            write_genesis(tmp_path / "g", shards=shards, tokens=TOKENS, signer=signer)
             await watch.look()
-            assert watch.status.state is state
-        for signer in (None, TestSigner(2)):
-            write_genesis(tmp_path / "g", shards=17, tokens=TOKENS, signer=signer)
-            await watch.look()
-            assert watch.status.state is RefreshState.REFUSED
+            return watch.status.state
+
+        assert [await look_at(16, signer) for signer in (None, TestSigner())] == [RefreshState.CURRENT] * 2
+        assert [await look_at(17, signer) for signer in (None, TestSigner(2))] == [RefreshState.REFUSED] * 2
 
     run(work)
 

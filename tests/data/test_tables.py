@@ -24,6 +24,7 @@ from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable,
 from neuroshard.data.tokenizer.expansion import Expansion
 from neuroshard.data.windows import window_count, window_key, window_order
 from neuroshard.errors import DataError
+from neuroshard.genesis.destination import FolderDestination
 from neuroshard.types import NodeId, ShardId
 
 TOKENS, SHARDS, GROWN_AT = 400, 12, 6
@@ -57,7 +58,7 @@ def shard_of(shard: int) -> np.ndarray:
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grown")
     for table, stop in ((SMALL, GROWN_AT), (GROWN, SHARDS)):
-        writer = GenesisWriter(folder, tokens_per_shard=TOKENS)
+        writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=TOKENS)
         for shard in range(writer.shard_count, stop):
             writer.add_shard(shard_of(shard))
         writer.finish(TestSigner(), tokenizer=table.to_json(), next_merge_id=table.next_merge_id, now="2026-01-01")
@@ -140,7 +141,7 @@ def test_only_a_shard_that_needs_a_table_fetches_it_and_a_404_heals(grown: Path,
 def test_a_table_that_does_not_continue_the_runs_is_refused(tmp_path: Path) -> None:
     other = learn_merges([text[::-1] for text in TEXTS], len(SMALL.merges))
     for table, stop in ((GROWN, 14), (other, 16)):
-        writer = GenesisWriter(tmp_path / "g", tokens_per_shard=TOKENS)
+        writer = GenesisWriter(FolderDestination(tmp_path / "g"), tokens_per_shard=TOKENS)
         for _ in range(writer.shard_count, stop):
             writer.add_shard(np.full(TOKENS, table.next_merge_id - 1))
         writer.finish(TestSigner(), tokenizer=table.to_json(), next_merge_id=table.next_merge_id, now="")

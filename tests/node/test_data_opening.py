@@ -15,6 +15,7 @@ from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import TokenizerTable, learn_merges
 from neuroshard.errors import DataError
+from neuroshard.genesis.destination import FolderDestination
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.node.data_opening import OpenedData, open_data
 from neuroshard.node.own_run import OwnRuns
@@ -41,7 +42,7 @@ def test_a_folder_that_is_no_genesis_folder(tmp_path: Path, manifest: str | None
 
 
 def publish(folder: Path, shards: int, table: TokenizerTable, token: int = 20) -> None:
-    writer = GenesisWriter(folder, tokens_per_shard=64)
+    writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=64)
     for shard in range(writer.shard_count, shards):
         writer.add_shard(np.full(64, token + shard))
     writer.finish(None, tokenizer=table.to_json(), next_merge_id=table.next_merge_id, now="2026-01-01")

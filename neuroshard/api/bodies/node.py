@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from neuroshard.api.bodies.base import Answer, Layers, Number, Text
+from neuroshard.api.bodies.data import DataBody
 from neuroshard.api.bodies.network import NetworkBody, PeerBody, SwarmBody
 from neuroshard.api.bodies.pipeline import PipelineSummary
 from neuroshard.status.snapshot import LossTrend, NodeState, StageState, Verdict
@@ -119,51 +120,6 @@ class DilocoBody(Answer):
     failed_syncs: int
 
 
-class DownloadBody(Answer):
-    """What the data client is fetching."""
-
-    name: Text
-    bytes_done: int
-    bytes_total: int | None
-    bytes_per_second: Number
-    attempt: int
-    error: Text | None
-    retry_at: Number
-
-
-class ShardRangeBody(Answer):
-    """Shards start, start + 1, ... stop - 1."""
-
-    start: int
-    stop: int
-
-
-class DataBody(Answer):
-    """Genesis data on this node."""
-
-    source: Text
-    verified: bool
-    explanation: Text
-    is_demo: bool
-    total_shards: int
-    total_tokens: int
-    held_out_shards: int
-    shard: int | None
-    shard_windows_done: int
-    shard_windows_total: int
-    passes: int
-    shards_seen: int
-    rotations: int
-    last_rotation_reason: Text
-    cached_shards: int
-    cached_bytes: int
-    cache_limit_bytes: int
-    next_shard_ready: bool
-    downloads: list[DownloadBody]
-    shared: list[ShardRangeBody] = Field(description="shards that other nodes can get from here")
-    files_from_nodes: int = Field(description="files that other nodes gave because the source failed")
-
-
 class CheckpointGenerationBody(Answer):
     """One restorable state on disk."""
 
@@ -261,12 +217,6 @@ class StatusBody(Answer):
     pipeline: PipelineSummary | None = Field(description="the run's stages in short; null before they are known")
     swarm: SwarmBody | None = Field(description="all nodes of the run together; null before the first look around")
     peers: list[PeerBody] = Field(description="the first 32; all of them are at /api/peers")
-
-
-class DataAnswer(Answer):
-    """GET /api/data; `data` is null until the manifest was read."""
-
-    data: DataBody | None
 
 
 class HealthBody(Answer):

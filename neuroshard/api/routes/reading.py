@@ -9,10 +9,10 @@ from pydantic import JsonValue, TypeAdapter
 from starlette.responses import Response
 
 from neuroshard.api.bodies.base import finite_json
+from neuroshard.api.bodies.data import DataAnswer
 from neuroshard.api.bodies.network import PeersBody
 from neuroshard.api.bodies.node import (
     CheckpointsBody,
-    DataAnswer,
     HealthBody,
     LogRecordBody,
     LogsBody,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from neuroshard.api.bodies.base import Layers
+from neuroshard.api.bodies.data import DataAnswer, DataBody
 from neuroshard.api.bodies.node import (
     ArchitectureBody,
     CheckpointsBody,
-    DataAnswer,
-    DataBody,
     DilocoBody,
     HealthBody,
     MemoryBody,

@@ -1,0 +1,47 @@
+"""What a node tells of its data beside its own feed: what is new at the source, and what the swarm holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from neuroshard.data.refresh import SourceWatch
+from neuroshard.data.shard_ranges import copies_by_cell, held_somewhere
+from neuroshard.node.society import Society
+from neuroshard.status.data import DataCoverage, DataStatus
+from neuroshard.swarm.global_view import GlobalView
+
+COVERAGE_SECONDS = 10.0  # reports come no faster; adding up those of a thousand nodes takes some milliseconds
+
+
+class DataView:
+    """Completes the status of the data."""
+
+    def __init__(
+        self,
+        watch: SourceWatch,
+        society: Society,
+        total_shards: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watch = watch
+        self._society = society
+        self._total_shards = total_shards
+        self._clock = clock
+        self._coverage: DataCoverage | None = None
+        self._looked_at = float("-inf")
+
+    def completed(self, data: DataStatus) -> DataStatus:
+        """The status with what is known here."""
+        participant, now = self._society.participant, self._clock()
+        if participant is not None and now - self._looked_at >= COVERAGE_SECONDS:
+            self._coverage = coverage_of(participant.membership.view, self._total_shards)
+            self._looked_at = now
+        return replace(data, refresh=self._watch.status, coverage=self._coverage)
+
+
+def coverage_of(view: GlobalView, total_shards: int) -> DataCoverage:
+    """Which shards the nodes of a run report to have."""
+    held = [member.report.cached for member in view.members.values() if member.report.cached]
+    return DataCoverage(len(held), held_somewhere(held, total_shards), copies_by_cell(held, total_shards))
