@@ -31,3 +31,8 @@ def cache_control(name: str, size: int) -> str:
     is_full_page = name.startswith("pages/") and size == MAX_PAGE_BYTES
     never_changes = name.startswith(("shard_", "tokenizers/")) or is_full_page
     return _IMMUTABLE if never_changes else _REVALIDATED
+
+
+def content_type(name: str) -> str:
+    """Media type of a file."""
+    return "application/json" if name.endswith(".json") else "application/octet-stream"

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from neuroshard.errors import DataError, NetworkRefusedError
 from neuroshard.genesis.byte_ranges import Answer, answer_for
 from neuroshard.genesis.folder_status import TrafficCount, folder_status
-from neuroshard.genesis.served_files import STATUS_NAME, cache_control, is_served
+from neuroshard.genesis.served_files import STATUS_NAME, cache_control, content_type, is_served
 
 _CHUNK_BYTES = 1 << 18
 _IDLE_SECONDS = 30.0
@@ -192,7 +192,7 @@ class _FolderHandler(BaseHTTPRequestHandler):
         self.send_header("Last-Modified", formatdate(file.st_mtime, usegmt=True))
         self.send_header("Cache-Control", cache_control(name, size))
         self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Type", "application/json" if name.endswith(".json") else "application/octet-stream")
+        self.send_header("Content-Type", content_type(name))
         if answer.status == HTTPStatus.PARTIAL_CONTENT:
             self.send_header("Content-Range", f"bytes {answer.start}-{answer.stop - 1}/{size}")
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:

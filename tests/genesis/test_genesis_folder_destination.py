@@ -135,3 +135,32 @@ def test_only_what_can_be_written_to_is_opened(tmp_path: Path) -> None:
     for location in ("https://example.org/data", "ftp://x", "file:///x"):
         with pytest.raises(UsageError, match="no place to write to"):
             open_destination(location)
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from neuroshard.errors import DiskFullError
+from neuroshard.genesis.destination import Condition, FolderDestination
+destination = FolderDestination(Path(sys.argv[1]))
+version = destination.write("checkpoints.json", b"old", expected=Condition.ABSENT)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for expected in (Condition.ANY, version):
+    try:
+        destination.write("checkpoints.json", bytes(2000), expected=expected)
+    except DiskFullError as error:
+        print(error)
+destination.write("checkpoints.json", b"new", expected=version)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit for the size of files")
+def test_a_full_disk_is_told_and_what_was_there_stays(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("no space left") == 2
+    assert (tmp_path / "checkpoints.json").read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".populator.lock", "checkpoints.json"]

@@ -50,7 +50,7 @@ class ObjectStore(Protocol):
         """Write an object durably: who reads it sees what was there before, or all of `content`.
 
         Raises ConflictError when what is there is not as `expected`, and then writes nothing; DiskFullError or
-        StorageError when it cannot be written.
+        StorageError when it cannot be written; DataUnavailableError when the place does not answer now.
         """
         ...
 

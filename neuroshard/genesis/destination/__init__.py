@@ -4,12 +4,14 @@ from neuroshard.data.genesis.object_store import Condition, Expected, StoredObje
 from neuroshard.genesis.destination.folder import FolderDestination
 from neuroshard.genesis.destination.opening import open_destination
 from neuroshard.genesis.destination.protocol import Destination
+from neuroshard.genesis.destination.s3 import S3Destination
 
 __all__ = [
     "Condition",
     "Destination",
     "Expected",
     "FolderDestination",
+    "S3Destination",
     "StoredObject",
     "Version",
     "open_destination",

@@ -1,0 +1,204 @@
+"""A data set in an object store: what is written is read, conditions hold, trouble is told. Against a real server."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64encode
+from collections.abc import Iterator
+from hashlib import sha256
+
+import pytest
+from s3_server import BUCKET, LOCATION, PART, StoreServer, front_of
+
+from neuroshard.errors import ConflictError, DataError, DataUnavailableError, StorageError, UsageError
+from neuroshard.genesis.destination import Condition, S3Destination, Version, open_destination
+from neuroshard.genesis.destination import s3_connection as connection_module
+from neuroshard.genesis.destination.s3_connection import split_location
+
+LARGE = bytes(range(256)) * (3 * PART // 256) + b"end"
+
+
+@pytest.fixture
+def destination(server: StoreServer) -> Iterator[S3Destination]:
+    opened = S3Destination(LOCATION, endpoint=server.url, part_bytes=PART)
+    yield opened
+    opened.close()
+
+
+def test_what_was_written_is_read(destination: S3Destination, server: StoreServer) -> None:
+    with destination.claim("a build"):
+        assert destination.read("manifest.json", 100) is None
+        version = destination.write("pages/00000.bin", b"page")
+        destination.write("manifest.json", b"{}")
+        there = destination.read("pages/00000.bin", 4)
+        assert there is not None
+        assert (there.content, there.version) == (b"page", version)
+        assert list(destination.names()) == ["manifest.json", "pages/00000.bin"]
+        assert list(destination.names("pages/")) == ["pages/00000.bin"]
+    assert server.names() == ["data/manifest.json", "data/pages/00000.bin"]  # and no claim
+
+
+def test_objects_say_what_caches_may_do_and_carry_their_checksum(
+    destination: S3Destination, server: StoreServer
+) -> None:
+    with destination.claim("a build"):
+        destination.write("shard_0.pt", b"tokens")
+        destination.write("manifest.json", b"{}")
+    shard = server.client.head_object(Bucket=BUCKET, Key="data/shard_0.pt", ChecksumMode="ENABLED")
+    manifest = server.client.head_object(Bucket=BUCKET, Key="data/manifest.json")
+    assert "immutable" in shard["CacheControl"]
+    assert shard["ChecksumSHA256"] == b64encode(sha256(b"tokens").digest()).decode()
+    assert (manifest["CacheControl"], manifest["ContentType"]) == ("no-cache", "application/json")
+
+
+def test_a_large_object_goes_up_in_parts(destination: S3Destination, server: StoreServer) -> None:
+    with destination.claim("a build"):
+        destination.write("shard_0.pt", LARGE, expected=Condition.ABSENT)
+        there = destination.read("shard_0.pt", len(LARGE))
+        assert there is not None
+        assert sha256(there.content).digest() == sha256(LARGE).digest()
+        assert there.version.strip('"').endswith("-4")  # four parts
+        with pytest.raises(ConflictError):
+            destination.write("shard_0.pt", LARGE[::-1], expected=Condition.ABSENT)
+        with pytest.raises(ConflictError):
+            destination.write("shard_0.pt", LARGE[::-1], expected=Version('"other"'))
+        destination.write("shard_0.pt", LARGE[::-1], expected=there.version)
+    assert server.unfinished_uploads() == []
+    head = server.client.head_object(Bucket=BUCKET, Key="data/shard_0.pt")
+    assert "immutable" in head["CacheControl"]
+
+
+def test_a_large_object_is_refused_before_it_is_read(destination: S3Destination) -> None:
+    destination.write("manifest.json", b"x" * 101)
+    with pytest.raises(DataError, match="101 bytes, at most 100"):
+        destination.read("manifest.json", 100)
+
+
+def test_a_write_with_a_condition_happens_only_under_it(destination: S3Destination) -> None:
+    with destination.claim("a build"):
+        first = destination.write("checkpoints.json", b"1", expected=Condition.ABSENT)
+        for wrong in (Condition.ABSENT, Version('"another"')):
+            with pytest.raises(ConflictError, match="changed by somebody else"):
+                destination.write("checkpoints.json", b"2", expected=wrong)
+        second = destination.write("checkpoints.json", b"2", expected=first)
+        assert second != first
+        with pytest.raises(ConflictError):
+            destination.write("checkpoints.json", b"3", expected=first)
+        there = destination.read("checkpoints.json", 10)
+        assert there is not None
+        assert there.content == b"2"
+        with pytest.raises(ConflictError):
+            destination.write("nothing.json", b"", expected=first)
+
+
+def test_more_than_a_thousand_names_are_listed(destination: S3Destination, server: StoreServer) -> None:
+    server.put_empty(1005)
+    assert len(list(destination.names("shard_"))) == 1005
+
+
+def test_a_store_that_is_busy_is_asked_again(server: StoreServer) -> None:
+    with front_of(server) as front:
+        destination = S3Destination(LOCATION, endpoint=front.url, part_bytes=PART)
+        with destination.claim("a build"):
+            front.plan = [503, 500]
+            destination.write("shard_0.pt", b"tokens", expected=Condition.ABSENT)
+            assert front.plan == []
+        destination.close()
+    assert server.names() == ["data/shard_0.pt"]
+
+
+def test_an_answer_that_was_lost_is_no_conflict(server: StoreServer) -> None:
+    """The request had succeeded: its repetition is refused, and that is not somebody else's work."""
+    with front_of(server) as front:
+        destination = S3Destination(LOCATION, endpoint=front.url, part_bytes=PART)
+        with destination.claim("a build"):
+            front.plan = ["lose"]
+            version = destination.write("checkpoints.json", b"1", expected=Condition.ABSENT)
+            front.plan = ["lose"]
+            destination.write("checkpoints.json", b"2", expected=version)
+            there = destination.read("checkpoints.json", 10)
+            assert there is not None
+            assert there.content == b"2"
+        destination.close()
+
+
+def test_a_store_that_stays_busy_is_told_and_leaves_no_parts(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "_ATTEMPTS", 2)
+    with front_of(server) as front:
+        destination = S3Destination(LOCATION, endpoint=front.url, part_bytes=PART)
+        with destination.claim("a build"):
+            front.plan = ["pass", "pass", 503, 503]  # begun, one part, then no more
+            with pytest.raises(DataUnavailableError, match="does not keep up"):
+                destination.write("shard_0.pt", LARGE)
+        destination.close()
+    assert server.unfinished_uploads() == []
+    assert server.names() == []
+
+
+def test_a_wrong_bucket_is_told(server: StoreServer) -> None:
+    destination = S3Destination("s3://elsewhere/data", endpoint=server.url)
+    with pytest.raises(StorageError, match="There is no bucket elsewhere"), destination.claim("a build"):
+        pass
+    with pytest.raises(StorageError, match="There is no bucket elsewhere"):
+        destination.read("manifest.json", 10)
+    with pytest.raises(StorageError, match="There is no bucket elsewhere"):
+        list(destination.names())
+    destination.close()
+
+
+def test_missing_credentials_are_told(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    destination = S3Destination(LOCATION, endpoint=server.url)
+    with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID"):
+        destination.read("manifest.json", 10)
+    destination.close()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "half")
+    with pytest.raises(UsageError, match="AWS_"):
+        S3Destination(LOCATION, endpoint=server.url).read("manifest.json", 10)
+
+
+def test_a_missing_permission_is_told(destination: S3Destination, server: StoreServer) -> None:
+    server.set_policy("Deny", "s3:PutObject")
+    with pytest.raises(StorageError, match=r"permission denied.*s3:PutObject"), destination.claim("a build"):
+        pass
+
+
+def test_a_store_that_is_not_there_is_told(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "_ATTEMPTS", 1)
+    with front_of(server) as front:
+        url = front.url
+    with pytest.raises(DataUnavailableError, match="cannot be reached"):
+        S3Destination(LOCATION, endpoint=url).read("manifest.json", 10)
+
+
+def test_secrets_are_never_logged(
+    destination: S3Destination, caplog: pytest.LogCaptureFixture, server: StoreServer
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    destination.write("manifest.json", b"{}")
+    with pytest.raises(StorageError) as told:
+        S3Destination("s3://elsewhere", endpoint=server.url).read("a.json", 1)
+    assert "secret-of-nobody" not in caplog.text + str(told.value)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["s3://", "s3:///x", "s3://A_B/x", "s3://bucket/a//b", "s3://bucket/../x", "s3://bucket/x?y=1", "s3://b"],
+)
+def test_locations_that_cannot_be_are_refused(location: str) -> None:
+    with pytest.raises(UsageError, match="s3://bucket/prefix"):
+        open_destination(location)
+
+
+def test_locations_are_split() -> None:
+    assert split_location("s3://bucket") == ("bucket", "")
+    assert split_location("s3://bucket/a/b/") == ("bucket", "a/b/")
+
+
+def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "boto3", None)
+    with pytest.raises(UsageError, match=r"neuroshard\[s3\]"):
+        open_destination("s3://bucket/x")
