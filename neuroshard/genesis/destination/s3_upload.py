@@ -51,11 +51,12 @@ def put_in_parts(
             answer = connection.client.complete_multipart_upload(
                 **upload, **_condition(expected), MultipartUpload={"Parts": parts}
             )
-    except BaseException as error:
+    except NeuroShardError as error:
         _abort(connection, name, upload)
-        if not isinstance(error, NeuroShardError):
-            raise
         return _version_if_landed(connection, name, content, error)
+    except BaseException:
+        _abort(connection, name, upload)
+        raise
     return Version(str(answer["ETag"]))
 
 
