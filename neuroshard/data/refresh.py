@@ -155,7 +155,7 @@ class SourceWatch:
         if more:
             words = (
                 f"Newer data: {more:,} shards more than the {self._pins.total_shards:,} of this run, which stays with "
-                "its own. A new run (`neuroshard run create`) has all of them."
+                "its own. A new run (neuroshard run create) has all of them."
             )
         return RefreshStatus(
             RefreshState.GROWN if more else RefreshState.CURRENT,

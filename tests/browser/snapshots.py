@@ -6,7 +6,16 @@ import time
 from dataclasses import replace
 from math import exp
 
-from neuroshard.status.data import DataStatus, DownloadStatus
+from neuroshard.status.data import (
+    DataCoverage,
+    DataStatus,
+    DownloadStatus,
+    RefreshState,
+    RefreshStatus,
+    ShardOrigin,
+    ShardStatus,
+    ShardUse,
+)
 from neuroshard.status.snapshot import (
     CheckpointGeneration,
     CheckpointStatus,
@@ -149,6 +158,25 @@ def _data() -> DataStatus:
         cached_bytes=1_900_000,
         cache_limit_bytes=2_000_000_000,
         next_shard_ready=True,
+        shards=_shards(),
+        refresh=RefreshStatus(
+            RefreshState.CURRENT, "The source has the data of this run, and no newer ones.", time.time() - 90
+        ),
+        coverage=DataCoverage(3, 14, (1.0, 1.0, 2.0, 3.0, 3.0, 2.0, 0.5, 0.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.0)),
+    )
+
+
+def _shards() -> tuple[ShardStatus, ...]:
+    """One of each use; the next one came from another node."""
+    here = dict.fromkeys((ShardUse.IN_USE, ShardUse.HELD_OUT), ShardOrigin.SOURCE) | {
+        ShardUse.NEXT: ShardOrigin.NODE,
+        ShardUse.READ: ShardOrigin.EARLIER,
+    }
+    return tuple(
+        ShardStatus(ShardId(5 + number), use, 312_000, here[use], verified=True)
+        if use in here
+        else ShardStatus(ShardId(5 + number), use)
+        for number, use in enumerate(ShardUse)
     )
 
 

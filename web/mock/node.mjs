@@ -112,9 +112,20 @@ function data(scenario, steps) {
     is_demo: !waiting && scenario !== "alarm", total_shards: waiting ? 0 : 16, total_tokens: waiting ? 0 : 612_000, held_out_shards: waiting ? 0 : 1, shard: waiting ? null : 5,
     shard_windows_done: steps % 149, shard_windows_total: waiting ? 0 : 149, passes: Math.floor(steps / 300), shards_seen: waiting ? 0 : Math.min(15, 1 + Math.floor(steps / 20)),
     rotations: Math.floor(steps / 20), last_rotation_reason: "all passages of the shard were read", cached_shards: 6, cached_bytes: 1_900_000, cache_limit_bytes: 2_000_000_000,
-    next_shard_ready: !waiting, downloads: waiting || steps % 3 === 0 ? [download] : [],
+    next_shard_ready: !waiting, downloads: waiting || steps % 3 === 0 ? [download] : [], files_from_nodes: 0,
+    shards: waiting ? [] : shards(), refresh: refresh(scenario), coverage: PEERS_OF[scenario] ? { nodes: 3, shards: 14, copies: [1, 1, 2, 3, 3, 2, 1, 0, 1, 1, 2, 2, 1, 1, 1, 0] } : null,
   };
 }
+
+const shards = () => ["in_use", "next", "assigned", "assigned", "held_out", "read"].map((use, at) => {
+  const here = use !== "assigned";
+  return { shard: 5 + at, use, bytes: here ? 312_000 : null, origin: here ? (at === 1 ? "node" : "source") : null, verified: here };
+});
+
+const refresh = (scenario) => ({
+  state: scenario === "alarm" ? "refused" : "current", explanation: scenario === "alarm" ? "Refused: the manifest is not signed, although this source was signed before." : "The source has the data of this run, and no newer ones.",
+  checked_at: now() - 120, next_at: now() + 180, newest_shards: 16, newest_tokens: 612_000, newest_ids: 4096, updated_at: "2026-01-01",
+});
 
 function checkpoints(scenario, steps) {
   const saved = Math.max(0, steps - (steps % 30));

@@ -1,7 +1,8 @@
 // Everything that deserves attention before any number: most urgent first.
 
 import { ago, count, duration } from "../format";
-import type { DownloadStatus, NodeStatus } from "../state/node";
+import type { DownloadStatus } from "../state/data";
+import type { NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
 import { waitingSentence } from "../words/verdict";
 import { Banner } from "./parts";

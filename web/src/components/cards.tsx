@@ -1,7 +1,8 @@
 // Cards about this computer, its text, its rounds and its safety, shared by several views.
 
 import { ago, bigCount, bytes, count, duration, plural } from "../format";
-import type { DataStatus, NodeStatus } from "../state/node";
+import type { DataStatus } from "../state/data";
+import type { NodeStatus } from "../state/node";
 import { layerWords, roleWords } from "../words/part";
 import { Bar, Card, Facts } from "./parts";
 

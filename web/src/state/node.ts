@@ -1,5 +1,6 @@
 // What the node tells about itself; mirrors neuroshard/status/snapshot.py. Everything may be missing while it starts.
 
+import type { DataStatus } from "./data";
 import type { NetworkStatus, SwarmStatus } from "./network";
 import type { PipelineSummary } from "./pipeline";
 
@@ -105,38 +106,6 @@ export interface DilocoStatus {
   explanation: string;
   successful_syncs: number;
   failed_syncs: number;
-}
-
-export interface DownloadStatus {
-  name: string;
-  bytes_done: number;
-  bytes_total: number | null;
-  bytes_per_second: number;
-  attempt: number;
-  error: string | null;
-  retry_at: number | null;
-}
-
-export interface DataStatus {
-  source: string;
-  verified: boolean;
-  explanation: string;
-  is_demo: boolean;
-  total_shards: number;
-  total_tokens: number;
-  held_out_shards: number;
-  shard: number | null;
-  shard_windows_done: number;
-  shard_windows_total: number;
-  passes: number;
-  shards_seen: number;
-  rotations: number;
-  last_rotation_reason: string;
-  cached_shards: number;
-  cached_bytes: number;
-  cache_limit_bytes: number;
-  next_shard_ready: boolean;
-  downloads: DownloadStatus[];
 }
 
 export interface CheckpointGeneration {

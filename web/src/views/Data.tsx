@@ -1,9 +1,12 @@
 // Where the training text comes from, what is fetched, and how much this computer has read.
 
 import { ShardCard, verifiedWords } from "../components/cards";
-import { Bar, Card, Facts } from "../components/parts";
-import { bigCount, bytes, count, duration } from "../format";
-import type { DataStatus, DownloadStatus, NodeStatus } from "../state/node";
+import { Banner, Bar, Card, Facts } from "../components/parts";
+import { CoverageCard, ShardList } from "../components/ShardList";
+import { ago, bigCount, bytes, count, duration } from "../format";
+import type { DataStatus, DownloadStatus } from "../state/data";
+import type { NodeStatus } from "../state/node";
+import { needsBanner, refreshWords } from "../words/data";
 
 export function Data({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
   const { data } = status;
@@ -14,12 +17,15 @@ export function Data({ status, nodeNow }: { status: NodeStatus; nodeNow: number 
         <ShardCard data={data} />
       ) : data ? (
         <>
+          <RefreshBanner data={data} />
           <div class="grid">
-            <SourceCard data={data} />
+            <SourceCard data={data} nodeNow={nodeNow} />
             <ShardCard data={data} />
             <CacheCard data={data} />
           </div>
           <Downloads downloads={data.downloads} nodeNow={nodeNow} />
+          {data.shards.length > 0 && <ShardList data={data} />}
+          {data.coverage && data.total_shards > 0 && <CoverageCard coverage={data.coverage} data={data} />}
         </>
       ) : (
         <Card title="Training text">
@@ -30,7 +36,19 @@ export function Data({ status, nodeNow }: { status: NodeStatus; nodeNow: number 
   );
 }
 
-function SourceCard({ data }: { data: DataStatus }) {
+function RefreshBanner({ data: { refresh } }: { data: DataStatus }) {
+  if (!needsBanner(refresh)) return null;
+  const [words, tone] = refreshWords(refresh);
+  return (
+    <Banner tone={tone} title={`The source is ${words}.`}>
+      {refresh.explanation}
+    </Banner>
+  );
+}
+
+function SourceCard({ data, nodeNow }: { data: DataStatus; nodeNow: number }) {
+  const { refresh } = data;
+  const [words, tone] = refreshWords(refresh);
   return (
     <Card title="Source">
       <Facts
@@ -38,9 +56,15 @@ function SourceCard({ data }: { data: DataStatus }) {
           ["From", <span class="mono">{data.source}</span>],
           ["Size", `${count(data.total_shards)} shards, ${bigCount(data.total_tokens)} tokens`],
           ["Verified", verifiedWords(data)],
+          ["Last look", refresh.checked_at === null ? "not yet" : ago(refresh.checked_at, nodeNow)],
+          ["At the source", <span class={`pill tone-${tone}`}>{words}</span>],
+          refresh.newest_shards !== null && refresh.newest_shards > data.total_shards
+            ? ["Newest there", `${count(refresh.newest_shards)} shards, ${bigCount(refresh.newest_tokens)} tokens`]
+            : null,
         ]}
       />
       <p class="muted small">{data.explanation}</p>
+      {refresh.state === "grown" && <p class="small">{refresh.explanation}</p>}
     </Card>
   );
 }
