@@ -49,6 +49,7 @@ class TokenizerTable:
         """The bytes of `tokenizer.json`; equal tables give equal bytes."""
         document = {
             "vocab_size": self.vocab_size,
+            "current_vocab_size": self.next_merge_id,  # under the name that older readers know
             "next_merge_id": self.next_merge_id,
             "pattern": self.pattern,
             "sources_contributed": dict(sorted(self.sources_contributed.items())),

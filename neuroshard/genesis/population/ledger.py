@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 
 from neuroshard.data.genesis.layout import MANIFEST_NAME, archived_tokenizer_name
 from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, SourceCount
@@ -71,11 +72,10 @@ class Ledger:
         there = self._destination.read(name, DEFAULT_MAX_FILE_BYTES)
         if there is None:
             raise DataError(f"{name} is missing in {self._destination.description}.", "Restore it from a copy.")
-        table = TokenizerTable.load(there.content)
-        if table.sha256 != self._now.tokenizer_sha256:
+        if sha256(there.content).hexdigest() != self._now.tokenizer_sha256:
             raise DataError(f"{name} in {self._destination.description} is damaged.", "Restore it from a copy.")
         self._table_json = there.content
-        return table
+        return TokenizerTable.load(there.content)
 
     def take_sources(self, sources: Sequence[SourceConfiguration]) -> None:
         """Compare with what was read before. Raises DataError when a name now stands for another source."""
@@ -98,10 +98,13 @@ class Ledger:
             most = max(merges.get(source.name, 0), asked.get(source.name, 0))
             entry = taken.get(source.name) or SourceCheckpoint(source.origin, source.target_shards)
             taken[source.name] = replace(entry, target_shards=source.target_shards, merges=most)
-        self._table_json = table.to_json()
-        put_once(self._destination, archived_tokenizer_name(table.sha256), self._table_json)
+        digest = known.tokenizer_sha256
+        if table.next_merge_id != known.next_merge_id or not self._table_json:
+            self._table_json = table.to_json()
+            digest = table.sha256
+            put_once(self._destination, archived_tokenizer_name(digest), self._table_json)
         self._now = replace(
-            known, tokenizer_sha256=table.sha256, next_merge_id=table.next_merge_id, sources=taken
+            known, tokenizer_sha256=digest, next_merge_id=table.next_merge_id, sources=taken
         )  # fmt: skip
         self._save()
 
@@ -147,8 +150,11 @@ class Ledger:
                 name: SourceCount(item.shards, item.shards * size, item.mark.documents, item.last_shard_id)
                 for name, item in sorted(now.sources.items())
             }
+            tables = published.tokenizers if published else ()
+            is_new = not tables or tables[-1].sha256 != now.tokenizer_sha256
             writer.finish(
                 self._signer,
+                tokenizer_version=str(len(tables) + is_new),
                 tokenizer=self._table_json,
                 next_merge_id=now.next_merge_id,
                 now=max(published.updated_at if published else "", self._clock()),

@@ -20,6 +20,11 @@ def parquet() -> Any:
     return _extra("pyarrow.parquet", "pyarrow")
 
 
+def arrow_error() -> type[Exception]:
+    """What pyarrow raises for files it cannot read. Raises UsageError when it is not installed."""
+    return _extra("pyarrow", "pyarrow").ArrowException
+
+
 def datasets() -> Any:
     """Hugging Face's datasets. Raises UsageError when it is not installed."""
     return _extra("datasets", "datasets")

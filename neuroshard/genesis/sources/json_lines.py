@@ -19,6 +19,7 @@ from neuroshard.genesis.sources.records import (
     SourceFailureError,
     missing_field,
 )
+from neuroshard.genesis.sources.zstandard_file import ZstandardFile
 
 JSON_LINES_SUFFIXES = tuple(
     f".{form}{packed}" for form in ("jsonl", "ndjson", "json") for packed in ("", ".gz", ".zst")
@@ -88,9 +89,7 @@ def _unpacked(path: Path, raw: BinaryIO) -> BinaryIO:
     if _packing(path) == ".gz":
         return cast("BinaryIO", gzip.GzipFile(fileobj=raw, mode="rb"))
     if _packing(path) == ".zst":
-        # One frame may not ask for more than 128 MB to unpack; several frames make one stream.
-        unpacker = zstandard().ZstdDecompressor(max_window_size=1 << 27)
-        return cast("BinaryIO", io.BufferedReader(unpacker.stream_reader(raw, read_across_frames=True), 1 << 17))
+        return io.BufferedReader(ZstandardFile(raw), 1 << 17)
     return raw
 
 

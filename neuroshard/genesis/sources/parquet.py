@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neuroshard.genesis.sources.extras import parquet
+from neuroshard.genesis.sources.extras import arrow_error, parquet
 from neuroshard.genesis.sources.records import MAX_RECORD_BYTES, Record, SourceFailureError, missing_field
 
 _ROWS = 64  # at a time
@@ -22,15 +22,13 @@ class ParquetRows:
 
     def read(self, path: Path, place: int) -> Iterator[tuple[Record, int]]:
         """Records from row `place` on. Raises SourceFailureError for a damaged file, DataError without the column."""
-        reader = parquet()
-        arrow_error = reader.lib.ArrowException
         try:
-            with reader.ParquetFile(path, pre_buffer=False) as file:
+            with parquet().ParquetFile(path, pre_buffer=False) as file:
                 names = [str(name) for name in file.schema_arrow.names]
                 if self.text_field not in names:
                     raise missing_field(self.source, self.text_field, names)
                 yield from self._rows(file, path, place)
-        except arrow_error as error:
+        except arrow_error() as error:
             raise SourceFailureError(f"{path} is damaged or no Parquet file: {error}.", "Fetch it again.") from error
 
     def _rows(self, file: Any, path: Path, place: int) -> Iterator[tuple[Record, int]]:
