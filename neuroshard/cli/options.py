@@ -107,7 +107,8 @@ Token = Annotated[
 ]
 TokenFile = Annotated[Path | None, typer.Option(help="File that holds the token.")]
 MaxStorage = Annotated[
-    int | None, typer.Option("--max-storage", metavar="MB", help="Space for cached shards. (default: 2000)")
+    int | None,
+    typer.Option("--max-storage", metavar="MB", help="Space for shards and their descriptions. (default: 2000)"),
 ]
 InnerSteps = Annotated[
     int | None,

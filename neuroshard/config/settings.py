@@ -107,7 +107,9 @@ class Settings(BaseModel):
     device: Annotated[Literal["auto", "cuda", "mps", "cpu"], Note("auto, cuda, mps or cpu")] = "auto"
     memory: Annotated[Whole | None, Field(ge=1), Note("megabytes, at least 1; unset: measured")] = None
     cpu_threads: Annotated[Whole | None, Field(ge=1, le=1024), Note("1 to 1024; unset: measured")] = None
-    max_storage: Annotated[Whole, Field(ge=20), Note("megabytes of cached shards, at least 20", Applies.AT_ONCE)] = 2000
+    max_storage: Annotated[
+        Whole, Field(ge=20), Note("megabytes of shards and their descriptions, at least 20", Applies.AT_ONCE)
+    ] = 2000
     max_checkpoint_storage: Annotated[
         Whole, Field(ge=1), Note("megabytes of all checkpoints and copies, at least 1", Applies.AT_ONCE)
     ] = 50_000

@@ -41,14 +41,17 @@ class CachedShard:
 class ShardCache:
     """Keeps shards under `folder`, together never above `limit_bytes`, a download in progress included.
 
+    What lies in the folder `beside` counts too: the descriptions of data sets.
+
     A shard is found by its id and a 32-byte key that names its exact contents (its digest). All methods block on the
     disk: call them from a worker thread. They may be called from several. It keeps what a shard's file says: which
     ids a run knows is not its business, so that what one run left here serves another, and other nodes.
     """
 
-    def __init__(self, folder: Path, *, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, *, limit_bytes: int, beside: Path | None = None) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
+        self._beside = beside
         self.damaged_files = 0  # cache files found damaged and removed
         self._lock = Lock()
         self._sizes: dict[Path, int] = {}  # least recently used first
@@ -63,9 +66,9 @@ class ShardCache:
             raise storage_error(folder, error) from error
 
     def usage(self) -> tuple[int, int]:
-        """Cached shards and the bytes they take."""
+        """Cached shards, and the bytes that they and what counts with them take."""
         with self._lock:
-            return len(self._sizes), sum(self._sizes.values())
+            return len(self._sizes), sum(self._sizes.values()) + self._beside_bytes()
 
     def file_size(self, token_count: int, id_count: int) -> int:
         """Bytes of a cached shard whose ids are below `id_count`."""
@@ -121,31 +124,34 @@ class ShardCache:
         False when they fit only after another reservation was released. Raises StorageError when they never fit.
         """
         with self._lock:
-            kept = sum(size for path, size in self._sizes.items() if _shard_of(path) in keep)
+            kept = self._kept_bytes(keep) + self._beside_bytes()
             if kept + needed_bytes > self.limit_bytes:
                 raise StorageError(
                     f"The storage limit of {_mb(self.limit_bytes)} is too small: shard {shard} needs "
-                    f"{_mb(needed_bytes)} while it is fetched, and the shards in use take {_mb(kept)}.",
+                    f"{_mb(needed_bytes)} while it is fetched, and what is in use takes {_mb(kept)}.",
                     f"Set --max-storage to at least {_mb(kept + needed_bytes)}.",
                 )
-            room = self.limit_bytes - needed_bytes - sum(self._reserved.values())
-            if kept > room:
+            if not self._make_room(needed_bytes, keep):
                 return False
-            self._shrink(room, keep)
             self._reserved[shard] = needed_bytes
             return True
+
+    def make_room(self, needed_bytes: int, keep: Collection[ShardId]) -> bool:
+        """Remove the least recently used shards, but none of `keep`, until so many bytes fit; False if never."""
+        with self._lock:
+            return self._make_room(needed_bytes, keep)
 
     def release(self, shard: ShardId, keep: Collection[ShardId]) -> None:
         """End a reservation. What was fetched stays, unless it and `keep` became too much: the limit may have sunk."""
         with self._lock:
             self._reserved.pop(shard, None)
-            self._shrink(self.limit_bytes - sum(self._reserved.values()), {*keep, shard})
+            self._shrink(self._room(), {*keep, shard})
 
     def change_limit(self, limit_bytes: int, keep: Collection[ShardId]) -> None:
         """Obey another limit at once: the least recently used shards go, but none of `keep`."""
         with self._lock:
             self.limit_bytes = limit_bytes
-            self._shrink(limit_bytes - sum(self._reserved.values()), keep)
+            self._shrink(self._room(), keep)
 
     def release_all(self, keep: Collection[ShardId]) -> None:
         """Remove every shard but those of `keep`: the disk is full."""
@@ -193,6 +199,29 @@ class ShardCache:
 
     def _path(self, shard: ShardId, key: bytes) -> Path:
         return self.folder / f"shard_{shard}-{key.hex()[:16]}.tokens"
+
+    def _room(self) -> int:
+        """Bytes that shards may take at present."""
+        return self.limit_bytes - sum(self._reserved.values()) - self._beside_bytes()
+
+    def _make_room(self, needed_bytes: int, keep: Collection[ShardId]) -> bool:
+        room = self._room() - needed_bytes
+        if self._kept_bytes(keep) > room:
+            return False
+        self._shrink(room, keep)
+        return True
+
+    def _kept_bytes(self, keep: Collection[ShardId]) -> int:
+        return sum(size for path, size in self._sizes.items() if _shard_of(path) in keep)
+
+    def _beside_bytes(self) -> int:
+        if self._beside is None:
+            return 0
+        try:
+            with os.scandir(self._beside) as found:
+                return sum(entry.stat().st_size for entry in found if entry.is_file())
+        except OSError:
+            return 0  # nothing was kept yet, or just now replaced
 
     def _shrink(self, most_bytes: int, keep: Collection[ShardId]) -> None:
         """Remove the least recently used shards, but none of `keep`, until the others take so many bytes at most."""

@@ -104,6 +104,7 @@ class DataFeed:
         self._held_out_from: list[ShardId] = []
         self._next_ready = False
         self._moved = anyio.Event()
+        genesis.store.make_room = self._make_room
         cache.change_limit(cache.limit_bytes, keep={self._position.shard})  # it may have been higher at the last start
 
     @property
@@ -225,6 +226,10 @@ class DataFeed:
     def _shards(self) -> tuple[ShardStatus, ...]:
         uses = shards_by_use(self._assignment, self._position.order, self._held_out_from, self._loader.held())
         return tuple(self._loader.standing(shard, use) for shard, use in uses.items())
+
+    def _make_room(self, needed_bytes: int) -> bool:
+        """For a description of the data that is about to be kept."""
+        return self._cache.make_room(needed_bytes, keep={self._position.shard})
 
     def _place(self, order: int) -> DataPosition:
         return DataPosition(order, self._assignment.shard_at(order), 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from neuroshard.config.run_parameters import GenesisPins
+from neuroshard.data.descriptions import Descriptions, manifest_copy, page_copy, tokenizer_copy
 from neuroshard.data.fetcher import Fetcher, FileRequest
 from neuroshard.data.genesis.layout import (
     DIGEST_BYTES,
@@ -31,8 +32,7 @@ from neuroshard.data.genesis.manifest import (
     parse_manifest,
     serialise_manifest,
 )
-from neuroshard.data.storage import write_atomically
-from neuroshard.errors import DataError, StorageError
+from neuroshard.errors import DataError
 from neuroshard.types import ShardId
 
 _LOG = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class Genesis:
         """Store manifest and tokenizer, so that the run pinned to this data set opens again without its source."""
         manifest = self.manifest
         data = serialise_manifest(manifest, None) if manifest.pages else self._raw_manifest
-        _keep(self.store / manifest_copy(manifest.root()), data)
-        _keep(self.store / tokenizer_copy(sha256(self.tokenizer).hexdigest()), self.tokenizer)
+        self.store.keep(manifest_copy(manifest.root()), data)
+        self.store.keep(tokenizer_copy(sha256(self.tokenizer).hexdigest()), self.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class TableLoader:
     """Brings tokenizer tables: from the store, from tokenizer.json, or from the archive when the table grew."""
 
     fetcher: Fetcher
-    store: Path
+    store: Descriptions
     most_bytes: int
 
     async def load(self, digest: str, give_up_after: int) -> bytes:
@@ -116,7 +116,7 @@ class TableLoader:
 
         Raises DataError when each of its places was missing or wrong so many times.
         """
-        stored = _read_copy(self.store / tokenizer_copy(digest), digest)
+        stored = self.store.read(tokenizer_copy(digest), digest)
         if stored is not None:
             return stored
         refusals = min(2, give_up_after)
@@ -133,7 +133,7 @@ class TableLoader:
                     f"The tokenizer of this run ({digest[:16]}) is not at {self.fetcher.source.description}: {error}",
                     "Use the source that the run was created with.",
                 ) from error
-        _keep(self.store / tokenizer_copy(digest), data)
+        self.store.keep(tokenizer_copy(digest), data)
         return data
 
     async def load_unnamed(self, give_up_after: int) -> bytes:
@@ -159,7 +159,8 @@ async def open_genesis(
     """
     if pins is not None and pins.signing_key is not None:
         trust = ManifestTrust(signing_key=pins.signing_key, was_signed=True)
-    manifest, raw = _stored_manifest(store, pins) or (None, b"")
+    copies = Descriptions(store)
+    manifest, raw = _stored_manifest(copies, pins) or (None, b"")
     if manifest is None:
         address = pins.root if pins is not None else ""
         request = FileRequest(MANIFEST_NAME, 2, MAX_MANIFEST_BYTES, give_up_after=give_up_after, address=address)
@@ -167,10 +168,10 @@ async def open_genesis(
             request, lambda data: (pinned_manifest(data, pins) or parse_manifest(data, trust), data)
         )
         if pins is not None:
-            manifest = await pinned_part(fetcher, store, manifest, pins)
+            manifest = await pinned_part(fetcher, copies, manifest, pins)
     named = manifest.tokenizers[-1].sha256 if manifest.tokenizers else None
     digest = pins.tokenizer_sha256 if pins else named
-    tables = TableLoader(fetcher, store, max_tokenizer_bytes)
+    tables = TableLoader(fetcher, copies, max_tokenizer_bytes)
     tokenizer = await (tables.load(digest, give_up_after) if digest else tables.load_unnamed(give_up_after))
     genesis = Genesis(tables, manifest, raw, tokenizer)
     await genesis.remember()
@@ -178,21 +179,20 @@ async def open_genesis(
 
 
 async def load_page(
-    fetcher: Fetcher, store: Path, manifest: Manifest, page: int, give_up_after: int | None = None
+    fetcher: Fetcher, store: Descriptions, manifest: Manifest, page: int, give_up_after: int | None = None
 ) -> bytes:
     """The digests of a page, from the store or the source; what the data set grew by since is cut off.
 
     Raises DataError after `give_up_after` answers that were missing or wrong; never without.
     """
     digest, entries = manifest.pages[page], manifest.page_entries(page)
-    copy = store / page_copy(digest)
-    stored = _read_copy(copy, digest)
+    stored = store.read(page_copy(digest), digest)
     if stored is not None:
         return stored
     name = page_name(page)
     request = FileRequest(name, entries * DIGEST_BYTES, MAX_PAGE_BYTES, give_up_after=give_up_after, address=digest)
     data = await fetcher.fetch_bytes(request, lambda data: checked_page(data, entries, digest, name))
-    _keep(copy, data)
+    store.keep(page_copy(digest), data)
     return data
 
 
@@ -201,7 +201,7 @@ class OtherDataError(DataError):
 
 
 async def pinned_part(
-    fetcher: Fetcher, store: Path, manifest: Manifest, pins: GenesisPins, give_up_after: int | None = None
+    fetcher: Fetcher, store: Descriptions, manifest: Manifest, pins: GenesisPins, give_up_after: int | None = None
 ) -> Manifest:
     """The manifest as it was for the pinned number of shards. Raises OtherDataError when it cannot be that.
 
@@ -228,14 +228,14 @@ async def pinned_part(
 
 
 async def _cut(
-    fetcher: Fetcher, store: Path, manifest: Manifest, total_shards: int, give_up_after: int | None
+    fetcher: Fetcher, store: Descriptions, manifest: Manifest, total_shards: int, give_up_after: int | None
 ) -> Manifest:
     """The first `total_shards` shards: the last page they touch is a prefix of the present one."""
     last = (total_shards - 1) // PAGE_DIGESTS
     whole = await load_page(fetcher, store, manifest, last, give_up_after)
     prefix = whole[: manifest.page_entries(last, total_shards) * DIGEST_BYTES]
     digest = page_digest(prefix)
-    _keep(store / page_copy(digest), prefix)
+    store.keep(page_copy(digest), prefix)
     return replace(
         manifest,
         total_shards=total_shards,
@@ -245,16 +245,13 @@ async def _cut(
     )
 
 
-def _stored_manifest(store: Path, pins: GenesisPins | None) -> tuple[Manifest, bytes] | None:
+def _stored_manifest(store: Descriptions, pins: GenesisPins | None) -> tuple[Manifest, bytes] | None:
     """The copy made when the run was first opened; the pinned root proves it, without a signature."""
     if pins is None:
         return None
-    try:
-        data = (store / manifest_copy(pins.root)).read_bytes()
-    except OSError:
-        return None  # not there: the source has it
-    manifest = pinned_manifest(data, pins)
-    return None if manifest is None else (manifest, data)
+    data = store.find(manifest_copy(pins.root))
+    manifest = None if data is None else pinned_manifest(data, pins)
+    return None if data is None or manifest is None else (manifest, data)
 
 
 def pinned_manifest(data: bytes, pins: GenesisPins | None) -> Manifest | None:
@@ -266,36 +263,3 @@ def pinned_manifest(data: bytes, pins: GenesisPins | None) -> Manifest | None:
     if pins is None or manifest.root() != pins.root or manifest.signing_key not in (None, pins.signing_key):
         return None
     return replace(manifest, signing_key=pins.signing_key)
-
-
-def manifest_copy(root: str) -> str:
-    """Where the manifest of this root is kept."""
-    return f"manifest-{root}.json"
-
-
-def page_copy(digest: str) -> str:
-    """Where the page of this digest is kept."""
-    return f"page-{digest}.bin"
-
-
-def tokenizer_copy(digest: str) -> str:
-    """Where the table of this digest is kept."""
-    return f"tokenizer-{digest}.json"
-
-
-def _read_copy(path: Path, digest: str) -> bytes | None:
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None  # not there: the source has it
-    return data if sha256(data).hexdigest() == digest else None
-
-
-def _keep(path: Path, data: bytes) -> None:
-    """Copies are a convenience: a full disk costs them, not the run."""
-    if _read_copy(path, sha256(data).hexdigest()) is not None:
-        return
-    try:
-        write_atomically(path, data)
-    except StorageError as error:
-        _LOG.warning("A copy of the data set's description was not kept: %s", error)

@@ -1,6 +1,6 @@
 """Looks now and then whether the source of a run's data has newer ones, and whether it still has the run's own.
 
-Nothing here changes what the run trains on: that is pinned. What is new is checked, told and kept, for a new run.
+Nothing here changes what the run trains on: that is pinned. What is new is checked and told, for a new run.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ class SourceWatch:
         self._times = times
         self._wall_clock = wall_clock
         self._trust = ManifestTrust(pins.signing_key, was_signed=pins.signing_key is not None)
+        self._copies = genesis.store.only_read()  # a source that grows has another last page every time
+        self._tables = replace(genesis.tables, store=self._copies)
+        self._known_table = pins.tokenizer_sha256
         self._validator: str | None = None
         self._judged = RefreshStatus()  # of the manifest that the validator names
         self._most_shards = pins.total_shards
@@ -121,7 +124,7 @@ class SourceWatch:
                 "a cache on the way may be behind. Training goes on.",
             )
         try:
-            await pinned_part(self._genesis.fetcher, self._genesis.store, manifest, self._pins, give_up_after=2)
+            await pinned_part(self._genesis.fetcher, self._copies, manifest, self._pins, give_up_after=2)
         except OtherDataError as error:
             return self._problem(RefreshState.REFUSED, f"Refused: {error} Training goes on with the run's own data.")
         except DataError as error:
@@ -134,11 +137,12 @@ class SourceWatch:
 
     async def _check_table(self, manifest: Manifest) -> None:
         """Get the newest table, when it is another one than the run's, and see that it continues that one."""
-        if not manifest.tokenizers or manifest.tokenizers[-1].sha256 == self._pins.tokenizer_sha256:
+        if not manifest.tokenizers or manifest.tokenizers[-1].sha256 == self._known_table:
             return
         newest = manifest.tokenizers[-1]
-        data = await self._genesis.tables.load(newest.sha256, give_up_after=2)
+        data = await self._tables.load(newest.sha256, give_up_after=2)
         await anyio.to_thread.run_sync(self._compare_tables, data)
+        self._known_table = newest.sha256
 
     def _compare_tables(self, data: bytes) -> None:
         newest, own = TokenizerTable.load(data, len(data)), TokenizerTable.load(self._genesis.tokenizer)

@@ -102,7 +102,11 @@ def _feed(
     ground: Ground, settings: Settings, identity: NodeIdentity, record: TrainingRecord
 ) -> tuple[DataFeed, ShardCache]:
     parameters = ground.run.parameters
-    cache = ShardCache(settings.paths.data_cache, limit_bytes=settings.max_storage * 1_000_000)
+    cache = ShardCache(
+        settings.paths.data_cache,
+        limit_bytes=settings.max_storage * 1_000_000,
+        beside=ground.data.genesis.store.folder,
+    )
     ground.shelf.cache = cache
     feed = DataFeed(
         ground.data.genesis,

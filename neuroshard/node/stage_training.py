@@ -260,7 +260,11 @@ class StageTraining:
 
     def _feed(self, ground: Ground, start: tuple[DataPosition | None, NodeId | None]) -> tuple[DataFeed, ShardCache]:
         data, run = ground.data, ground.run
-        cache = ShardCache(self._settings.paths.data_cache, limit_bytes=self._settings.max_storage * 1_000_000)
+        cache = ShardCache(
+            self._settings.paths.data_cache,
+            limit_bytes=self._settings.max_storage * 1_000_000,
+            beside=data.genesis.store.folder,
+        )
         ground.shelf.cache = cache
         feed = DataFeed(
             data.genesis,

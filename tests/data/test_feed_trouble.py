@@ -305,3 +305,44 @@ def test_ids_that_a_shards_table_lacks_are_never_trained_on(tmp_path: Path) -> N
         assert feed.status().cached_shards == 0
 
     run(work)
+
+
+def used_by(home: Path) -> int:
+    return sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
+
+
+def test_descriptions_count_within_the_limit(folder: Path, tmp_path: Path) -> None:
+    """A page and a table that come late take the room of the shards that were used longest ago."""
+    home = tmp_path / "home"
+    one = 400 * 8 + 64 * 1024 + 4896  # while it is fetched
+
+    async def work() -> None:
+        genesis = await open_genesis(make_fetcher(folder), home / "descriptions")
+        limit = one + used_by(home) + 512 + 4 * 4896
+        cache = ShardCache(home, limit_bytes=limit, beside=home / "descriptions")
+        feed = DataFeed(genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH, vocabulary_size=VOCABULARY)
+        for _ in range(40):
+            await feed.next_batch(13)
+            assert used_by(home) <= limit
+        assert feed.status().cached_bytes == used_by(home)
+        cached = feed.status().cached_shards
+        genesis.store.keep("tokenizer-late.json", bytes(limit - used_by(home) + 1))
+        assert used_by(home) <= limit
+        assert feed.status().cached_shards == cached - 1
+        genesis.store.keep("tokenizer-huge.json", bytes(limit))
+        assert not (home / "descriptions" / "tokenizer-huge.json").exists()
+        assert rows_of(await feed.next_batch(1)) == [expected_window(40 * 13)]
+
+    run(work)
+
+
+def test_a_limit_that_the_descriptions_fill_is_told(folder: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        genesis = await open_genesis(make_fetcher(folder), tmp_path / "descriptions")
+        genesis.store.keep("tokenizer-large.json", bytes(80_000))
+        cache = ShardCache(tmp_path, limit_bytes=100_000, beside=tmp_path / "descriptions")
+        feed = DataFeed(genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH, vocabulary_size=VOCABULARY)
+        with pytest.raises(StorageError, match=r"what is in use takes 0\.1 MB.*--max-storage"):
+            await feed.next_batch(1)
+
+    run(work)

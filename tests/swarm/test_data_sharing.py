@@ -23,9 +23,10 @@ from neuroshard.data.loading import ShardLoader
 from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.opening import Genesis, open_genesis
 from neuroshard.data.source import FolderSource
-from neuroshard.errors import DataUnavailableError
+from neuroshard.errors import DataUnavailableError, StorageError
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
 from neuroshard.network.in_memory_links import Link
+from neuroshard.status.data import ShardOrigin, ShardUse
 from neuroshard.swarm.data_sharing.asker import DataAsker
 from neuroshard.swarm.data_sharing.frames import (
     DATA,
@@ -356,5 +357,25 @@ def test_a_slow_and_lossy_line_still_brings_the_shard(
         world.add("giver")
         world.network.set_link(NodeId("giver"), HERE, Link(delay_seconds=0.5, loss=0.1))
         assert await world.load(genesis, 0) == first_of(0)
+
+    play(scenario)
+
+
+def test_shards_from_others_obey_the_storage_limit(play: Callable[[Callable[[World], Awaitable[None]]], None]) -> None:
+    async def scenario(world: World) -> None:
+        world.cdn.is_up = False
+        world.add("giver")
+        genesis = await world.genesis()
+        folder, one = world.folder / "cache", TOKENS * 8 + 64 * 1024 + 4096 + 2 * TOKENS  # while it is fetched
+        cache = ShardCache(folder, limit_bytes=one)
+        loader = ShardLoader(genesis, cache, vocabulary_size=VOCABULARY)
+        for shard in (0, 1, 0):
+            await loader.load(ShardId(shard), keep=())
+            assert sum(path.stat().st_size for path in folder.iterdir()) <= one
+            assert loader.standing(ShardId(shard), ShardUse.IN_USE).origin is ShardOrigin.NODE
+        assert cache.shards() == (0,)
+        cache.change_limit(one - 1, keep=())
+        with pytest.raises(StorageError, match="--max-storage"):
+            await loader.load(ShardId(1), keep={ShardId(0)})
 
     play(scenario)

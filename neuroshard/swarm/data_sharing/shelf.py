@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.descriptions import manifest_copy, page_copy, tokenizer_copy
 from neuroshard.data.genesis.layout import MANIFEST_NAME, TOKENIZER_NAME
-from neuroshard.data.opening import manifest_copy, page_copy, tokenizer_copy
 from neuroshard.data.packed import PackedFile, whole_file
 from neuroshard.types import ShardId
 
