@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from neuroshard.cli import genesis_build
-from neuroshard.cli.options import AsJson
+from neuroshard.cli import genesis_build, genesis_look
 
 app = typer.Typer(help="Make, check and serve training data.", no_args_is_help=True)
 
@@ -19,23 +17,8 @@ FolderArgument = Annotated[Path, typer.Argument(help="A Genesis folder.")]
 app.command("build")(genesis_build.build)
 
 
-@app.command("verify")
-def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
-    """Hash every shard again and compare with the manifest. Exit code 6 when something is wrong."""
-    from neuroshard.errors import DataError
-    from neuroshard.genesis import verify_folder
-
-    found = verify_folder(folder)
-    if as_json:
-        facts = {"sound": found.is_sound, "shards": found.total_shards, "checked": found.shards_checked}
-        typer.echo(json.dumps({**facts, "signed_by": found.signed_by, "problems": found.problems}))
-    else:
-        signed = f"signed by {found.signed_by[:16]}" if found.signed_by else "not signed"
-        typer.echo(f"{found.shards_checked} of {found.total_shards} shards checked; the manifest is {signed}.")
-        for problem in found.problems:
-            typer.echo(f"- {problem}")
-    if not found.is_sound:
-        raise DataError("The folder is not sound.", "Build it again, or fetch it again.")
+app.command("verify")(genesis_look.verify)
+app.command("status")(genesis_look.status)
 
 
 @app.command("serve")

@@ -8,8 +8,10 @@ from pathlib import Path
 from threading import Lock
 
 from neuroshard.data.genesis.layout import MANIFEST_NAME
-from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, parse_manifest
-from neuroshard.errors import DataError
+from neuroshard.errors import DataError, StorageError
+from neuroshard.genesis.data_set_status import read_status
+from neuroshard.genesis.destination import FolderDestination
+from neuroshard.genesis.population.checkpoints import CHECKPOINTS_NAME
 from neuroshard.types import JsonValue
 
 
@@ -48,31 +50,34 @@ class TrafficCount:
             return self._traffic
 
 
-def folder_status(folder: Path, traffic: Traffic, uptime_seconds: float) -> bytes:
-    """The answer to /status. A manifest that cannot be read is named under `problem`: the server goes on."""
-    value: dict[str, JsonValue] = {
-        "uptime_seconds": round(uptime_seconds, 1),
-        "requests": dict(vars(traffic)),
-        "problem": "",
-    }
-    return json.dumps(value | _data_set(folder), indent=1).encode()
+class FolderStatus:
+    """Answers /status. What the folder tells is read again only when one of its two descriptions changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._read: tuple[tuple[float, ...], dict[str, JsonValue]] | None = None
+
+    def answer(self, traffic: Traffic, uptime_seconds: float) -> bytes:
+        """JSON. What cannot be read is named under `problem`: the server goes on."""
+        value: dict[str, JsonValue] = {"uptime_seconds": round(uptime_seconds, 1), "requests": dict(vars(traffic))}
+        with self._lock:
+            state = _state(self._folder / MANIFEST_NAME) + _state(self._folder / CHECKPOINTS_NAME)
+            if self._read is None or self._read[0] != state:
+                self._read = state, _data_set(self._folder)
+            return json.dumps(value | self._read[1], indent=1).encode()
+
+
+def _state(path: Path) -> tuple[float, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _data_set(folder: Path) -> dict[str, JsonValue]:
     try:
-        with (folder / MANIFEST_NAME).open("rb") as file:
-            manifest = parse_manifest(file.read(MAX_MANIFEST_BYTES + 1))
-    except (OSError, DataError) as error:
-        return {"problem": f"The manifest cannot be read: {error}"}
-    return {
-        "total_shards": manifest.total_shards,
-        "total_tokens": manifest.total_tokens,
-        "total_size_bytes": manifest.total_size_bytes,
-        "root": manifest.root(),
-        "signed_by": manifest.signing_key,
-        "created_at": manifest.created_at,
-        "updated_at": manifest.updated_at,
-        "tokenizer_version": manifest.tokenizer_version,
-        "tokenizers": [dict(vars(entry)) for entry in manifest.tokenizers],
-        "sources": {name: dict(vars(count)) for name, count in manifest.sources.items()},
-    }
+        return read_status(FolderDestination(folder)).to_json()
+    except (StorageError, DataError) as error:
+        return {"problem": f"The data set cannot be described: {error}"}

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from neuroshard.errors import DataError, NetworkRefusedError
 from neuroshard.genesis.byte_ranges import Answer, answer_for
-from neuroshard.genesis.folder_status import TrafficCount, folder_status
+from neuroshard.genesis.folder_status import FolderStatus, TrafficCount
 from neuroshard.genesis.served_files import STATUS_NAME, cache_control, content_type, is_served
 
 _CHUNK_BYTES = 1 << 18
@@ -89,6 +89,7 @@ class _FolderServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.folder = folder
         self.is_private = address[0] in _LOOPBACK
+        self.status = FolderStatus(folder)
         self.traffic = TrafficCount()
         self.started_at = time.monotonic()
         self._lock = threading.Lock()
@@ -169,7 +170,7 @@ class _FolderHandler(BaseHTTPRequestHandler):
                 self._send_body(file, answer)
 
     def _send_status(self, *, with_body: bool) -> None:
-        body = folder_status(self.server.folder, self.server.traffic.now(), time.monotonic() - self.server.started_at)
+        body = self.server.status.answer(self.server.traffic.now(), time.monotonic() - self.server.started_at)
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "application/json")
         self.send_header("Cache-Control", "no-store")

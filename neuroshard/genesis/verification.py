@@ -1,4 +1,4 @@
-"""Checks a whole Genesis folder on disk: signature, tokenizer, digest pages and every shard, hashed again."""
+"""Checks a published data set wherever it is: signature, tables, digest pages, counts, and shards hashed again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
@@ -13,128 +14,179 @@ from neuroshard.data.genesis.layout import (
     DIGEST_BYTES,
     MANIFEST_NAME,
     MAX_PAGE_BYTES,
-    TOKENIZER_NAME,
-    archived_tokenizer_name,
     checked_page,
     page_name,
     shard_name,
+    shard_size_limits,
 )
-from neuroshard.data.genesis.manifest import (
-    MAX_MANIFEST_BYTES,
-    PAGE_DIGESTS,
-    Manifest,
-    ManifestTrust,
-    TokenizerEntry,
-    parse_manifest,
-)
-from neuroshard.data.genesis.torch_file import inspect_shard
-from neuroshard.data.tokenizer.table import DEFAULT_MAX_FILE_BYTES, TokenizerTable
-from neuroshard.errors import DataError
+from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, PAGE_DIGESTS, Manifest, ManifestTrust, parse_manifest
+from neuroshard.data.genesis.object_store import ObjectReader
+from neuroshard.data.genesis.torch_file import read_shard
+from neuroshard.errors import DataError, DataUnavailableError, StorageError
+from neuroshard.genesis.description_checks import count_problems, stored_problems, table_problems
+from neuroshard.genesis.destination import FolderDestination
 from neuroshard.genesis.documents import Fraction
 from neuroshard.types import ShardId
 
-_CHUNK_BYTES = 1 << 20
 MAX_PROBLEMS = 100
 
 
 @dataclass(frozen=True)
-class FolderVerification:
-    """What a check of a folder found; `problems` says in words what is wrong, at most 100 of them."""
+class Verification:
+    """What a check found; `problems` says in words what is wrong, at most 100; `notes` what is only worth knowing."""
 
     total_shards: int
     shards_checked: int
     signed_by: str | None  # hex public key; None for an unsigned manifest
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything the manifest names is there and as it says."""
+        """Whether everything that was looked at is there and as the manifest says."""
         return not self.problems
+
+
+@dataclass(frozen=True)
+class Sample:
+    """So many shards, drawn at random, instead of all."""
+
+    shards: int
+    rng: Random
 
 
 def verify_folder(
     folder: Path, *, trust: ManifestTrust | None = None, progress: Fraction = lambda _: None
-) -> FolderVerification:
-    """Hash every shard again and compare. Raises DataError only when there is no readable manifest at all."""
-    manifest = parse_manifest(_read(folder, MANIFEST_NAME, MAX_MANIFEST_BYTES), trust or ManifestTrust())
+) -> Verification:
+    """Hash every shard of a folder again. Raises DataError only when there is no readable manifest at all."""
+    return verify(FolderDestination(folder), trust=trust or ManifestTrust(), progress=progress)
+
+
+def verify(
+    place: ObjectReader,
+    *,
+    trust: ManifestTrust,
+    sample: Sample | None = None,
+    progress: Fraction = lambda _: None,
+) -> Verification:
+    """Check everything but, with a sample, most shards; holds one shard and one page in memory.
+
+    Raises DataError when there is no manifest that can be read and trusted, DataUnavailableError or StorageError when
+    the place fails.
+    """
+    there = place.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    if there is None:
+        raise DataError(f"{place.description} has no {MANIFEST_NAME}.", "Check the location.")
+    manifest = parse_manifest(there.content, trust)
     if manifest.tokens_per_shard is None:
         problem = "The manifest is of the minimal form: it has no digests, so no shard can be verified."
-        return FolderVerification(manifest.total_shards, 0, manifest.signing_key, (problem,))
-    problems = list(_tokenizer_problems(folder, manifest))
-    checked = 0
-    for shard, digest in _digests(folder, manifest, problems):
-        problems += _shard_problems(folder, manifest, shard, digest)
-        checked += 1
-        progress(checked / manifest.total_shards)
-        if len(problems) >= MAX_PROBLEMS:
-            break
-    return FolderVerification(manifest.total_shards, checked, manifest.signing_key, tuple(problems[:MAX_PROBLEMS]))
+        return Verification(manifest.total_shards, 0, manifest.signing_key, (problem,))
+    return _Check(place, manifest, sample, progress).result()
 
 
-def _read(folder: Path, name: str, limit: int) -> bytes:
-    try:
-        with (folder / name).open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError as error:
-        raise DataError(f"{folder / name} cannot be read: {error.strerror or error}.") from error
-    if len(data) > limit:
-        raise DataError(f"{folder / name} is larger than {limit} bytes.")
-    return data
+class _Check:
+    """One verification: collects problems until there are enough."""
 
+    def __init__(self, place: ObjectReader, manifest: Manifest, sample: Sample | None, progress: Fraction) -> None:
+        self._place = place
+        self._manifest = manifest
+        self._progress = progress
+        self._problems: list[str] = []
+        self._notes: list[str] = []
+        self._checked = 0
+        self._bytes = 0
+        total = manifest.total_shards
+        self._wanted: frozenset[int] | None = None
+        if sample is not None and sample.shards < total:
+            self._wanted = frozenset(sample.rng.sample(range(total), sample.shards))
 
-def _tokenizer_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
-    newest = manifest.tokenizers[-1]
-    files = [(TOKENIZER_NAME, newest)]
-    files += [(archived_tokenizer_name(entry.sha256), entry) for entry in manifest.tokenizers[:-1]]
-    for name, entry in files:
+    def result(self) -> Verification:
+        """Look at everything."""
+        manifest = self._manifest
+        self._problems += table_problems(self._place, manifest)
+        self._problems += count_problems(manifest)
+        self._problems += stored_problems(self._place, manifest)
+        for page, digest in enumerate(manifest.pages):
+            self._check_page(page, digest)
+            if len(self._problems) >= MAX_PROBLEMS:
+                break
+        if self._checked == manifest.total_shards and not self._problems and self._bytes != manifest.total_size_bytes:
+            self._problems.append(
+                f"The shards have {self._bytes} bytes, the manifest says {manifest.total_size_bytes}."
+            )
+        problems = tuple(self._problems[:MAX_PROBLEMS])
+        return Verification(manifest.total_shards, self._checked, manifest.signing_key, problems, tuple(self._notes))
+
+    def _check_page(self, page: int, digest: str) -> None:
+        """A page, and those of its shards that are wanted; of a wrong page no shard can be checked."""
+        name, entries = page_name(page), self._manifest.page_entries(page)
+        there = self._place.read(name, MAX_PAGE_BYTES)
+        if there is None:
+            self._problems.append(f"{name} is missing.")
+            return
+        surplus = len(there.content) // DIGEST_BYTES - entries
+        if surplus < 0:
+            self._problems.append(
+                f"{name} has {len(there.content)} bytes, {entries} digests need {entries * DIGEST_BYTES}: "
+                "it is cut off, or older than the manifest."
+            )
+            return
         try:
-            _check_tokenizer(_read(folder, name, DEFAULT_MAX_FILE_BYTES), name, entry)
+            data = checked_page(there.content, entries, digest, name)
+        except DataError as error:
+            self._problems.append(error.message)
+            return
+        if surplus:
+            self._notes.append(
+                f"{name} names {surplus} more shards than the manifest: "
+                "the manifest is an old one, or more is being published."
+            )
+        digests = [data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES)]
+        first = page * PAGE_DIGESTS
+        for index in range(len(digests)):
+            if self._wanted is None or first + index in self._wanted:
+                self._problems += self._shard_problems(ShardId(first + index), digests, first)
+                self._checked += 1
+                self._progress(self._checked / (len(self._wanted) if self._wanted else self._manifest.total_shards))
+            if len(self._problems) >= MAX_PROBLEMS:
+                return
+
+    def _shard_problems(self, shard: ShardId, digests: list[bytes], first: int) -> Iterator[str]:
+        name, tokens = shard_name(shard), self._manifest.tokens_per_shard or 0
+        least, most = shard_size_limits(tokens)
+        try:
+            there = self._place.read(name, most)
+        except DataUnavailableError:
+            raise
+        except (DataError, StorageError) as error:  # too large, or this file alone cannot be read
+            yield error.message
+            return
+        if there is None:
+            yield f"{name} is missing."
+            return
+        content = there.content
+        self._bytes += len(content)
+        digest = sha256(content).digest()
+        if len(content) < least:
+            yield f"{name} has {len(content)} bytes, expected at least {least}: it is cut off."
+        elif digest != digests[shard - first]:
+            yield f"{name} does not match its digest{_mistaken_for(digest, digests, first)}."
+        else:
+            yield from self._token_problems(shard, content)
+
+    def _token_problems(self, shard: ShardId, content: bytes) -> Iterator[str]:
+        name, tokens = shard_name(shard), self._manifest.tokens_per_shard or 0
+        table = self._manifest.tokenizers_before(shard + 1)[-1]
+        try:
+            ids = read_shard(content, name, max_tokens=tokens, exact_tokens=tokens)
         except DataError as error:
             yield error.message
-
-
-def _check_tokenizer(data: bytes, name: str, entry: TokenizerEntry) -> None:
-    if sha256(data).hexdigest() != entry.sha256:
-        raise DataError(f"{name} does not match its digest in the manifest.")
-    table = TokenizerTable.load(data)
-    if table.next_merge_id != entry.next_merge_id:
-        raise DataError(f"{name} has {table.next_merge_id} ids, the manifest says {entry.next_merge_id}.")
-
-
-def _digests(folder: Path, manifest: Manifest, problems: list[str]) -> Iterator[tuple[ShardId, bytes]]:
-    """Every shard with its digest; a wrong page is noted as a problem and its shards are left out."""
-    for page, page_hash in enumerate(manifest.pages):
-        name = page_name(page)
-        try:
-            data = checked_page(_read(folder, name, MAX_PAGE_BYTES), manifest.page_entries(page), page_hash, name)
-        except DataError as error:
-            problems.append(error.message)
-            continue
-        for index in range(len(data) // DIGEST_BYTES):
-            yield ShardId(page * PAGE_DIGESTS + index), data[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-
-
-def _shard_problems(folder: Path, manifest: Manifest, shard: ShardId, digest: bytes) -> Iterator[str]:
-    name = shard_name(shard)
-    tokens = manifest.tokens_per_shard or 0
-    try:
-        if _file_digest(folder / name) != digest:
-            yield f"{name} does not match its digest."
             return
-        ids = inspect_shard(folder / name, max_tokens=tokens, exact_tokens=tokens).map()
-    except OSError as error:
-        yield f"{name} cannot be read: {error.strerror or error}."
-    except DataError as error:
-        yield error.message
-    else:
-        newest = manifest.tokenizers[-1].next_merge_id
-        if int(np.min(ids)) < 0 or int(np.max(ids)) >= newest:
-            yield f"{name} has token ids outside 0..{newest - 1}."
+        if int(np.min(ids)) < 0 or int(np.max(ids)) >= table.next_merge_id:
+            yield f"{name} has token ids outside 0..{table.next_merge_id - 1}."
 
 
-def _file_digest(path: Path) -> bytes:
-    digest = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.digest()
+def _mistaken_for(digest: bytes, digests: list[bytes], first: int) -> str:
+    if digest not in digests:
+        return ": it is damaged, or of another time than the manifest"
+    return f": it is {shard_name(ShardId(first + digests.index(digest)))} under a wrong name"

@@ -302,7 +302,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, problem: str) -> N
 def test_missing_files_and_a_forged_manifest_are_found(tmp_path: Path) -> None:
     folder = build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL).folder
     (folder / "shard_0.pt").unlink()
-    assert verify_folder(folder).problems == ("shard_0.pt cannot be read: No such file or directory.",)
+    assert verify_folder(folder).problems == ("shard_0.pt is missing.",)
     manifest = json.loads((folder / "manifest.json").read_bytes())
     manifest["total_tokens"] += 1
     (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -30,8 +30,8 @@ class StoredObject:
     version: Version
 
 
-class ObjectStore(Protocol):
-    """Named objects, each replaced as a whole. Names are relative, with forward slashes."""
+class ObjectReader(Protocol):
+    """Named objects. Names are relative, with forward slashes."""
 
     @property
     def description(self) -> str:
@@ -45,6 +45,10 @@ class ObjectStore(Protocol):
         read; DataUnavailableError when the place does not answer now.
         """
         ...
+
+
+class ObjectStore(ObjectReader, Protocol):
+    """Objects that can be written too, each replaced as a whole."""
 
     def write(self, name: str, content: bytes, *, expected: Expected = Condition.ANY) -> Version:
         """Write an object durably: who reads it sees what was there before, or all of `content`.

@@ -80,18 +80,28 @@ def inspect_shard(path: Path, *, max_tokens: int, exact_tokens: int | None = Non
     exactly `exact_tokens` when given), and OSError when the file cannot be read.
     """
     with path.open("rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        if size > max_tokens * _ITEM_BYTES + MAX_CONTAINER_BYTES:
-            raise DataError(f"{path.name} has {size} bytes, more than a shard of {max_tokens} tokens can have.")
-        try:
-            records = _read_directory(file, size)
-            tokens, count = _check_tensor(file, records)
-        except (_MalformedError, struct.error, UnicodeDecodeError) as error:
-            raise DataError(f"{path.name} is not a shard file: {error}.") from error
+        tokens, count = _inspect(file, path.name, max_tokens, exact_tokens)
+    return TokenRecord(path, tokens.start, count, tokens.crc)
+
+
+def read_shard(content: bytes, name: str, *, max_tokens: int, exact_tokens: int | None = None) -> NDArray[np.int64]:
+    """The tokens of a shard file that is in memory: (n,) int64, without a copy. Raises DataError as `inspect_shard`."""
+    tokens, count = _inspect(io.BytesIO(content), name, max_tokens, exact_tokens)
+    return np.frombuffer(content, dtype="<i8", count=count, offset=tokens.start)
+
+
+def _inspect(file: BinaryIO, name: str, max_tokens: int, exact_tokens: int | None) -> tuple[_Record, int]:
+    size = file.seek(0, io.SEEK_END)
+    if size > max_tokens * _ITEM_BYTES + MAX_CONTAINER_BYTES:
+        raise DataError(f"{name} has {size} bytes, more than a shard of {max_tokens} tokens can have.")
+    try:
+        tokens, count = _check_tensor(file, _read_directory(file, size))
+    except (_MalformedError, struct.error, UnicodeDecodeError) as error:
+        raise DataError(f"{name} is not a shard file: {error}.") from error
     if not 1 <= count <= max_tokens or (exact_tokens is not None and count != exact_tokens):
         wanted = f"exactly {exact_tokens}" if exact_tokens is not None else f"1 to {max_tokens}"
-        raise DataError(f"{path.name} holds {count} tokens, expected {wanted}.")
-    return TokenRecord(path, tokens.start, count, tokens.crc)
+        raise DataError(f"{name} holds {count} tokens, expected {wanted}.")
+    return tokens, count
 
 
 def write_shard(file: BinaryIO, tokens: NDArray[np.integer[Any]]) -> None:

@@ -1,14 +1,24 @@
-"""From what a user types to the destination it names."""
+"""From what a user types to the place it names."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from neuroshard.errors import UsageError
+from neuroshard.data.genesis.object_store import ObjectReader
+from neuroshard.errors import DataError, UsageError
 from neuroshard.genesis.destination.folder import FolderDestination
 from neuroshard.genesis.destination.protocol import Destination
 from neuroshard.genesis.destination.s3 import S3Destination
+
+
+class Place(ObjectReader, Protocol):
+    """A place that is read only."""
+
+    def close(self) -> None:
+        """Release connections."""
+        ...
 
 
 def open_destination(location: str, *, s3_endpoint: str | None = None) -> Destination:
@@ -22,3 +32,18 @@ def open_destination(location: str, *, s3_endpoint: str | None = None) -> Destin
     if "://" in location or scheme in ("http", "https", "file"):
         raise UsageError(f"{location} is no place to write to.", "Name a folder, or s3://bucket/prefix.")
     return FolderDestination(Path(location).expanduser())
+
+
+def open_place(location: str, *, s3_endpoint: str | None = None) -> Place:
+    """The published data at http(s)://..., s3://bucket/prefix or in a folder, to be read.
+
+    Raises UsageError for what is none of them, DataError for a folder that is not there.
+    """
+    if urlsplit(location).scheme in ("http", "https"):
+        from neuroshard.genesis.destination.http_reader import HttpReader  # its library takes a third of a second
+
+        return HttpReader(location)
+    place = open_destination(location, s3_endpoint=s3_endpoint)
+    if isinstance(place, FolderDestination) and not Path(location).expanduser().is_dir():
+        raise DataError(f"There is no Genesis folder {location}.", "Check the path.")
+    return place
