@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.options import AsJson
+from neuroshard.cli.options import AsJson, S3Endpoint
 
 if TYPE_CHECKING:
     from neuroshard.genesis import DataSetStatus, Verification
 
 PlaceArgument = Annotated[str, typer.Argument(metavar="DEST", help="A folder, http(s)://... or s3://bucket/prefix.")]
-S3Endpoint = Annotated[
-    str | None,
-    typer.Option("--s3-endpoint", metavar="URL", help="Object store for s3://. (default: AWS_ENDPOINT_URL, or Amazon)"),
-]
 
 
 def verify(

@@ -126,6 +126,10 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Log details.")]
 EndWithStdin = Annotated[  # for programs that start nodes and must not leave any behind
     bool, typer.Option("--end-with-stdin", hidden=True, help="Stop cleanly when standard input closes.")
 ]
+S3Endpoint = Annotated[
+    str | None,
+    typer.Option("--s3-endpoint", metavar="URL", help="Object store for s3://. (default: AWS_ENDPOINT_URL, or Amazon)"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

@@ -6,14 +6,19 @@ import logging
 from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from s3_server import BUCKET, LOCATION, PART, StoreServer, front_of
+from typer.testing import CliRunner
 
+from neuroshard.cli.main import app
+from neuroshard.data.tokenizer import TokenizerTable
 from neuroshard.errors import ConflictError, DataError, DataUnavailableError, StorageError, UsageError
 from neuroshard.genesis.destination import Condition, S3Destination, Version, open_destination
 from neuroshard.genesis.destination import s3_connection as connection_module
 from neuroshard.genesis.destination.s3_connection import split_location
+from tests.data.genesis_samples import TestSigner, folder_files, write_genesis
 
 LARGE = bytes(range(256)) * (3 * PART // 256) + b"end"
 
@@ -202,3 +207,29 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(__import__("sys").modules, "boto3", None)
     with pytest.raises(UsageError, match=r"neuroshard\[s3\]"):
         open_destination("s3://bucket/x")
+
+
+def test_a_data_set_in_a_store_is_verified_and_described(server: StoreServer, tmp_path: Path) -> None:
+    table = TokenizerTable(((10, 11), (12, 13)), vocab_size=300)
+    write_genesis(
+        tmp_path,
+        shards=3,
+        signer=TestSigner(),
+        tokenizer=table.to_json(),
+        next_merge_id=table.next_merge_id,
+    )
+    destination = open_destination(LOCATION, s3_endpoint=server.url)
+    with destination.claim("a copy"):
+        for name, content in folder_files(tmp_path).items():
+            destination.write(name, content)
+    destination.close()
+    arguments = [LOCATION, "--s3-endpoint", server.url]
+    # The samples have ids beyond this small table: the check reads them.
+    found = CliRunner().invoke(app, ["genesis", "verify", *arguments])
+    assert "3 of 3 shards checked" in found.output
+    assert "- shard_0.pt has token ids outside 0.." in found.output
+    server.client.delete_object(Bucket=BUCKET, Key="data/shard_1.pt")
+    assert "- shard_1.pt is missing." in CliRunner().invoke(app, ["genesis", "verify", *arguments]).output
+    assert "3 shards, 1,200 tokens" in CliRunner().invoke(app, ["genesis", "status", *arguments]).output
+    empty = CliRunner().invoke(app, ["genesis", "status", "s3://genesis/nothing", "--s3-endpoint", server.url])
+    assert isinstance(empty.exception, DataError)
