@@ -12,13 +12,13 @@ PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/
 DEMO ?=
 TESTS ?=
 
-.PHONY: demo test check bench web clean chromium native
+.PHONY: demo test check bench web clean chromium nginx native
 
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
 
 # All tests, two at once. Choose some with: make test TESTS="tests/data -x"
-test: $(DEVELOPMENT) chromium
+test: $(DEVELOPMENT) chromium nginx
 	$(PY) -m pytest --numprocesses 2 --dist worksteal $(TESTS)
 
 # What a machine can say about the code: style, types, room diagram, sizes.
@@ -87,3 +87,12 @@ chromium:
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) >/dev/null \
 	    || echo "chromium could not be installed: the browser tests will skip"; \
 	else echo "No chromium found: the browser tests will skip"; fi
+
+# The same for nginx, behind which tests put a data set.
+nginx:
+	@if $(PY) tests/genesis/find_nginx.py >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ]; then \
+	  echo "Installing nginx for the tests of downloads"; \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light) >/dev/null \
+	    || echo "nginx could not be installed: its tests will skip"; \
+	else echo "No nginx found: its tests will skip"; fi

@@ -1,0 +1,137 @@
+"""A data set behind a real nginx, with the configuration that the documents give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import httpx
+import numpy as np
+import pytest
+import trio
+from find_nginx import nginx_path
+from nginx_server import Nginx
+from node_reading import read_everything
+
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.genesis.manifest import ManifestTrust
+from neuroshard.data.loading import ShardLoader
+from neuroshard.data.opening import open_genesis
+from neuroshard.data.retry import RetryPolicy
+from neuroshard.data.source import open_source
+from neuroshard.genesis import verify
+from neuroshard.genesis.destination import open_place
+from neuroshard.types import ShardId
+from tests.data.genesis_samples import VOCABULARY, TestSigner, shard_tokens, write_genesis
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(nginx_path() is None, reason="nginx is not installed (Debian package nginx-light)"),
+]
+LARGE = 500_000  # tokens: 4 MB, two seconds at the slow rate
+SLOW = 2_000_000  # bytes a second
+POLICY = RetryPolicy(first_seconds=0.05, longest_seconds=0.2, stall_seconds=10, progress_bytes=512)
+
+
+@pytest.fixture
+def nginx(tmp_path: Path) -> Iterator[Nginx]:
+    write_genesis(tmp_path / "g", shards=5, signer=TestSigner())
+    running = Nginx(tmp_path / "g", tmp_path / "nginx")
+    running.start()
+    yield running
+    running.kill()
+
+
+def test_a_node_reads_all_of_it_and_so_does_verify(nginx: Nginx, tmp_path: Path) -> None:
+    assert read_everything(nginx.url, tmp_path / "node").total_shards == 5
+    place = open_place(nginx.url)
+    found = verify(place, trust=ManifestTrust())
+    place.close()
+    assert found.shards_checked == 5
+    assert [told for told in found.problems if "shard" in told or "pages" in told] == []
+
+
+def test_caches_are_told_the_same_as_by_our_own_server(nginx: Nginx) -> None:
+    with httpx.Client(base_url=nginx.url, trust_env=False) as client:
+        shard, manifest = client.get("/shard_0.pt"), client.get("/manifest.json")
+        assert "immutable" in shard.headers["cache-control"]
+        assert manifest.headers["cache-control"] == "no-cache"
+        again = client.get("/manifest.json", headers={"If-None-Match": manifest.headers["etag"]})
+        assert (again.status_code, again.content, again.headers["cache-control"]) == (304, b"", "no-cache")
+        part = client.get("/shard_0.pt", headers={"Range": "bytes=100-", "If-Range": shard.headers["etag"]})
+        assert (part.status_code, part.content) == (206, shard.content[100:])
+        other = client.get("/shard_0.pt", headers={"Range": "bytes=100-", "If-Range": '"other"'})
+        assert (other.status_code, other.content) == (200, shard.content)
+        assert client.head("/shard_0.pt").headers["content-length"] == str(len(shard.content))
+        assert client.put("/shard_0.pt", content=b"").status_code in {403, 405}
+
+
+def test_nothing_else_is_served(nginx: Nginx, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "g" / "notes.json").write_text("notes")
+    (tmp_path / "g" / "run.json").symlink_to(tmp_path / "secret")
+    with httpx.Client(base_url=nginx.url, trust_env=False) as client:
+        for name in ("/.populator.lock", "/notes.json", "/", "/pages/", "/pages/../notes.json", "/shard_99.pt"):
+            assert client.get(name).status_code == 404, name
+        assert client.get("/run.json").status_code == 403
+
+
+def load_one(nginx: Nginx, folder: Path, meanwhile: Callable[[], None]) -> None:
+    """Load a shard; `meanwhile` happens once a part of it has come."""
+
+    async def main() -> None:
+        fetcher = Fetcher(open_source(nginx.url), rng=Random(1), policy=POLICY)
+        genesis = await open_genesis(fetcher, folder / "store")
+        loader = ShardLoader(genesis, ShardCache(folder / "cache", limit_bytes=10**9), vocabulary_size=VOCABULARY)
+
+        async def disturb() -> None:
+            while not any(file.name == "shard_1.pt" and file.bytes_done > 500_000 for file in fetcher.active()):
+                await trio.sleep(0.02)
+            await trio.to_thread.run_sync(meanwhile)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(disturb)
+                shard = await loader.load(ShardId(1), keep=())
+        assert np.array_equal(shard.tokens, shard_tokens(1, LARGE))
+        assert fetcher.refused_files == 0
+        await fetcher.source.aclose()
+
+    trio.run(main)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Nginx]:
+    write_genesis(tmp_path / "g", shards=2, tokens=LARGE, signer=TestSigner())
+    running = Nginx(tmp_path / "g", tmp_path / "nginx", bytes_per_second=SLOW)
+    running.start()
+    yield running
+    running.kill()
+
+
+def test_a_download_goes_on_where_it_was_when_nginx_was_killed(slow: Nginx, tmp_path: Path) -> None:
+    def restart() -> None:
+        slow.kill()
+        slow.start()
+
+    load_one(slow, tmp_path / "node", restart)
+    last = slow.requests()[-1].split()
+    assert last[:3] == ["GET", "/shard_1.pt", "206"]
+    assert int(last[3].removeprefix("bytes=").removesuffix("-")) > 500_000
+
+
+def test_a_file_that_was_replaced_meanwhile_comes_from_its_beginning(slow: Nginx, tmp_path: Path) -> None:
+    """The same bytes under another date: If-Range does not match, and the part that came is not trusted."""
+
+    def replace() -> None:
+        slow.kill()
+        os.utime(tmp_path / "g/shard_1.pt", (1_000_000_000, 1_000_000_000))
+        slow.start()
+
+    load_one(slow, tmp_path / "node", replace)
+    last = slow.requests()[-1].split()
+    assert last[:3] == ["GET", "/shard_1.pt", "200"]
+    assert last[3].startswith("bytes=")
