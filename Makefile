@@ -88,10 +88,10 @@ chromium:
 	    || echo "chromium could not be installed: the browser tests will skip"; \
 	else echo "No chromium found: the browser tests will skip"; fi
 
-# The same for nginx, behind which tests put a data set.
+# The same for nginx, behind which tests put a data set; not where installing it would also start it on port 80.
 nginx:
 	@if $(PY) tests/genesis/find_nginx.py >/dev/null; then :; \
-	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ]; then \
+	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ] && [ ! -d /run/systemd/system ]; then \
 	  echo "Installing nginx for the tests of downloads"; \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light) >/dev/null \
 	    || echo "nginx could not be installed: its tests will skip"; \
