@@ -12,6 +12,7 @@ from benchmarks.record import NotHereError, Report, store, table, write_results_
 BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what its measure() takes
     "start": ("start", ()),
     "data": ("data", ()),
+    "population": ("population", ()),
     "loss_kernel": ("loss_kernel", ()),
     "aggregation": ("aggregation", ()),
     "learning": ("learning", ()),

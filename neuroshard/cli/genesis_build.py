@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +28,12 @@ FOLLOW_SECONDS = 60.0
 
 
 def build(
-    out: Annotated[str, typer.Option("--out", metavar="DEST", help="The Genesis folder to make.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out", metavar="DEST", help="The Genesis folder to make; with --config also s3://bucket/prefix."
+        ),
+    ],
     text: Annotated[Path | None, typer.Option("--text", metavar="FOLDER", help="A folder with text files.")] = None,
     config: Annotated[
         Path | None,
@@ -44,6 +49,9 @@ def build(
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, max=1024, metavar="N", help="With --config: processes. (default: one a core)")
+    ] = None,
+    s3_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --config: the S3-compatible store, if not Amazon's.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="With --config: go on when the sources grow.")] = False,
     token: Annotated[str | None, typer.Option(help="Wallet that signs the data; NEUROSHARD_TOKEN is better.")] = None,
@@ -61,8 +69,8 @@ def build(
 
     if (text is None) == (config is None):
         raise UsageError("Exactly one of --text and --config is needed.", "Name a folder or a file of sources.")
-    if config is None and (workers is not None or follow):
-        raise UsageError("--workers and --follow go with --config.", "Leave them out.")
+    if config is None and (workers is not None or follow or s3_endpoint is not None):
+        raise UsageError("--workers, --follow and --s3-endpoint go with --config.", "Leave them out.")
     if config is not None and vocabulary is not None:
         raise UsageError(
             "--vocabulary goes with --text.", "With --config write it in the file: [vocabulary] merges = N"
@@ -71,7 +79,8 @@ def build(
     if text is not None:
         _build_from_folder(text, Path(out), wallet, vocabulary, as_json=as_json)
     elif config is not None:
-        _build_from_sources(config, out, wallet, data_dir, workers=workers, follow=follow, as_json=as_json)
+        where = _Places(config, out, data_dir, s3_endpoint)
+        _build_from_sources(where, wallet, workers=workers, follow=follow, as_json=as_json)
 
 
 def now() -> str:
@@ -111,16 +120,17 @@ def _build_from_folder(text: Path, out: Path, wallet: Wallet, vocabulary: int | 
     typer.echo(f"Train on it: neuroshard --genesis {out}")
 
 
-def _build_from_sources(
-    config: Path,
-    out: str,
-    wallet: Wallet,
-    data_dir: Path | None,
-    *,
-    workers: int | None,
-    follow: bool,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class _Places:
+    """What a build from sources reads and writes."""
+
+    config: Path
+    out: str
+    data_dir: Path | None
+    s3_endpoint: str | None
+
+
+def _build_from_sources(where: _Places, wallet: Wallet, *, workers: int | None, follow: bool, as_json: bool) -> None:
     from neuroshard.config.data_dir import NodePaths
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.genesis.destination import open_destination
@@ -129,11 +139,12 @@ def _build_from_sources(
 
     options = PopulationOptions(
         workers=workers or os.cpu_count() or 1,
-        logs=NodePaths.below(resolve_data_dir(data_dir)).logs,
+        logs=NodePaths.below(resolve_data_dir(where.data_dir)).logs,
         follow_seconds=FOLLOW_SECONDS if follow else None,
     )
     now()  # a wrong date is told before the work begins
-    configuration, destination = load_configuration(config), open_destination(out)
+    configuration = load_configuration(where.config)
+    destination = open_destination(where.out, s3_endpoint=where.s3_endpoint)
     progress = ProgressPrinter(sys.stderr, time.monotonic)
     try:
         with _stopped_by_signals() as stop:
@@ -147,7 +158,7 @@ def _build_from_sources(
     else:
         typer.echo(
             f"{report.shards:,} shards of {report.tokens_per_shard:,} tokens, vocabulary {report.vocabulary:,}, "
-            f"signed by wallet {wallet.wallet_id}: {out}"
+            f"signed by wallet {wallet.wallet_id}: {where.out}"
         )
         for name, shards in report.shards_by_source.items():
             typer.echo(f"- {name}: {shards:,} shards")

@@ -43,15 +43,16 @@ class Ledger:
         self._clock = clock
         self._writer: GenesisWriter | None = None
         self._table_json = b""
-        self._written: Checkpoints | None = None
+        self._written = b""
+        self._now: Checkpoints | None = None
         self._version: Expected = Condition.ABSENT
         there = destination.read(CHECKPOINTS_NAME, MAX_CHECKPOINTS_BYTES)
         if there is not None:
             self._version = there.version
-            self._written = parse_checkpoints(there.content)
+            self._written = there.content
+            self._now = parse_checkpoints(there.content)
         elif destination.read(MANIFEST_NAME, MAX_MANIFEST_BYTES) is not None:
             raise DataError(f"{destination.description} has a manifest but no {CHECKPOINTS_NAME}.", _OTHERWISE_BUILT)
-        self._now = self._written
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -172,6 +173,6 @@ class Ledger:
     def _save(self) -> None:
         """Write the checkpoints, unless they are there; another populator's are never overwritten."""
         data = self.checkpoints.to_json()
-        if self._written is None or data != self._written.to_json():
+        if data != self._written:
             self._version = self._destination.write(CHECKPOINTS_NAME, data, expected=self._version)
-            self._written = self._now
+            self._written = data
