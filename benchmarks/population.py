@@ -41,8 +41,7 @@ def measure() -> Report:
         rows += _built(Path(folder), texts)
     notes = (
         "The stream repeats the shared text, cut into documents of 8,000 characters, as JSON Lines.",
-        "End to end is everything from the start of the command to its end: Python, vocabulary, reading, tokenising, shards "
-         "written, hashed and synced, manifest. On this machine the processor's share for all but tokenising counts too.",
+        "End to end is all from the start of the command to its end: Python, vocabulary, tokenising, shards, manifest.",
         "What as many processes reach that only tokenise says how far the cores hinder each other.",
         "Memory is the sum of the resident sizes of all processes, pages that they share counted for each.",
         "Hugging Face's library got the same split pattern and number of merges, and one thread.",
