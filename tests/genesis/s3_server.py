@@ -91,6 +91,8 @@ class Front:
 
     def __init__(self, target: str) -> None:
         self.plan: list[int | str] = []
+        self.answers_to_cut = 0  # so many bodies break off in the middle
+        self.answers_to_spoil = 0  # so many bodies have another last byte
         self.hidden_headers: tuple[str, ...] = ()  # of requests, as a store that does not know them
         self.seen: list[str] = []
         self._target = urlsplit(target).netloc
@@ -140,8 +142,15 @@ class Front:
                         self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
+                is_cut = self.command == "GET" and bool(content) and front.answers_to_cut > 0
+                if is_cut:
+                    front.answers_to_cut -= 1
+                    self.close_connection = True
+                if self.command == "GET" and content and front.answers_to_spoil > 0:
+                    front.answers_to_spoil -= 1
+                    content = content[:-1] + bytes([content[-1] ^ 1])
                 if self.command != "HEAD":
-                    self.wfile.write(content)
+                    self.wfile.write(content[: len(content) // 2] if is_cut else content)
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815
 

@@ -142,6 +142,32 @@ def test_a_store_that_stays_busy_is_told_and_leaves_no_parts(
     assert server.names() == []
 
 
+def test_an_answer_that_broke_off_is_asked_for_again(server: StoreServer) -> None:
+    server.client.put_object(Bucket=BUCKET, Key="data/shard_0.pt", Body=LARGE)
+    with front_of(server) as front:
+        destination = S3Destination(LOCATION, endpoint=front.url)
+        front.answers_to_cut = 2
+        there = destination.read("shard_0.pt", len(LARGE))
+        assert there is not None
+        assert there.content == LARGE
+        front.answers_to_cut = 3
+        with pytest.raises(DataUnavailableError, match="did not come through"):
+            destination.read("shard_0.pt", len(LARGE))
+        destination.close()
+
+
+def test_an_answer_that_was_spoilt_on_the_way_is_asked_for_again(server: StoreServer) -> None:
+    """By its checksum, whatever it is and whoever reads it."""
+    with front_of(server) as front:
+        destination = S3Destination(LOCATION, endpoint=front.url)
+        destination.write("checkpoints.json", b"state")
+        front.answers_to_spoil = 2
+        there = destination.read("checkpoints.json", 10)
+        assert there is not None
+        assert (there.content, front.answers_to_spoil) == (b"state", 0)
+        destination.close()
+
+
 def test_a_wrong_bucket_is_told(server: StoreServer) -> None:
     destination = S3Destination("s3://elsewhere/data", endpoint=server.url)
     with pytest.raises(StorageError, match="There is no bucket elsewhere"), destination.claim("a build"):

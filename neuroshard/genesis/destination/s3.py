@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, cast
 
 from neuroshard.data.genesis.object_store import Condition, Expected, StoredObject, Version
@@ -14,6 +15,9 @@ from neuroshard.genesis.destination.s3_connection import NoSuchObjectError, S3Co
 from neuroshard.genesis.destination.s3_upload import abort_unfinished, put, put_in_parts
 
 PART_BYTES = 16 * 1024 * 1024  # what a broken connection costs at most; larger objects go up in such parts
+_READ_ATTEMPTS = 3
+
+_LOG = logging.getLogger(__name__)
 
 
 class S3Destination:
@@ -35,23 +39,12 @@ class S3Destination:
 
     def read(self, name: str, max_bytes: int) -> StoredObject | None:
         """The object's content, see ObjectStore."""
-        connection = self._connection
-        try:
-            with connection.in_words(name):
-                answer = connection.client.get_object(
-                    Bucket=connection.bucket, Key=connection.key(checked_name(name)), ChecksumMode="ENABLED"
-                )
-        except NoSuchObjectError:
-            return None
-        with answer["Body"] as body:
-            size = int(answer["ContentLength"])
-            if size > max_bytes:
-                raise DataError(f"{self.description}/{name} has {size} bytes, at most {max_bytes} were expected.")
-            with connection.in_words(name):
-                content = cast("bytes", body.read())
-        if len(content) != size:
-            raise DataUnavailableError(f"{self.description}/{name} broke off after {len(content)} of {size} bytes.")
-        return StoredObject(content, Version(str(answer["ETag"])))
+        for _ in range(_READ_ATTEMPTS - 1):  # boto3 repeats requests, but not bodies that break off
+            try:
+                return self._read_once(checked_name(name), max_bytes)
+            except DataUnavailableError as error:
+                _LOG.warning("%s Asking again.", error)
+        return self._read_once(checked_name(name), max_bytes)
 
     def write(self, name: str, content: bytes, *, expected: Expected = Condition.ANY) -> Version:
         """Write the object, in parts when it is large, see ObjectStore. Without the claim it is held for this write."""
@@ -99,3 +92,22 @@ class S3Destination:
     def close(self) -> None:
         """Close connections."""
         self._connection.client.close()
+
+    def _read_once(self, name: str, max_bytes: int) -> StoredObject | None:
+        connection = self._connection
+        try:
+            with connection.in_words(name):
+                answer = connection.client.get_object(
+                    Bucket=connection.bucket, Key=connection.key(name), ChecksumMode="ENABLED"
+                )
+        except NoSuchObjectError:
+            return None
+        with closing(answer["Body"]) as body:
+            size = int(answer["ContentLength"])
+            if size > max_bytes:
+                raise DataError(f"{self.description}/{name} has {size} bytes, at most {max_bytes} were expected.")
+            with connection.in_words(name):
+                content = cast("bytes", body.read())
+        if len(content) != size:
+            raise DataUnavailableError(f"{self.description}/{name} broke off after {len(content)} of {size} bytes.")
+        return StoredObject(content, Version(str(answer["ETag"])))

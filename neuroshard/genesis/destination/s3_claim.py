@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
@@ -168,7 +169,7 @@ class S3Claim:
         try:
             with connection.in_words(LOCK_NAME):
                 answer = connection.client.get_object(Bucket=connection.bucket, Key=connection.key(LOCK_NAME))
-                with answer["Body"] as body:
+                with closing(answer["Body"]) as body:
                     note = _parsed(cast("bytes", body.read(_MAX_NOTE_BYTES)))
         except NoSuchObjectError:
             return None

@@ -150,7 +150,9 @@ class S3Connection:
             )
         if isinstance(error, self._errors.ParamValidationError):
             return StorageError(f"{self.location}/{name}: {error}.")
-        return DataUnavailableError(f"{self.location} cannot be reached ({kind}): {error}", "Try again later.")
+        if isinstance(error, self._errors.ConnectionError):
+            return DataUnavailableError(f"{self.location} cannot be reached ({kind}): {error}", "Try again later.")
+        return DataUnavailableError(f"{self.location}/{name} did not come through ({kind}): {error}")
 
 
 def split_location(location: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from base64 import b64encode
+from contextlib import closing
 from hashlib import sha256
 from typing import Any, cast
 
@@ -142,7 +143,7 @@ def _version_of(connection: S3Connection, name: str, content: bytes) -> Version 
     try:
         with connection.in_words(name):
             there = connection.client.get_object(**_place(connection, name))
-            with there["Body"] as body:
+            with closing(there["Body"]) as body:
                 is_same = int(there["ContentLength"]) == len(content) and body.read() == content
     except NoSuchObjectError:
         return None
