@@ -20,7 +20,7 @@ _MAX_NOTE_BYTES = 1024
 
 
 class FolderDestination:
-    """A Destination whose claim is a lock of the operating system. The version of a file is its SHA-256."""
+    """A Destination whose claim is a lock of the operating system. A file that is replaced has another version."""
 
     def __init__(self, folder: Path) -> None:
         """The folder is made by the first write."""
@@ -36,18 +36,18 @@ class FolderDestination:
         """The file's content, see ObjectStore."""
         path = self._folder / checked_name(name)
         try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # a pipe would block
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
                 raise DataError(f"{path} is no file.")
-            if status.st_size > max_bytes:
-                raise DataError(f"{path} has {status.st_size} bytes, at most {max_bytes} were expected.")
             with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_size > max_bytes:
+                    raise DataError(f"{path} has {status.st_size} bytes, at most {max_bytes} were expected.")
                 content = file.read(status.st_size)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise _cannot_be_read(path, error) from error
-        return StoredObject(content, Version(sha256(content).hexdigest()))
+        return StoredObject(content, _version(status))
 
     def write(self, name: str, content: bytes, *, expected: Expected = Condition.ANY) -> Version:
         """Write the file and read it back, see ObjectStore. Without the claim it is held for this write."""
@@ -58,10 +58,7 @@ class FolderDestination:
         if expected is not Condition.ANY and _version_of(path) != expected:
             raise ConflictError(f"{path} was changed by somebody else.", "Start again to continue from what is there.")
         write_atomically(path, content)
-        version = Version(sha256(content).hexdigest())
-        if _version_of(path) != version:
-            raise StorageError(f"{path} does not hold what was written.", "Check the disk.")
-        return version
+        return _checked(path, sha256(content).digest())
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """Files of the folder, see Destination."""
@@ -89,12 +86,27 @@ class FolderDestination:
         """Nothing is held."""
 
 
+def _version(status: os.stat_result) -> Version:
+    """A replaced file is another inode: the new one is there before the old one goes."""
+    return Version(f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}")
+
+
 def _version_of(path: Path) -> Version | Condition:
     try:
-        with path.open("rb") as file:
-            return Version(file_digest(file, "sha256").hexdigest())
+        return _version(path.stat())
     except FileNotFoundError:
         return Condition.ABSENT
+    except OSError as error:
+        raise _cannot_be_read(path, error) from error
+
+
+def _checked(path: Path, digest: bytes) -> Version:
+    """The version of what was just written, once it was read back."""
+    try:
+        with path.open("rb") as file:
+            if file_digest(file, "sha256").digest() != digest:
+                raise StorageError(f"{path} does not hold what was written.", "Check the disk.")
+            return _version(os.fstat(file.fileno()))
     except OSError as error:
         raise _cannot_be_read(path, error) from error
 
