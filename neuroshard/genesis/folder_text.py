@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import codecs
-import os
-import stat
 from hashlib import sha256
 from pathlib import Path
 
 from neuroshard.errors import DataError
 from neuroshard.genesis.documents import Document, Fraction
-from neuroshard.genesis.report import REPORT_NAME, UNFINISHED_SUFFIX
+from neuroshard.genesis.plain_text import TEXT_SUFFIXES, decode_text
+from neuroshard.genesis.sources.file_tree import files_from
 
-_TEXT_SUFFIXES = (
-    ".txt .md .markdown .rst .tex .org .adoc .xml .html .htm .srt"
-    " .py .pyi .js .ts .tsx .jsx .c .h .cc .cpp .hpp .cs .java .kt .go .rs .rb .php .swift .scala .sh .sql .lua .pl .r"
-    " .css .toml .yaml .yml .ini .cfg"
-)
-TEXT_SUFFIXES = frozenset(_TEXT_SUFFIXES.split())
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 512 << 20
 MAX_FILES = 200_000
-_SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv"})
-_BINARY_PROBE_BYTES = 8_192
 EXPECTED = "Put text files (*.txt, *.md, *.py and the like, UTF-8) into it; about 100 kB is the least."
 
 
@@ -64,38 +54,24 @@ class FolderText:
             raise DataError(f"{self._folder} is not a folder.", "Name a folder with text files in it.")
         found: list[Path] = []
         total = 0
-        for folder, subfolders, names in os.walk(self._folder):
-            if REPORT_NAME in names or folder.endswith(UNFINISHED_SUFFIX):
-                subfolders.clear()  # a Genesis folder built in here is not text
-                continue
-            subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
-            for name in names:
-                path = Path(folder) / name
-                if name.startswith(".") or path.suffix.lower() not in TEXT_SUFFIXES or path.is_symlink():
-                    continue
-                size = self._size(path)
-                if size is None:
-                    continue
-                found.append(path)
-                total += size
-                if total > MAX_TOTAL_BYTES or len(found) > MAX_FILES:
-                    raise DataError(
-                        f"{self._folder} has more than {MAX_TOTAL_BYTES >> 20} MB or {MAX_FILES:,} files of text.",
-                        "Name a smaller folder.",
-                    )
+        for parts in files_from(self._folder, TEXT_SUFFIXES):
+            path = self._folder.joinpath(*parts)
+            found.append(path)
+            total += self._size(path)
+            if total > MAX_TOTAL_BYTES or len(found) > MAX_FILES:
+                raise DataError(
+                    f"{self._folder} has more than {MAX_TOTAL_BYTES >> 20} MB or {MAX_FILES:,} files of text.",
+                    "Name a smaller folder, or build with --config.",
+                )
         if not found:
             raise DataError(f"There are no text files in {self._folder}.", EXPECTED)
-        return sorted(found)
+        return found
 
-    def _size(self, path: Path) -> int | None:
-        """Bytes of a regular file; None for a pipe or device, whose reading might never end."""
+    def _size(self, path: Path) -> int:
         try:
-            status = path.stat()
+            size = path.stat().st_size
         except OSError as error:
             raise _unreadable(path, error) from error
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        size = status.st_size
         if size > MAX_FILE_BYTES:
             raise DataError(
                 f"{path} has {size >> 20} MB; at most {MAX_FILE_BYTES >> 20} MB a file are read.", "Split it."
@@ -111,24 +87,6 @@ class FolderText:
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._folder).as_posix()
-
-
-def decode_text(data: bytes) -> str | None:
-    """Text of a file: UTF-16 with a byte order mark, else UTF-8, else Windows-1252; None for a binary file.
-
-    A file with a zero byte near its start is binary. Bytes that Windows-1252 does not define become U+FFFD. Line ends
-    become \\n.
-    """
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        text = data.decode("utf-16", "replace")
-    elif b"\0" in data[:_BINARY_PROBE_BYTES]:
-        return None
-    else:
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            text = data.decode("cp1252", "replace")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

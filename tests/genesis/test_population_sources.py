@@ -87,6 +87,13 @@ def test_reading_goes_on_from_any_position(tmp_path: Path, make: Callable[[Path]
         assert read_all(source, position) == TEXTS[count:]
 
 
+def test_a_data_set_built_in_here_is_no_source(tmp_path: Path) -> None:
+    source = plain(tmp_path)
+    write_json_lines(tmp_path / "out/manifest.json", ["no text of the source"])
+    write_json_lines(tmp_path / "out/checkpoints.json", ["nor this"])
+    assert read_all(source) == TEXTS
+
+
 def test_records_without_text_are_passed_over_with_their_place(tmp_path: Path) -> None:
     lines = [b'{"text": "good"}', b"{not json", b"[1]", b"", b'{"txt": "x"}', b'{"text": 7}', b'{"text": null}']
     lines += [b"[" * 100_000, b'{"text": ' + b"9" * 5_000 + b"}", b'{"text": "\xff\xfe bad bytes"}', b'{"text": "end"}']

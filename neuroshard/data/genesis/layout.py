@@ -11,6 +11,7 @@ from neuroshard.types import ShardId
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+CHECKPOINTS_NAME = "checkpoints.json"  # of a populator
 DIGEST_BYTES = 32
 MAX_PAGE_BYTES = PAGE_DIGESTS * DIGEST_BYTES
 

@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 
 from neuroshard.data.genesis.fields import Fields, MalformedFieldError
+from neuroshard.data.genesis.layout import CHECKPOINTS_NAME
 from neuroshard.data.genesis.manifest import MAX_SHARD_TOKENS, MAX_SHARDS
 from neuroshard.data.tokenizer.table import FIRST_MERGE_ID, MAX_VOCABULARY
 from neuroshard.errors import DataError
@@ -24,7 +25,6 @@ from neuroshard.genesis.population.packer import NO_TOKENS, Ids
 from neuroshard.identity.canonical import parse_json
 from neuroshard.types import JsonValue
 
-CHECKPOINTS_NAME = "checkpoints.json"
 MAX_CHECKPOINTS_BYTES = 256 << 20
 FORMAT_VERSION = 1
 _MAX_COUNT = 2**63 - 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
-from neuroshard.data.genesis.layout import MANIFEST_NAME, archived_tokenizer_name
+from neuroshard.data.genesis.layout import CHECKPOINTS_NAME, MANIFEST_NAME, archived_tokenizer_name
 from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, SourceCount
 from neuroshard.data.genesis.object_store import Condition, Expected, put_once
 from neuroshard.data.genesis.writer import GenesisWriter, Unpublished
@@ -20,7 +20,6 @@ from neuroshard.errors import DataError
 from neuroshard.genesis.destination import Destination
 from neuroshard.genesis.packing import MIN_SHARDS
 from neuroshard.genesis.population.checkpoints import (
-    CHECKPOINTS_NAME,
     MAX_CHECKPOINTS_BYTES,
     Checkpoints,
     SourceCheckpoint,

@@ -36,6 +36,7 @@ class SourceConfiguration(_Section):
     location: Annotated[str, Field(min_length=1, max_length=4096)]  # file, folder or Hugging Face dataset
     subset: Annotated[str, Field(max_length=200)] | None = None  # of a Hugging Face dataset
     split: Annotated[str, Field(min_length=1, max_length=200)] = "train"  # of a Hugging Face dataset
+    revision: Annotated[str, Field(min_length=1, max_length=200)] | None = None  # of a Hugging Face dataset
     text_field: Annotated[str, Field(min_length=1, max_length=200)] = "text"
     target_shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
     priority: int = 1  # the lowest runs first; the order in the file decides between equals
@@ -44,8 +45,9 @@ class SourceConfiguration(_Section):
     @property
     def origin(self) -> str:
         """What a position in the source belongs to: under another origin it means nothing."""
-        where = f":{self.location}:{self.subset or ''}:{self.split}" if self.kind == "huggingface" else ""
-        return f"{self.kind}{where}"
+        if self.kind != "huggingface":
+            return self.kind
+        return ":".join((self.kind, self.location, self.subset or "", self.split, self.revision or ""))
 
 
 class VocabularyConfiguration(_Section):
@@ -162,8 +164,9 @@ def _check_together(file: Path, configuration: PopulationConfiguration) -> None:
     if twice is not None:
         raise UsageError(f"{file}: two sources have the name {twice!r}.", "Give each its own.")
     for source in configuration.sources:
-        if source.subset is not None and source.kind != "huggingface":
-            raise UsageError(f"{file}: source {source.name!r}, subset: only a Hugging Face dataset has subsets.")
+        for field in {"subset", "split", "revision"} & source.model_fields_set:
+            if source.kind != "huggingface":
+                raise UsageError(f"{file}: source {source.name!r}, {field}: only a Hugging Face dataset has one.")
     active = configuration.active()
     if not active:
         raise UsageError(f"{file}: no source is enabled.", "Set enabled = true for at least one.")

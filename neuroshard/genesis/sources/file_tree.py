@@ -6,17 +6,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from neuroshard.data.genesis.layout import CHECKPOINTS_NAME
+from neuroshard.genesis.report import REPORT_NAME, UNFINISHED_SUFFIX
 from neuroshard.genesis.sources.records import SourceFailureError
 
 Parts = tuple[str, ...]  # of a path below the source's folder
+_DATA_SET_NAMES = frozenset({REPORT_NAME, CHECKPOINTS_NAME})
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv"})
 
 
 def files_from(root: Path, suffixes: tuple[str, ...], first: Parts = ()) -> Iterator[Parts]:
     """Regular files below `root` whose names end so, from `first` on, ordered by the parts of their paths.
 
-    A root that is a file is the only one, whatever its name, as (its name,). Hidden names and symbolic links below the
-    root are passed over. Raises SourceFailureError when a folder cannot be read.
+    A root that is a file is the only one, whatever its name, as (its name,). Hidden names, symbolic links and folders
+    with a data set in them are passed over. Raises SourceFailureError when a folder cannot be read.
     """
     if root.is_file():
         if (root.name,) >= first:
@@ -33,19 +36,20 @@ def path_of(root: Path, parts: Parts) -> Path:
 def _walk(folder: Path, above: Parts, suffixes: tuple[str, ...], first: Parts) -> Iterator[Parts]:
     try:
         with os.scandir(folder) as entries:
-            found = sorted(
-                (entry.name, entry.is_dir(follow_symlinks=False))
+            visible = sorted(
+                (entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False))
                 for entry in entries
-                if not entry.name.startswith(".") and not entry.is_symlink()
-                and (entry.is_dir() or (entry.is_file() and entry.name.lower().endswith(suffixes)))
-            )  # fmt: skip
+                if not entry.name.startswith(".")
+            )
     except OSError as error:
         raise SourceFailureError(f"{folder} cannot be read: {error.strerror or error}.") from error
-    for name, is_folder in found:
+    if above and (above[-1].endswith(UNFINISHED_SUFFIX) or any(name in _DATA_SET_NAMES for name, _, _ in visible)):
+        return  # a data set that was built in here
+    for name, is_folder, is_file in visible:
         if first and name < first[0]:
             continue
-        if not is_folder:
+        if is_file and name.lower().endswith(suffixes):
             yield (*above, name)
-        elif name not in _SKIPPED_FOLDERS:
+        elif is_folder and name not in _SKIPPED_FOLDERS:
             below = first[1:] if first and name == first[0] else ()
             yield from _walk(folder / name, (*above, name), suffixes, below)

@@ -30,6 +30,7 @@ class HuggingFaceSource:
     subset: str | None
     split: str
     text_field: str
+    revision: str | None = None
 
     def open(self, position: Position) -> HuggingFaceReader:
         """A reading from the position on. Raises UsageError without the library, DataError for a damaged position."""
@@ -79,9 +80,14 @@ class HuggingFaceReader:
     def _stream(self, library: Any) -> Any:
         source = self._source
         try:
-            stream = library.load_dataset(source.location, name=source.subset, split=source.split, streaming=True)
-        except ValueError as error:  # an unknown subset or split
-            raise DataError(f"Source {source.name!r}: {source.location} cannot be opened: {error}") from error
+            stream = library.load_dataset(
+                source.location, name=source.subset, split=source.split, revision=source.revision, streaming=True
+            )
+        except (ValueError, RuntimeError) as error:  # an unknown subset or split; a dataset that is a program
+            raise DataError(
+                f"Source {source.name!r}: {source.location} cannot be opened: {error}",
+                'A dataset that is loaded by a program may have files too: revision = "refs/convert/parquet".',
+            ) from error
         if self._state is not None:
             stream.load_state_dict(dict(self._state))
         return stream

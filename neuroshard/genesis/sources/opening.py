@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import assert_never
 
-from neuroshard.genesis.folder_text import TEXT_SUFFIXES
+from neuroshard.genesis.plain_text import TEXT_SUFFIXES
 from neuroshard.genesis.sources.configuration import SourceConfiguration
 from neuroshard.genesis.sources.extras import datasets, parquet
 from neuroshard.genesis.sources.file_source import FileSource
@@ -24,7 +24,7 @@ def open_source(source: SourceConfiguration, *, follows: bool = False) -> Docume
     name, root, field = source.name, Path(source.location), source.text_field
     match source.kind:
         case "text":
-            return FileSource(name, root, tuple(sorted(TEXT_SUFFIXES)), read_text_file)
+            return FileSource(name, root, TEXT_SUFFIXES, read_text_file)
         case "jsonl":
             return FileSource(name, root, JSON_LINES_SUFFIXES, JsonLines(name, field, follows).read)
         case "parquet":
@@ -32,6 +32,6 @@ def open_source(source: SourceConfiguration, *, follows: bool = False) -> Docume
             return FileSource(name, root, (".parquet",), ParquetRows(name, field).read)
         case "huggingface":
             datasets()
-            return HuggingFaceSource(name, source.location, source.subset, source.split, field)
+            return HuggingFaceSource(name, source.location, source.subset, source.split, field, source.revision)
         case _:
             assert_never(source.kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from neuroshard.genesis.folder_text import decode_text
+from neuroshard.genesis.plain_text import decode_text
 from neuroshard.genesis.sources.records import MAX_RECORD_BYTES, Record
 
 _DONE = 1  # the place after the only record of a file
