@@ -24,7 +24,7 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.genesis.population.batches import Mark, Piece, TextBatch
 from neuroshard.genesis.population.packer import NO_TOKENS, Ids
 
-_BATCHES_A_WORKER = 8  # in the queue, so that none waits while the main process writes a shard
+_BATCHES_A_WORKER = 64  # on the way, so that none waits while the main process syncs a shard to the disk
 
 
 @dataclass(frozen=True)
