@@ -70,10 +70,11 @@ def test_a_genesis_folder_is_built_and_verified(neuroshard: Command, small_text:
     assert sound.code == 0
     assert sound.json() == {
         "sound": True,
-        "shards": 16,
-        "checked": 16,
+        "total_shards": 16,
+        "shards_checked": 16,
         "signed_by": Wallet.from_secret(parse_token(TOKEN)).public_key.hex(),
         "problems": [],
+        "notes": [],
     }
     flip(tmp_path / "genesis" / "shard_3.pt")
     damaged = neuroshard("genesis", "verify", tmp_path / "genesis")

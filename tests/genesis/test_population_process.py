@@ -86,8 +86,10 @@ def test_a_killed_build_goes_on_to_the_same_bytes(tmp_path: Path, lines: Path, u
         process.communicate()
         _, alive = psutil.wait_procs(children, timeout=30)
         assert alive == []  # no tokenising process outlives the one it works for
+    (tmp_path / "g/.tmp-shard_3.pt-0123").write_bytes(b"left by a kill in the middle of a write")
     assert finish(start(tmp_path, configuration))[0] == 0
     assert contents(tmp_path / "g") == uninterrupted
+    assert list((tmp_path / "g").rglob(".tmp-*")) == []
 
 
 def test_ctrl_c_leaves_a_whole_data_set_and_the_same_command_goes_on(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from pathlib import Path
 
+from neuroshard.config.atomic_write import TEMPORARY_PREFIX
 from neuroshard.config.os_lock import try_lock
 from neuroshard.data.genesis.object_store import Condition, Expected, StoredObject, Version
 from neuroshard.data.storage import storage_error, write_atomically
@@ -76,6 +77,7 @@ class FolderDestination:
             raise ValueError("this destination holds its claim already")
         self._lock = _locked(self._folder, purpose)
         try:
+            _remove_temporaries(self._folder)
             yield
         finally:
             descriptor, self._lock = self._lock, None
@@ -89,6 +91,16 @@ class FolderDestination:
 def _version(status: os.stat_result) -> Version:
     """A replaced file is another inode: the new one is there before the old one goes."""
     return Version(f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}")
+
+
+def _remove_temporaries(folder: Path) -> None:
+    """What a killed writer left behind, as large as a shard each; under the claim nobody else writes."""
+    try:
+        for path in folder.rglob(f"{TEMPORARY_PREFIX}*"):
+            if path.is_file() and not path.is_symlink():
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(folder, error) from error
 
 
 def _version_of(path: Path) -> Version | Condition:
