@@ -220,7 +220,7 @@ def test_the_command_tells_and_has_its_exit_code(folder: Path, command: Command)
     code, told = command("verify", str(folder), "--json")
     facts = json.loads(told)
     assert code == 6
-    assert (facts["sound"], facts["shards_checked"], facts["problems"]) == (False, 6, ["shard_3.pt is missing."])
+    assert (facts["sound"], facts["checked"], facts["problems"]) == (False, 6, ["shard_3.pt is missing."])
     assert command("verify", str(folder), "--key", "ab" * 32)[0] == 6
     assert command("verify", str(folder / "nothing"))[0] == 6
     assert command("verify", "ftp://example.org/data")[0] == 2

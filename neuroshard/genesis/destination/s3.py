@@ -20,6 +20,10 @@ _READ_ATTEMPTS = 3
 _LOG = logging.getLogger(__name__)
 
 
+class _BrokenBodyError(DataUnavailableError):
+    """An answer that broke off, or came with another checksum."""
+
+
 class S3Destination:
     """A Destination whose claim is a lease, an object that is written with conditions. Versions are ETags.
 
@@ -42,7 +46,7 @@ class S3Destination:
         for _ in range(_READ_ATTEMPTS - 1):  # boto3 repeats requests, but not bodies that break off
             try:
                 return self._read_once(checked_name(name), max_bytes)
-            except DataUnavailableError as error:
+            except _BrokenBodyError as error:
                 _LOG.warning("%s Asking again.", error)
         return self._read_once(checked_name(name), max_bytes)
 
@@ -106,8 +110,9 @@ class S3Destination:
             size = int(answer["ContentLength"])
             if size > max_bytes:
                 raise DataError(f"{self.description}/{name} has {size} bytes, at most {max_bytes} were expected.")
-            with connection.in_words(name):
-                content = cast("bytes", body.read())
-        if len(content) != size:
-            raise DataUnavailableError(f"{self.description}/{name} broke off after {len(content)} of {size} bytes.")
+            try:
+                with connection.in_words(name):
+                    content = cast("bytes", body.read())
+            except DataUnavailableError as error:
+                raise _BrokenBodyError(error.message) from error
         return StoredObject(content, Version(str(answer["ETag"])))

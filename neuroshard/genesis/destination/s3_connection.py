@@ -173,9 +173,7 @@ def _connect(location: str, endpoint: str | None) -> tuple[S3Client, Any]:
         config = importlib.import_module("botocore.config")
         errors = importlib.import_module("botocore.exceptions")
     except ImportError as error:
-        raise UsageError(
-            f"Writing to {location} needs boto3, which is not installed.", "pip install 'neuroshard[s3]'"
-        ) from error
+        raise UsageError(f"{location} needs boto3, which is not installed.", "pip install 'neuroshard[s3]'") from error
     has_own_endpoint = endpoint is not None or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
     settings = config.Config(
         connect_timeout=_CONNECT_SECONDS,
