@@ -70,8 +70,8 @@ def test_a_genesis_folder_is_built_and_verified(neuroshard: Command, small_text:
     assert sound.code == 0
     assert sound.json() == {
         "sound": True,
-        "total_shards": 16,
-        "shards_checked": 16,
+        "shards": 16,
+        "checked": 16,
         "signed_by": Wallet.from_secret(parse_token(TOKEN)).public_key.hex(),
         "problems": [],
         "notes": [],
