@@ -13,6 +13,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "start": ("start", ()),
     "data": ("data", ()),
     "population": ("population", ()),
+    "shards": ("shards", ()),
     "loss_kernel": ("loss_kernel", ()),
     "aggregation": ("aggregation", ()),
     "learning": ("learning", ()),

@@ -1,17 +1,14 @@
-"""Tokenizer, batches and the metadata of a large manifest."""
+"""Tokenizer and batches."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-import anyio
 import numpy as np
 
-from benchmarks.huge_source import SHARDS, HugeSource, know_ten_shards
 from benchmarks.record import Report, Row
 from neuroshard.data.tokenizer import Tokenizer, TokenizerTable, learn_merges
 from neuroshard.data.windows import gather_windows, window_count, window_key, window_order
@@ -44,20 +41,7 @@ def measure() -> Report:
         notes.append(f"{SHARED_TEXT} is not there: tokenizer figures were not measured.")
     tokens_per_second = _batch_rate()
     rows.append(Row("batches", f"{tokens_per_second / 1e6:.0f} M tokens/s", ">= 100", tokens_per_second >= 100e6))
-    rows.append(_metadata_row())
     return Report("data", "Data", tuple(rows), tuple(notes))
-
-
-def _metadata_row() -> Row:
-    """What one node fetches and keeps to know its first shards among very many."""
-    source = HugeSource()
-    with tempfile.TemporaryDirectory() as folder:
-        if not anyio.run(know_ten_shards, source, Path(folder)):
-            raise AssertionError("a digest is not the one of its shard")
-        kept = sum(path.stat().st_size for path in Path(folder).iterdir())
-    most = max(source.bytes_sent, kept)
-    figure = f"{source.bytes_sent / 1e6:.2f} MB fetched, {kept / 1e6:.2f} MB kept"
-    return Row(f"metadata of a simulated manifest of {SHARDS:,} shards, one node", figure, "< 0.5 MB", most < 500_000)
 
 
 def _cpu_seconds(work: Callable[[], TokenizerTable]) -> tuple[float, TokenizerTable]:

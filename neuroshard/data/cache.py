@@ -170,7 +170,7 @@ class ShardCache:
             self._write(temporary, key, record, id_count)
             temporary.replace(path)
             _touch(path)
-            contents = _open_checked(path, key)
+            contents = _opened(path, key)  # its digest is compared whenever it is opened later
         except OSError as error:
             raise storage_error(path, error) from error
         finally:
@@ -243,6 +243,7 @@ class ShardCache:
 class _Contents:
     """What a cache file holds."""
 
+    header: bytes
     tokens: TokenArray
     largest: int
     packed: PackedFile | None  # None: too much stood around the tokens in the shard's file
@@ -250,30 +251,38 @@ class _Contents:
 
 def _open_checked(path: Path, key: bytes) -> _Contents:
     """Map a cache file and compare all of it with its header. Raises DataError when it is not what was written."""
+    contents = _opened(path, key)
+    *head, digest = _HEADER.unpack_from(contents.header)
+    found = hashlib.blake2b(contents.tokens.data, digest_size=32)
+    found.update(_summary(tuple(head)) + contents.header[_HEADER.size :])
+    if found.digest() != digest:
+        raise DataError(f"{path.name} is damaged.")
+    return contents
+
+
+def _opened(path: Path, key: bytes) -> _Contents:
+    """Map a cache file whose header fits it."""
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     if len(header) != _HEADER_BYTES:
         raise DataError(f"{path.name} is truncated.")
-    *head, digest = _HEADER.unpack_from(header)
-    magic, item_bytes, before, after, largest, count, stored_key = head
+    magic, item_bytes, before, after, largest, count, stored_key, _digest = _HEADER.unpack_from(header)
     if magic != _MAGIC or item_bytes not in (2, 4) or stored_key != key or not count:
         raise DataError(f"{path.name} has a damaged header.")
     if path.stat().st_size != _HEADER_BYTES + count * item_bytes:
         raise DataError(f"{path.name} has the wrong length.")
     dtype = np.dtype("<u2") if item_bytes == 2 else np.dtype("<u4")
     tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=(count,))
-    found = hashlib.blake2b(tokens.data, digest_size=32)
-    found.update(_summary(tuple(head)) + header[_HEADER.size :])
-    if found.digest() != digest:
-        raise DataError(f"{path.name} is damaged.")
     if not before:
-        return _Contents(tokens, largest, None)
+        return _Contents(header, tokens, largest, None)
     segments = (
         Segment(_HEADER.size, before),
         Segment(_HEADER_BYTES, count * item_bytes),
         Segment(_HEADER.size + before, after),
     )
-    return _Contents(tokens, largest, PackedFile(path, PackedLayout(before, count, item_bytes, after), segments))
+    return _Contents(
+        header, tokens, largest, PackedFile(path, PackedLayout(before, count, item_bytes, after), segments)
+    )
 
 
 def _item_bytes(id_count: int) -> int:

@@ -15,7 +15,7 @@ from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.retry import FileMissingError, FileUnchangedError
 from neuroshard.errors import DataError, DataUnavailableError, UsageError
 
-_CHUNK_BYTES = 256 * 1024
+_CHUNK_BYTES = 1024 * 1024
 
 
 class ShardSource(Protocol):
