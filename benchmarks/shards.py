@@ -42,8 +42,8 @@ WHOLE_WAY = (
     "byte is told because on a line that is slower than the disk it is all that a node waits for."
 )
 PACE = (
-    "The trainer on the line is a clock that takes batches at that pace, one run each; fetching and unpacking are real. "
-    "The wait for the first batch is not in the share."
+    "The trainer on the line is a clock that takes batches at that pace, one run each. Fetching and unpacking are real "
+    "work. The wait for the first batch is not in the share."
 )
 RATES = (100_000, 400_000)  # tokens a second; a shard every 25 and every 6 seconds, the line brings one in 3.2
 
