@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from neuroshard.data.genesis.object_store import Condition
@@ -33,4 +34,5 @@ def main(location: str, endpoint: str, shards: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

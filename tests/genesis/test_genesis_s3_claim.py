@@ -151,6 +151,7 @@ def test_ctrl_c_leaves_neither_parts_nor_claim(server: StoreServer, tmp_path: Pa
     with populator(server, 1000) as process:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
+        assert process.returncode != 0  # it did not come to its end
     assert server.unfinished_uploads() == []
     assert CLAIM not in server.names()
     assert readable_shards(server, tmp_path) == total_shards(server)
