@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import anyio
 from anyio.abc import Process
 
 from neuroshard.api.hosts import dashboard_url
+from neuroshard.config.program import this_program
 from neuroshard.node.demo import WALLET_FILE, demo_token
 from neuroshard.training.checkpoint.lock import read_lock_owner
 from neuroshard.types import RunId
@@ -78,7 +78,7 @@ def node_command(folder: Path, invitation: Invitation, threads: int) -> list[str
     options = {**options, **{name: str(limit) for name, limit in limits.items() if limit is not None}}
     flat = [part for option in options.items() for part in option]
     switches = ["--headless", "--end-with-stdin", *([] if invitation.is_training else ["--no-training"])]
-    return [sys.executable, "-m", "neuroshard", *flat, *switches]
+    return [*this_program(), *flat, *switches]
 
 
 async def started(command: list[str], output: Path) -> _Leashed:
