@@ -17,6 +17,7 @@ from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
 from neuroshard.node.arrival import Arrival
 from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.configuration import Configuration, limit_source
+from neuroshard.node.contribution_keeper import ContributionKeeper
 from neuroshard.node.identity import node_identity
 from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
 from neuroshard.node.publisher import Publisher, StartupProgress
@@ -103,7 +104,9 @@ class Application:
         arrival = Arrival(society.finder, publisher, startup, identity.wallet_id, enter)
         beginning = Beginning(memory, publisher, startup, loop, society, arrival, wish)
         observe = partial(observe_network, society, publisher)
-        await accompanied(partial(self._live, beginning), loop.run, observe, society.networking.run)
+        keeper = ContributionKeeper(settings.data_dir, place.board, publisher)
+        companions = (loop.run, observe, society.networking.run, keeper.run)
+        await accompanied(partial(self._live, beginning), *companions)
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 
     async def _live(self, beginning: Beginning) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from neuroshard.status.contribution import ContributionStatus
 from neuroshard.status.data import DataStatus
 from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import PipelineStatus
@@ -356,4 +357,5 @@ class NodeStatus:
     network: NetworkStatus = field(default_factory=NetworkStatus)
     swarm: SwarmStatus | None = None  # None before the first look at the network
     history: tuple[LossPoint, ...] = ()  # at most 1,000 points, oldest first
+    contribution: ContributionStatus = field(default_factory=ContributionStatus)
     uptime_seconds: float = 0.0  # at this snapshot, by a clock that does not jump

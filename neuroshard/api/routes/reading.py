@@ -9,6 +9,7 @@ from pydantic import JsonValue, TypeAdapter
 from starlette.responses import Response
 
 from neuroshard.api.bodies.base import finite_json
+from neuroshard.api.bodies.contribution import ContributionBody, SpanName
 from neuroshard.api.bodies.data import DataAnswer
 from neuroshard.api.bodies.network import PeersBody
 from neuroshard.api.bodies.node import (
@@ -24,6 +25,7 @@ from neuroshard.api.bodies.training import GlobalBody, HistoryBody, VerifyBody
 from neuroshard.api.context import ApiContext
 from neuroshard.api.metrics import CONTENT_TYPE, metrics_text
 from neuroshard.api.rendering import JSON, RenderedViews
+from neuroshard.api.views.contribution import VIEW_OF_SPAN
 from neuroshard.api.views.network import peers_view
 from neuroshard.api.views.node import checkpoints_view, data_view, health_view, status_view
 from neuroshard.api.views.pipeline import pipeline_view
@@ -52,6 +54,11 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
     async def history() -> Response:
         """The training curve, at most 1,000 points."""
         return views.respond(history_view)
+
+    @router.get("/api/contribution", response_model=ContributionBody)
+    async def contribution(span: SpanName = "day") -> Response:
+        """What this computer gave to training over the last day, the last week or all time."""
+        return views.respond(VIEW_OF_SPAN[span])
 
     @router.get("/api/status", response_model=StatusBody)
     async def status() -> Response:

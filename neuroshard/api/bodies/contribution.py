@@ -1,0 +1,32 @@
+"""Answers about what this computer gave to training over time."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from neuroshard.api.bodies.base import Answer, Number
+
+SpanName: TypeAlias = Literal["day", "week", "all"]
+
+
+class WorkBody(Answer):
+    """What was done in a stretch of time."""
+
+    start: Number = Field(description="seconds since the epoch")
+    tokens: int
+    steps: int
+    bytes_sent: int
+    bytes_received: int
+    training_seconds: Number
+    loss: Number = Field(description="nats a token, mean over the tokens; null where none was told")
+
+
+class ContributionBody(Answer):
+    """GET /api/contribution: of every run that the data folder has served."""
+
+    span: SpanName
+    width_seconds: Number = Field(description="of each stretch; it doubles as all of time gets longer")
+    points: list[WorkBody] = Field(description="oldest first; stretches without anything are left out")
+    total: WorkBody | None = Field(description="since the beginning, whatever the span; null: nothing was done yet")
