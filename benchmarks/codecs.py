@@ -19,7 +19,7 @@ def measure() -> Report:
     torch.set_num_threads(1)
     try:
         vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(1))
-        rows = [row for name in ("int8", "bf16", "fp32") for row in _rows(make_codec(name), vector)]
+        rows = [row for name in ("int4", "int8", "bf16", "fp32") for row in _rows(make_codec(name), vector)]
     finally:
         torch.set_num_threads(before)
     note = f"GB/s of fp32 numbers, {NUMBERS:,} of them, by the CPU time of one thread, the least of {REPEATS}."

@@ -7,6 +7,7 @@ from typing import assert_never
 from neuroshard.compression.bf16 import Bf16Codec
 from neuroshard.compression.codec import Codec
 from neuroshard.compression.fp32 import Fp32Codec
+from neuroshard.compression.int4 import Int4Codec
 from neuroshard.compression.int8 import Int8Codec
 from neuroshard.config.run_parameters import CodecName
 
@@ -20,5 +21,7 @@ def make_codec(name: CodecName) -> Codec:
             return Bf16Codec()
         case "int8":
             return Int8Codec()
+        case "int4":
+            return Int4Codec()
         case _:
             assert_never(name)

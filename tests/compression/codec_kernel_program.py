@@ -21,10 +21,10 @@ def made_vector(length: int) -> torch.Tensor:
 
 
 def digests() -> list[str]:
-    """Of bytes and of decoded numbers, for int8 and bf16."""
+    """Of bytes and of decoded numbers, for int8, bf16 and int4."""
     vector = made_vector(600_000)
     found: list[str] = []
-    for name in ("int8", "bf16"):
+    for name in ("int8", "bf16", "int4"):
         codec = make_codec(name)
         data = codec.encode(vector)
         found += [sha256(data).hexdigest(), sha256(codec.decode(data, len(vector)).numpy().tobytes()).hexdigest()]

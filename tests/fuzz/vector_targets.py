@@ -7,7 +7,8 @@ import torch
 from neuroshard.compression import BLOCK, MalformedVectorError, make_codec
 from tests.fuzz.target import Target, golden
 
-CODECS = tuple(make_codec(name) for name in ("int8", "bf16", "fp32"))
+NAMES = ("int8", "bf16", "fp32", "int4")
+CODECS = tuple(map(make_codec, NAMES))
 LENGTHS = (0, 1, 2, 7, 100, BLOCK, BLOCK + 1)
 
 
@@ -33,7 +34,7 @@ def check_encoded_vector(data: bytes) -> None:
 
 def _seeds() -> tuple[bytes, ...]:
     vectors = [
-        bytes([0 if item["codec"] == "int8" else 1, LENGTHS.index(len(item["values"]))]) + bytes.fromhex(item["bytes"])
+        bytes([NAMES.index(item["codec"]), LENGTHS.index(len(item["values"]))]) + bytes.fromhex(item["bytes"])
         for item in golden("compression.json")["encoded"]
         if len(item["values"]) in LENGTHS
     ]
