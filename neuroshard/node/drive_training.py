@@ -20,6 +20,7 @@ from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.record_keeper import RecordKeeper
 from neuroshard.node.resources import ResourceSampler
 from neuroshard.node.rotation_log import RotationLog
+from neuroshard.node.sample_keeper import SampleKeeper, author_of
 from neuroshard.node.stage_training import MOST_IN_FLIGHT, Ground, RunningNode
 from neuroshard.node.startup_stages import FIRST_STEP
 from neuroshard.node.texts import text_generator
@@ -76,6 +77,7 @@ def begin_driving(
         sampler=ResourceSampler(ground.device, settings.data_dir, ground.threads),
         rotations=RotationLog(settings.data_dir, ground.run.run_id, identity),
         startup=startup,
+        samples=SampleKeeper(settings.data_dir, ground.run.run_id, publisher, author_of(trainer, is_whole=False)),
         keeper=RecordKeeper(store, trainer),
     )
 

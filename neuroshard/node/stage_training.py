@@ -28,6 +28,7 @@ from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.record_keeper import RecordKeeper
 from neuroshard.node.resources import ResourceSampler
 from neuroshard.node.rotation_log import RotationLog
+from neuroshard.node.sample_keeper import SampleKeeper, author_of
 from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_memory import StageWork, best_load, stage_work
@@ -87,6 +88,7 @@ class RunningNode:
     sampler: ResourceSampler
     rotations: RotationLog
     startup: StartupProgress
+    samples: SampleKeeper
     keeper: RecordKeeper | None = None  # of a trainer
 
     @property
@@ -175,6 +177,12 @@ class StageTraining:
             sampler=ResourceSampler(ground.device, self._settings.data_dir, ground.threads),
             rotations=RotationLog(self._settings.data_dir, run.run_id, self._identity),
             startup=self._startup,
+            samples=SampleKeeper(
+                self._settings.data_dir,
+                run.run_id,
+                self._publisher,
+                author_of(trainer, is_whole=len(stages) == len(swarm.plan)),
+            ),
         )
 
     def has_checkpoint(self, ground: Ground, index: int) -> bool:

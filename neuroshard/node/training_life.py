@@ -102,7 +102,7 @@ class TrainingLife:
             node.ground.swarm.go_to(elsewhere[-1])  # while it saves what it has, the others count on it there
             trainer.stop(OTHER_LAYERS)
 
-        companions: list[Companion] = [observer.run]
+        companions: list[Companion] = [observer.run, node.samples.run]
         if node.stages is not None:
             companions += [
                 partial(leave_for, partial(self._needed, node)),

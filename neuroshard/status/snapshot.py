@@ -10,6 +10,7 @@ from neuroshard.status.data import DataStatus
 from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.status.rounds import StageRoundsStatus
+from neuroshard.status.samples import SamplesStatus
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
 
 
@@ -358,4 +359,5 @@ class NodeStatus:
     swarm: SwarmStatus | None = None  # None before the first look at the network
     history: tuple[LossPoint, ...] = ()  # at most 1,000 points, oldest first
     contribution: ContributionStatus = field(default_factory=ContributionStatus)
+    samples: SamplesStatus = field(default_factory=SamplesStatus)
     uptime_seconds: float = 0.0  # at this snapshot, by a clock that does not jump

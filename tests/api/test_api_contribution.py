@@ -9,6 +9,7 @@ from api_under_test import Api
 from fake_node import STARTED, training_status
 
 from neuroshard.status.contribution import ContributionStatus, Work, WorkSpan
+from neuroshard.status.samples import Sample, SamplesStatus
 
 WORK = Work(STARTED, 1_000, 2, 30, 40, 5.0, 6.5)
 MEMBERS = {"start", "tokens", "steps", "bytes_sent", "bytes_received", "training_seconds", "loss"}
@@ -34,3 +35,15 @@ def test_an_unknown_span_is_named(api: Api) -> None:
     response = api.get("/api/contribution?span=year")
     assert response.status_code == 422
     assert response.json()["errors"][0]["location"] == "query.span"
+
+
+def test_what_the_model_wrote_is_told(api: Api) -> None:
+    sample = Sample(10, 12, STARTED, 0.5, ("of", "the", "in"))
+    status = SamplesStatus(("One", "Two", "Three"), (sample,), 100)
+    api.node.board.publish(replace(training_status(), samples=status))
+    assert api.get("/api/samples").json() == {
+        "prompts": ["One", "Two", "Three"],
+        "samples": [{"step": 10, "last_step": 12, "time": STARTED, "seconds": 0.5, "texts": ["of", "the", "in"]}],
+        "next_step": 100,
+        "explanation": "",
+    }

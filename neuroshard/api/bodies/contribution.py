@@ -1,4 +1,4 @@
-"""Answers about what this computer gave to training over time."""
+"""Answers about what this computer gave to training over time, and what the model wrote meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from neuroshard.api.bodies.base import Answer, Number
+from neuroshard.api.bodies.base import Answer, Number, Text
 
 SpanName: TypeAlias = Literal["day", "week", "all"]
 
@@ -30,3 +30,22 @@ class ContributionBody(Answer):
     width_seconds: Number = Field(description="of each stretch; it doubles as all of time gets longer")
     points: list[WorkBody] = Field(description="oldest first; stretches without anything are left out")
     total: WorkBody | None = Field(description="since the beginning, whatever the span; null: nothing was done yet")
+
+
+class SampleBody(Answer):
+    """What the model wrote at one moment, always choosing the likeliest token."""
+
+    step: int = Field(description="when it began to write")
+    last_step: int = Field(description="when it had written everything: training goes on meanwhile")
+    time: Number
+    seconds: Number = Field(description="that the writing took")
+    texts: list[Text] = Field(description="one for each prompt, without it")
+
+
+class SamplesBody(Answer):
+    """GET /api/samples: texts of the model in training at sparse steps of the run, oldest first."""
+
+    prompts: list[Text]
+    samples: list[SampleBody]
+    next_step: int | None = Field(description="when the next one is due; null: none is")
+    explanation: Text = Field(description="why none are written; empty where they are")

@@ -9,7 +9,7 @@ from pydantic import JsonValue, TypeAdapter
 from starlette.responses import Response
 
 from neuroshard.api.bodies.base import finite_json
-from neuroshard.api.bodies.contribution import ContributionBody, SpanName
+from neuroshard.api.bodies.contribution import ContributionBody, SamplesBody, SpanName
 from neuroshard.api.bodies.data import DataAnswer
 from neuroshard.api.bodies.network import PeersBody
 from neuroshard.api.bodies.node import (
@@ -25,7 +25,7 @@ from neuroshard.api.bodies.training import GlobalBody, HistoryBody, VerifyBody
 from neuroshard.api.context import ApiContext
 from neuroshard.api.metrics import CONTENT_TYPE, metrics_text
 from neuroshard.api.rendering import JSON, RenderedViews
-from neuroshard.api.views.contribution import VIEW_OF_SPAN
+from neuroshard.api.views.contribution import VIEW_OF_SPAN, samples_view
 from neuroshard.api.views.network import peers_view
 from neuroshard.api.views.node import checkpoints_view, data_view, health_view, status_view
 from neuroshard.api.views.pipeline import pipeline_view
@@ -59,6 +59,11 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
     async def contribution(span: SpanName = "day") -> Response:
         """What this computer gave to training over the last day, the last week or all time."""
         return views.respond(VIEW_OF_SPAN[span])
+
+    @router.get("/api/samples", response_model=SamplesBody)
+    async def samples() -> Response:
+        """What the model in training wrote to the same prompts at sparse steps: 0, 10, 100, 1,000 and each double."""
+        return views.respond(samples_view)
 
     @router.get("/api/status", response_model=StatusBody)
     async def status() -> Response:

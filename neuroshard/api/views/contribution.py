@@ -1,11 +1,11 @@
-"""Snapshot to answers about what this computer gave to training over time."""
+"""Snapshot to answers about what this computer gave to training over time, and what the model wrote meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from neuroshard.api.bodies.contribution import ContributionBody, SpanName, WorkBody
+from neuroshard.api.bodies.contribution import ContributionBody, SamplesBody, SpanName, WorkBody
 from neuroshard.api.rendering import View
 from neuroshard.status.contribution import WorkSpan
 from neuroshard.status.snapshot import NodeStatus
@@ -24,6 +24,11 @@ def week_view(status: NodeStatus) -> ContributionBody:
 def all_view(status: NodeStatus) -> ContributionBody:
     """GET /api/contribution?span=all."""
     return _body(status, "all", status.contribution.all)
+
+
+def samples_view(status: NodeStatus) -> SamplesBody:
+    """GET /api/samples."""
+    return SamplesBody.model_validate(status.samples)
 
 
 VIEW_OF_SPAN: Final[Mapping[SpanName, View]] = {"day": day_view, "week": week_view, "all": all_view}
