@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuroshard.cli.checkpoint_export import export
 from neuroshard.cli.options import AsJson, DataDir, node_folder
 from neuroshard.cli.remote import DemoNode
+from neuroshard.cli.saved_states import SHOWN_PRECISION, From, facts_of, layers_named, saved, steps_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,24 +21,14 @@ if TYPE_CHECKING:
     from neuroshard.status.snapshot import CheckpointGeneration
     from neuroshard.training.checkpoint.catalogue import SavedStage
     from neuroshard.training.checkpoint.store import CheckpointStore
-    from neuroshard.types import LayerRange
 
 _SHARED = (
     "Where other nodes train the same run, this one takes their newer state over: stop them all, go back at each of "
     "them with the same --at, and only then start them."
 )
-_SHOWN_PRECISION = 0.999_999  # seconds: the list shows whole ones, and what it shows can be gone back to
 
 app = typer.Typer(help="List, check, export and restore checkpoints.", no_args_is_help=True)
-
-From = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--from",
-        metavar="FOLDER",
-        help="Data folder of a node, or a folder with several; may be repeated. (default: the data folder)",
-    ),
-]
+app.command("export")(export)
 
 
 @app.command("list")
@@ -44,9 +36,9 @@ def list_checkpoints(
     from_folders: From = None, data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False
 ) -> None:
     """List the saved states of all stages with their local time, newest first."""
-    found = _saved(from_folders, data_dir, demo=demo)
+    found = saved(from_folders, data_dir, demo=demo)
     if as_json:
-        typer.echo(json.dumps([_as_json(stage) for stage in found]))
+        typer.echo(json.dumps([facts_of(stage) for stage in found]))
         return
     if not found:
         typer.echo("No checkpoints yet.")
@@ -54,7 +46,7 @@ def list_checkpoints(
         item = stage.generation
         when = datetime.fromtimestamp(item.time, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S")  # as --at reads it
         loss = "          " if item.loss is None else f"loss {item.loss:5.3f}"
-        part = f"  {_layers(stage.layers):14}" if not stage.is_whole else ""
+        part = f"  {layers_named(stage.layers):14}" if not stage.is_whole else ""
         typer.echo(f"step {item.step:>9,}  {when}  {loss}  {item.bytes / 1e6:8.1f} MB{part}  {item.path}")
     for line in _together(found):
         typer.echo(line)
@@ -69,7 +61,7 @@ def verify(
     from neuroshard.training.checkpoint.store import CheckpointStore
 
     checked = list[dict[str, object]]()
-    for item in (stage.generation for stage in _saved(from_folders, data_dir, demo=demo)):
+    for item in (stage.generation for stage in saved(from_folders, data_dir, demo=demo)):
         problem = ""
         try:
             CheckpointStore(Path(item.path).parent).verify(item)
@@ -85,61 +77,6 @@ def verify(
         raise CheckpointError(
             f"{damaged} checkpoints are damaged.", "The next start falls back to the newest good one."
         )
-
-
-@app.command("export")
-def export(
-    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="Folder (huggingface) or file (torch) to write.")],
-    format_name: Annotated[
-        str,
-        typer.Option("--format", help="huggingface: a Llama folder; torch: the classic file, with optimizer state."),
-    ] = "huggingface",
-    at: Annotated[
-        datetime | None,
-        typer.Option("--at", help="Of each stage the newest state at or before this local time. (default: now)"),
-    ] = None,
-    from_folders: From = None,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN_ID", help="Or its beginning. (default: the one saved last)")
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="One state alone: a .json from `checkpoint list`.")
-    ] = None,
-    data_dir: DataDir = None,
-    demo: DemoNode = False,
-    as_json: AsJson = False,
-) -> None:
-    """Assemble the saved stages of a run into one model for other programs."""
-    from neuroshard.errors import UsageError
-    from neuroshard.training.checkpoint.catalogue import DamagedStageError, choose, spread_warnings
-
-    if format_name not in ("huggingface", "torch"):
-        raise UsageError(f"--format {format_name} is not known.", "Use --format huggingface or --format torch.")
-    found = _saved(from_folders, data_dir, demo=demo)
-    if checkpoint is not None:
-        found = [stage for stage in found if Path(stage.generation.path) == checkpoint.absolute()]
-    found = _of_one_run(found, run)
-    moment = None if at is None else at.timestamp() + _SHOWN_PRECISION
-    while True:
-        choice = choose(found, moment)
-        alone = checkpoint is not None and format_name == "torch"
-        stages = choice.stages if alone else choice.require_whole()
-        try:
-            _write(stages, format_name, out)
-        except DamagedStageError as error:
-            if checkpoint is not None:
-                raise
-            typer.echo(f"{error} The state before it is taken.", err=True)
-            found = [stage for stage in found if stage is not error.stage]
-        else:
-            break
-    for warning in spread_warnings(stages):
-        typer.echo(f"warning: {warning}", err=True)
-    if as_json:
-        written = {"out": str(out.absolute()), "format": format_name, "stages": [_as_json(stage) for stage in stages]}
-        typer.echo(json.dumps(written))
-    else:
-        typer.echo(f"{_steps(stages)} written to {out}.")
 
 
 @app.command("restore")
@@ -162,7 +99,7 @@ def restore(
     except AlreadyRunningError as error:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.") from error
     try:
-        moment = at.timestamp() + _SHOWN_PRECISION
+        moment = at.timestamp() + SHOWN_PRECISION
         moved = [go_back(store, moment) for store in _stores(folder)]
         kept = [generation for generation, _ in moved if generation is not None]
         # a copy of what another node trained would bring the newer state back, here or to that node
@@ -201,46 +138,6 @@ def _stores(folder: Path) -> list[CheckpointStore]:
     return [CheckpointStore(stage) for stage in find_stage_folders(folder)]
 
 
-def _saved(given: Sequence[Path] | None, data_dir: Path | None, *, demo: bool) -> list[SavedStage]:
-    """All saved states, newest first: in the given folders, or of the node and of those that its demo started."""
-    from neuroshard.training.checkpoint.catalogue import saved_stages
-    from neuroshard.training.checkpoint.store import find_stage_folders, search_stage_folders
-
-    if given or demo:
-        roots = [path.absolute() for path in given] if given else [node_folder(data_dir, demo=True)]
-        folders = {folder for root in roots for folder in search_stage_folders(root)}
-    else:
-        own = node_folder(data_dir, demo=False)
-        folders = {folder for root in (own, *own.glob("node-*")) for folder in find_stage_folders(root)}
-    return saved_stages(sorted(folders))
-
-
-def _of_one_run(found: list[SavedStage], run: str | None) -> list[SavedStage]:
-    """Those of the named run or of the one saved last, that can be read. Raises CheckpointError when there are none."""
-    from neuroshard.errors import CheckpointError
-
-    if run is not None:
-        found = [stage for stage in found if stage.run_id.startswith(run)]
-    usable = [stage for stage in found if stage.has_tensors]
-    for stage in found:
-        if not stage.has_tensors:
-            typer.echo(f"{stage.generation.path} is left out: its tensors are not beside it.", err=True)
-    if not usable:
-        raise CheckpointError("There is no such checkpoint.", "`neuroshard checkpoint list` shows what there is.")
-    return [stage for stage in usable if stage.run_id == usable[0].run_id]
-
-
-def _write(stages: Sequence[SavedStage], format_name: str, out: Path) -> None:
-    if format_name == "torch":
-        from neuroshard.training.checkpoint.export import export_torch
-
-        export_torch(stages, out)
-    else:
-        from neuroshard.training.checkpoint.export_llama import export_huggingface
-
-        export_huggingface(stages, out)
-
-
 def _together(found: Sequence[SavedStage]) -> list[str]:
     """What the stages of each run make together, for runs of which no state is a whole model."""
     from neuroshard.swarm.stage_coverage import missing_sentence
@@ -252,23 +149,6 @@ def _together(found: Sequence[SavedStage]) -> list[str]:
         if any(stage.is_whole for stage in stages):
             continue
         choice = choose(stages)
-        lines.append(f"run {run[:16]}, newest of each stage: {_steps(choice.stages)}.")
+        lines.append(f"run {run[:16]}, newest of each stage: {steps_named(choice.stages)}.")
         lines += [missing_sentence(choice.missing)] if choice.missing else spread_warnings(choice.stages)
     return lines
-
-
-def _steps(stages: Sequence[SavedStage]) -> str:
-    if len(stages) == 1 and stages[0].is_whole:
-        return f"Step {stages[0].generation.step:,}"
-    return ", ".join(f"{_layers(stage.layers)} of step {stage.generation.step:,}" for stage in stages)
-
-
-def _layers(layers: LayerRange) -> str:
-    from neuroshard.swarm.stage_coverage import layers_text
-
-    return f"layer {layers_text(layers)}" if len(layers) == 1 else f"layers {layers_text(layers)}"
-
-
-def _as_json(stage: SavedStage) -> dict[str, object]:
-    place = {"run_id": stage.run_id, "layers": [stage.layers.start, stage.layers.stop]}
-    return {**asdict(stage.generation), **place, "layer_count": stage.architecture.layer_count}

@@ -12,6 +12,8 @@ from neuroshard.errors import StorageError
 
 _LOG = logging.getLogger(__name__)
 
+FOLDER = "descriptions"  # in the data cache of a node
+
 
 def manifest_copy(root: str) -> str:
     """Where the manifest of this root is kept."""

@@ -9,6 +9,8 @@ from torch import Tensor
 from neuroshard.model.transformer import StageModel
 from neuroshard.types import Architecture, JsonValue
 
+_PAD, _BEGIN, _END, _FIRST_BYTE = 0, 1, 2, 10  # the tokenizer's ids, which this room does not know
+
 
 @dataclass(frozen=True)
 class LlamaPart:
@@ -69,10 +71,21 @@ def llama_config(architecture: Architecture) -> dict[str, JsonValue]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+        "pad_token_id": _PAD,
+        "bos_token_id": _BEGIN,
+        "eos_token_id": _END,
         "torch_dtype": "float32",
+    }
+
+
+def generation_config(architecture: Architecture, ids_in_use: int) -> dict[str, JsonValue]:
+    """The generation_config.json beside it: programs draw what a node does, no special id but EOS and no unused one."""
+    never = [i for i in range(_FIRST_BYTE) if i != _END]
+    return {
+        "pad_token_id": _PAD,
+        "bos_token_id": _BEGIN,
+        "eos_token_id": _END,
+        "suppress_tokens": [*never, *range(ids_in_use, architecture.vocabulary_size)],
     }
 
 

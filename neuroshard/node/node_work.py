@@ -6,6 +6,7 @@ from functools import partial
 
 import anyio
 
+from neuroshard.data import descriptions
 from neuroshard.node.application import Beginning, Workplace
 from neuroshard.node.assembly import Assembly
 from neuroshard.node.data_sharing import DataSharing
@@ -22,8 +23,6 @@ from neuroshard.node.stage_training import Ground, RunningNode, StageTraining
 from neuroshard.node.tasks import Companion
 from neuroshard.node.training_life import TrainingLife
 
-DESCRIPTIONS = "descriptions"  # folder in the data cache
-
 
 class NodeWork:
     """Used once a start, when PyTorch is loaded."""
@@ -37,7 +36,7 @@ class NodeWork:
         place, beginning = self._place, self._beginning
         publisher, society, startup = beginning.publisher, beginning.society, beginning.startup
         settings, wish = place.configuration.settings, beginning.wish
-        sharing = DataSharing(society, settings.paths.data_cache / DESCRIPTIONS)
+        sharing = DataSharing(society, settings.paths.data_cache / descriptions.FOLDER)
         society.networking.attach(sharing.live)
         assembly = Assembly(
             settings=settings,

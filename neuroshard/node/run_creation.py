@@ -12,6 +12,7 @@ import anyio
 from neuroshard.config.atomic_write import write_atomically
 from neuroshard.config.data_dir import NodePaths, prepare_data_dir
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.data import descriptions
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import SignedRunParameters, Wallet, genesis_pins_from_json
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
@@ -51,7 +52,7 @@ def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = 
     async def opened() -> GenesisPins:
         return await pins_of_source(
             location,
-            NodePaths.below(owner.data_dir).data_cache / "descriptions",
+            NodePaths.below(owner.data_dir).data_cache / descriptions.FOLDER,
             wanted=wanted,
             max_tokenizer_bytes=largest_tokenizer_bytes(tier_mb(available_mb(probe_memory(), None))),
             seconds=seconds,

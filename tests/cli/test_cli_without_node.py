@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -141,10 +142,35 @@ def test_a_damaged_state_is_passed_over_in_an_export(neuroshard: Command, stoppe
     assert outcome.code == 0
     assert f"{newest} is damaged" in outcome.err
     assert f"Step {decode_manifest(before.read_bytes()).meta.step:,} written" in outcome.out
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == names
     again = neuroshard("checkpoint", "export", "--data-dir", stopped, "--out", tmp_path / "model")
     assert again.code == 5
     assert "is not empty" in again.err
+
+
+def test_the_tokenizer_of_an_export_is_the_one_of_the_run(
+    neuroshard: Command, stopped: Path, small_genesis: Path, tmp_path: Path
+) -> None:
+    for copy in (stopped / "data_cache" / "descriptions").glob("tokenizer-*.json"):
+        copy.unlink()
+    export = ("checkpoint", "export", "--data-dir", stopped, "--out", tmp_path / "model")
+    assert neuroshard(*export).err.startswith(f"warning: {tmp_path / 'model'} has no tokenizer")
+    shutil.rmtree(tmp_path / "model")
+    (tmp_path / "other.json").write_text("{}")
+    other = neuroshard(*export, "--tokenizer", tmp_path / "other.json")
+    assert other.code == 6
+    assert "is not the table that the run was made with" in other.err
+    assert neuroshard(*export, "--tokenizer", tmp_path / "nowhere.json").code == 6
+    given = neuroshard(*export, "--format", "huggingface", "--tokenizer", small_genesis / "tokenizer.json")
+    assert (given.code, given.err) == (0, "")
+    assert (tmp_path / "model" / "tokenizer.json").is_file()
+    if find_spec("gguf") is None:
+        pytest.skip("gguf is not installed")
+    one_file = ("checkpoint", "export", "--data-dir", stopped, "--out", tmp_path / "m.gguf", "--format", "gguf")
+    assert neuroshard(*one_file).code == 6
+    assert neuroshard(*one_file, "--tokenizer", small_genesis / "tokenizer.json").code == 0
+    assert (tmp_path / "m.gguf").read_bytes().startswith(b"GGUF")
 
 
 def test_the_time_in_the_list_is_the_time_to_go_back_to(neuroshard: Command, stopped: Path) -> None:

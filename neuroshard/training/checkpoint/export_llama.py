@@ -1,4 +1,4 @@
-"""`checkpoint export --format huggingface`: saved stages as one Hugging Face Llama folder.
+"""`checkpoint export --format hf`: saved stages as one Hugging Face Llama folder.
 
 The bytes go from file to file, a few megabytes at a time: the layout of our files and theirs differ only in names.
 """
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX, is_disk_full, sync_folder
+from neuroshard.data.tokenizer.byte_level import huggingface_tokenizer, huggingface_tokenizer_config
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
-from neuroshard.model.llama_export import llama_config, llama_parts
+from neuroshard.model.llama_export import generation_config, llama_config, llama_parts
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.model.transformer import StageModel
 from neuroshard.training.checkpoint.catalogue import DamagedStageError, SavedStage
@@ -33,17 +34,18 @@ from neuroshard.training.checkpoint.tensor_file import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from neuroshard.types import Architecture
+    from neuroshard.data.tokenizer.table import TokenizerTable
+    from neuroshard.types import Architecture, JsonValue
 
 WEIGHTS = "model/"
-CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
+TENSORS_FILE = "model.safetensors"
 
 
-def export_huggingface(stages: Sequence[SavedStage], folder: Path) -> None:
+def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: TokenizerTable | None = None) -> None:
     """Write the folder, whole or not at all, from stages that are a whole model in the order of their layers.
 
-    `folder` must not exist, or be empty. Every file's digest is checked on the way. Raises DamagedStageError,
-    StorageError.
+    `folder` must not exist, or be empty; without a table it gets no tokenizer. Every file's digest is checked on the
+    way. Raises DamagedStageError, StorageError.
     """
     folder, architecture = folder.absolute(), stages[0].architecture
     sources = [(stage, stage_layout(stage)) for stage in stages]
@@ -53,8 +55,8 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path) -> None:
             raise StorageError(f"{folder} is not empty.", "Name a new folder: nothing is overwritten.")
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
-        config = json.dumps(llama_config(architecture), indent=2) + "\n"
-        (temporary / CONFIG_FILE).write_text(config, encoding="utf-8")
+        for name, content in _descriptions(architecture, table).items():
+            (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         with (temporary / TENSORS_FILE).open("xb") as file:
             write_tensor_file(file, _llama_layout(sources, architecture), _weights_of(sources))
             file.flush()
@@ -68,6 +70,16 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path) -> None:
         raise kind(f"{folder} cannot be written: {error.strerror or error}.", "Free space or name another.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _descriptions(architecture: Architecture, table: TokenizerTable | None) -> dict[str, dict[str, JsonValue]]:
+    """Every file of the folder but the weights."""
+    ids = architecture.vocabulary_size if table is None else table.next_merge_id
+    files = {"config.json": llama_config(architecture), "generation_config.json": generation_config(architecture, ids)}
+    if table is not None:
+        files["tokenizer.json"] = huggingface_tokenizer(table)
+        files["tokenizer_config.json"] = huggingface_tokenizer_config(table, architecture.sequence_length)
+    return files
 
 
 def stage_layout(stage: SavedStage) -> TensorLayout:

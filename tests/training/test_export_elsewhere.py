@@ -1,0 +1,140 @@
+"""Exported models in other programs: logits in transformers, tokens and words in a real llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from pydoc_data import topics
+
+import pytest
+import torch
+from exported_models import greedy, llama_cpp, made_model, save_in_stages
+
+from neuroshard.data.tokenizer import BOS, FIRST_BYTE_ID, Tokenizer, learn_merges
+from neuroshard.errors import StorageError, UsageError
+from neuroshard.training.checkpoint.export_gguf import export_gguf, require_gguf
+from neuroshard.training.checkpoint.export_llama import export_huggingface
+from neuroshard.training.completion import allowed_ids
+from neuroshard.types import Architecture
+
+needs_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed: pip install '.[export]'")
+TABLE = learn_merges([topics.topics[name] for name in sorted(topics.topics)[:10]], 200)
+PROMPT = "The value of the expression, 12 or so; it's\n\n  a list <|end_of_text|> \u4f60\u597d"
+GROUPED = Architecture(
+    hidden_size=64,
+    layer_count=3,
+    head_count=4,
+    key_value_head_count=2,
+    feed_forward_size=96,
+    vocabulary_size=TABLE.next_merge_id,
+    sequence_length=128,
+)
+ARCHITECTURES = {
+    "grouped queries": GROUPED,
+    "a head of keys for each of queries": replace(GROUPED, key_value_head_count=4, layer_count=2),
+    "one head of keys, other constants": replace(
+        GROUPED, key_value_head_count=1, rope_theta=500_000.0, norm_epsilon=1e-6
+    ),
+    "more rows than ids": replace(GROUPED, vocabulary_size=TABLE.next_merge_id + 37),
+}
+each_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES)
+
+
+def never_drawn(architecture: Architecture) -> list[int]:
+    return (~allowed_ids(TABLE.next_merge_id, architecture.vocabulary_size)).nonzero().flatten().tolist()
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed: pip install '.[export]'")
+@each_architecture
+def test_transformers_has_our_logits_and_our_ids(architecture: Architecture, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = made_model(architecture)
+    export_huggingface(save_in_stages(model, tmp_path, architecture.layer_count), tmp_path / "model", TABLE)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    words = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = words(PROMPT)["input_ids"]
+    assert ids == Tokenizer(TABLE).encode(PROMPT, bos=True).tolist()
+    assert words.decode(ids, skip_special_tokens=True) == PROMPT
+    tokens = torch.randint(0, architecture.vocabulary_size, (2, 100), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model.logits(model(tokens))
+        found = theirs(tokens).logits
+        drawn = theirs.generate(torch.tensor([ids]), max_new_tokens=16, min_new_tokens=16, do_sample=False)
+    assert expected.abs().max() > 1
+    assert (found - expected).abs().max() < 1e-4
+    assert drawn[0, len(ids) :].tolist() == greedy(model, ids, 16, [*never_drawn(architecture), words.eos_token_id])
+
+
+@needs_gguf
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp, which brings llama.cpp, is not installed")
+@each_architecture
+def test_llama_cpp_draws_our_tokens(architecture: Architecture, tmp_path: Path) -> None:
+    import xllamacpp
+
+    model = made_model(architecture)
+    export_gguf(save_in_stages(model, tmp_path, 2), tmp_path / "model.gguf", TABLE)
+    prompt = Tokenizer(TABLE).encode(PROMPT, bos=True).tolist()
+    never = [*never_drawn(architecture), 2]
+    with llama_cpp(xllamacpp, tmp_path / "model.gguf") as server:
+        asked = server.post("/tokenize", json={"content": PROMPT, "add_special": True, "parse_special": False})
+        assert asked.json()["tokens"] == prompt
+        question = {"prompt": prompt, "n_predict": 24, "temperature": 0, "return_tokens": True, "n_probs": 1}
+        answer = server.post("/completion", json={**question, "logit_bias": [[i, False] for i in never]}).json()
+    expected = greedy(model, prompt, 24, never)
+    assert answer["tokens"] == expected
+    assert len(set(expected)) > 3
+    with torch.no_grad():
+        logits = model.logits(model(torch.tensor([prompt])))[0, -1]
+    first = answer["completion_probabilities"][0]
+    assert first["logprob"] == pytest.approx(logits.log_softmax(0)[expected[0]].item(), abs=1e-3)
+
+
+@needs_gguf
+def test_the_file_describes_model_and_tokenizer(tmp_path: Path) -> None:
+    import gguf
+
+    architecture = ARCHITECTURES["more rows than ids"]
+    export_gguf(save_in_stages(made_model(architecture), tmp_path, 1), tmp_path / "model.gguf", TABLE)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    facts = {name: field.contents() for name, field in reader.fields.items()}
+    assert facts["general.architecture"] == "llama"
+    assert facts["llama.attention.head_count_kv"] == 2
+    assert facts["llama.context_length"] == 128
+    tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
+    assert len(tokens) == len(kinds) == len(set(tokens)) == architecture.vocabulary_size
+    assert kinds[:5] == [3, 3, 3, 2, 3]  # control, but for the unknown one
+    assert set(kinds[FIRST_BYTE_ID : TABLE.next_merge_id]) == {1}
+    assert set(kinds[TABLE.next_merge_id :]) == {5}
+    assert facts["tokenizer.ggml.bos_token_id"] == BOS
+    assert len(reader.tensors) == 9 * architecture.layer_count + 3
+    assert sum(tensor.n_elements for tensor in reader.tensors) == sum(
+        parameter.numel() for parameter in made_model(architecture).parameters()
+    )
+
+
+@needs_gguf
+def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path: Path) -> None:
+    stages = save_in_stages(made_model(GROUPED), tmp_path, 1)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.gguf").write_text("mine")
+    with pytest.raises(StorageError, match="is there already"):
+        export_gguf(stages, tmp_path / "out" / "model.gguf", TABLE)
+    assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)  # as an import of what is not installed
+    with pytest.raises(UsageError, match=r"pip install 'neuroshard\[export\]'"):
+        require_gguf()
+
+
+def test_without_a_tokenizer_the_folder_has_none(tmp_path: Path) -> None:
+    export_huggingface(save_in_stages(made_model(GROUPED), tmp_path, 1), tmp_path / "model")
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+    drawing = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert drawing["suppress_tokens"] == [0, 1, *range(3, 10)]
