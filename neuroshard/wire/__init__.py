@@ -4,7 +4,7 @@ Torch tensors become parts of a frame in `neuroshard.wire.tensors`, which is not
 """
 
 from neuroshard.wire.chunks import ChunkAssembly, ChunkCheck
-from neuroshard.wire.decoding import FrameDecoder, decode, decode_where_it_lies
+from neuroshard.wire.decoding import FrameDecoder, decode
 from neuroshard.wire.encoding import EncodedFrame, check_limits, encode
 from neuroshard.wire.frame import (
     MAX_HEADER_BYTES,
@@ -44,6 +44,5 @@ __all__ = [
     "WireValue",
     "check_limits",
     "decode",
-    "decode_where_it_lies",
     "encode",
 ]

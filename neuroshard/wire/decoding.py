@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 
 from neuroshard.wire.chunks import ChunkAssembly
-from neuroshard.wire.encoding import check_chunks
-from neuroshard.wire.frame import Frame, FrameLimits, MalformedFrameError, TensorPart
+from neuroshard.wire.frame import Frame, FrameLimits, MalformedFrameError
 from neuroshard.wire.head import PREFIX_BYTES, FrameHead, check_prefix, parse_kind, parse_prefix, parse_rest
 
 
@@ -146,27 +145,3 @@ def decode(data: bytes | bytearray | memoryview, limits_of: Callable[[str], Fram
     if used != len(source):
         raise MalformedFrameError(f"There are {len(source) - used} bytes after a frame.")
     return frame
-
-
-def decode_where_it_lies(pieces: Sequence[memoryview], limits_of: Callable[[str], FrameLimits]) -> Frame | None:
-    """The frame whose head is the first piece and whose tensors are the others, without copying them.
-
-    None when it is cut in other places. Raises WireError, or what `limits_of` raises.
-    """
-    first, *others = pieces
-    if len(first) < PREFIX_BYTES:
-        return None
-    prefix = parse_prefix(bytes(first[:PREFIX_BYTES]))
-    before = bytes(first[: PREFIX_BYTES + prefix.kind_bytes])
-    kind = parse_kind(before[PREFIX_BYTES:])
-    limits = limits_of(kind)
-    check_prefix(prefix, kind, limits)
-    if len(first) != len(before) + prefix.rest_bytes:
-        return None
-    head = parse_rest(before, bytes(first[len(before) :]), prefix, kind, limits)
-    body = iter(others)
-    views = [next(body, memoryview(b"")) if spec.byte_count else memoryview(b"") for spec in head.specs]
-    if [len(view) for view in views] != [spec.byte_count for spec in head.specs] or next(body, None) is not None:
-        return None
-    check_chunks(views, head.chunk_digests)
-    return Frame(kind, head.header, tuple(map(TensorPart, head.specs, views)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 from neuroshard.wire.frame import (
-    DamagedChunkError,
     Frame,
     FrameLimits,
     MalformedFrameError,
@@ -59,13 +58,6 @@ def check_limits(frame: Frame, limits: FrameLimits) -> None:
     check_specs(frame.kind, tuple(part.spec for part in frame.tensors), limits)
 
 
-def check_chunks(body: Sequence[memoryview], digests: Sequence[bytes]) -> None:
-    """Raises DamagedChunkError unless the chunks of the body, which lies in these views, have these digests."""
-    for index, (chunk, digest) in enumerate(zip(_chunks(body), digests, strict=True)):
-        if _digest(chunk) != digest:
-            raise DamagedChunkError(index)
-
-
 def _bytes_of(part: TensorPart) -> memoryview:
     view = memoryview(part.data)
     if view.nbytes != part.spec.byte_count:
@@ -77,7 +69,7 @@ def _bytes_of(part: TensorPart) -> memoryview:
     return view.cast("B").toreadonly() if view.nbytes else memoryview(b"")
 
 
-def _chunks(body: Sequence[memoryview]) -> Iterator[tuple[memoryview, ...]]:
+def _chunks(body: tuple[memoryview, ...]) -> Iterator[tuple[memoryview, ...]]:
     """The views cut at every multiple of CHUNK_BYTES."""
     pieces: list[memoryview] = []
     room = CHUNK_BYTES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 
 import anyio
@@ -15,6 +14,7 @@ from neuroshard.swarm.certified.bodies import Phase, Value
 from neuroshard.swarm.certified.effects import Complete
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.roster import Member
+from neuroshard.swarm.certified.slices import digest_of
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, ROUNDS_FOLDER, FolderBook
 from neuroshard.training.transfer.layout import outer_root, snapshot_layout
 
@@ -28,7 +28,7 @@ def root_on_disk(stage: HeldStage) -> str:
 
 def end_of(root: str, next_root: str, identity: NodeIdentity) -> Complete:
     member = Member(identity.node_id, identity.wallet_id)
-    value = Value("1" * 64, root, "3" * 64, (sha256(b"").hexdigest(),), (member,), (member.node_id,), (), next_root, 0)
+    value = Value("1" * 64, root, "3" * 64, (digest_of(b"").hex(),), (member,), (member.node_id,), (), next_root, 0)
     return Complete(Quorum(value, 0, Phase.COMMIT, ()), (b"",))
 
 

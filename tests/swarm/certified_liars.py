@@ -20,6 +20,7 @@ from neuroshard.swarm.certified.messages import (
     VoteSaid,
     round_id_of,
 )
+from neuroshard.swarm.certified.slices import digest_of
 from neuroshard.types import NodeId
 
 Twist = Callable[[Participant, Effect], list[Effect]]
@@ -47,7 +48,7 @@ def wrong_statistics(one: Participant, effect: Effect) -> list[Effect]:
     match effect:
         case Say(to, StatementSaid(signed, statistics)):
             lies = {index: b"lie" + part for index, part in statistics.items()}
-            digests = tuple((index, sha256(part).hexdigest()) for index, part in sorted(lies.items()))
+            digests = tuple((index, digest_of(part).hex()) for index, part in sorted(lies.items()))
             return [Say(to, StatementSaid(signed_as(one.member, Statement(signed.body.round_id, digests)), lies))]
         case _:
             return [effect]

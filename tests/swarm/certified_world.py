@@ -33,7 +33,7 @@ from neuroshard.swarm.certified.member import RoundMember
 from neuroshard.swarm.certified.messages import ContributionSent, Message, ResultSaid, Signed
 from neuroshard.swarm.certified.roster import Member, Roster, Step
 from neuroshard.swarm.certified.setting import AnyBody, Contribution, Setting, Timing
-from neuroshard.swarm.certified.slices import SlicePlan
+from neuroshard.swarm.certified.slices import SlicePlan, digest_of
 from neuroshard.types import NodeId, RunId, WalletId
 
 PLAN = SlicePlan(3 * 4096)
@@ -233,7 +233,7 @@ class World:
                 one.gave_up.append(reason)
             case Complete(certificate, aggregate):
                 assert certificate.phase is Phase.COMMIT
-                assert tuple(sha256(part).hexdigest() for part in aggregate) == certificate.value.aggregate
+                assert tuple(digest_of(part).hex() for part in aggregate) == certificate.value.aggregate
                 one.ended[machine.setting.step.id] = machine.setting.step, effect
                 one.done.append((one.number, one.root, certificate.value.next_root))
                 one.number, one.root = one.number + 1, certificate.value.next_root

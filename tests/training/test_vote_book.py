@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from neuroshard.swarm.certified.effects import Accuse, Complete, VoteRecord
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import signed_by
 from neuroshard.swarm.certified.roster import Member
+from neuroshard.swarm.certified.slices import digest_of
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, KEPT_VOTES, FolderBook
 
 HASH = "ab" * 32
@@ -24,7 +24,7 @@ MEMBERS = tuple(sorted(Member(one.node_id, one.wallet_id) for one in IDENTITIES.
 
 
 def quorum(phase: Phase, root: str = HASH) -> Quorum:
-    digests = tuple(sha256(part).hexdigest() for part in AGGREGATE)
+    digests = tuple(digest_of(part).hex() for part in AGGREGATE)
     value = Value(HASH, root, HASH, digests, MEMBERS, (), (), HASH, 100)
     vote = Vote(HASH, 4, phase, value.digest)
     said = tuple(signed_by(IDENTITIES[member.node_id], vote, NOW) for member in MEMBERS)

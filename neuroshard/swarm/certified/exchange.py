@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from statistics import median_low
 
 from neuroshard.aggregation import Reduction, Verdict, statistics_size
@@ -22,7 +21,7 @@ from neuroshard.swarm.certified.messages import (
     members_of,
 )
 from neuroshard.swarm.certified.setting import Contribution, Setting
-from neuroshard.swarm.certified.slices import Encoded, Reducers, assign, in_messages
+from neuroshard.swarm.certified.slices import Encoded, Reducers, assign, digest_of, in_messages
 from neuroshard.types import NodeId
 
 AGREEING = 2  # of a slice's reducers
@@ -154,7 +153,7 @@ class Exchange:
             return self._accuse(sender, "It sent another contribution than was promised.")
         self._digests[message.author] = digests
         for index, part in self._wanted(message.slices).items():
-            if sha256(part).digest() != digests[index] or not self._setting.is_part(index, part):
+            if digest_of(part) != digests[index] or not self._setting.is_part(index, part):
                 return self._accuse(sender, "It sent a part that is not the one that was promised.")
             self._slices[index].parts[message.author] = part
         return self._state()
@@ -165,7 +164,7 @@ class Exchange:
         for index, one, digest in self._reduced_by(reducer, message.signed.body):
             statistics = message.statistics.get(index, b"")
             is_short = len(statistics) <= statistics_size(len(self._order), with_gram=True)
-            if is_short and reducer not in one.statements and sha256(statistics).hexdigest() == digest:
+            if is_short and reducer not in one.statements and digest_of(statistics).hex() == digest:
                 one.statements[reducer], one.statistics[digest] = digest, statistics
         return self._judge()
 
@@ -175,7 +174,7 @@ class Exchange:
         said = dict(message.signed.body.digests)
         for index, content in message.slices.items():
             is_slice = index in said and index < len(self._slices) and self._setting.is_part(index, content)
-            if is_slice and sha256(content).hexdigest() == said[index]:
+            if is_slice and digest_of(content).hex() == said[index]:
                 fitting[index] = content
         return self._note_result(message.signed, _by_themselves(fitting, message.slices))
 
@@ -193,7 +192,7 @@ class Exchange:
         self._is_stating = False
         if not statistics:
             return []
-        digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(statistics.items()))
+        digests = tuple((index, digest_of(made).hex()) for index, made in sorted(statistics.items()))
         said = StatementSaid(self._setting.sign(Statement(self.round_id, digests)), statistics)
         return [Say(self.others, said), *self.take_statement(said), *self._reduce(statistics), *self._state()]
 
@@ -213,7 +212,7 @@ class Exchange:
         effects = list[Effect]()
         only_told = {index: made for index, made in results.items() if index not in sent}
         for some in (*([only_told] if only_told else []), *in_messages(sent)):
-            digests = tuple((index, sha256(made).hexdigest()) for index, made in sorted(some.items()))
+            digests = tuple((index, digest_of(made).hex()) for index, made in sorted(some.items()))
             signed = self._setting.sign(Result(self.round_id, digests))
             content = {} if some is only_told else some
             effects += [Say(self.others, ResultSaid(signed, content)), *self._note_result(signed, some)]

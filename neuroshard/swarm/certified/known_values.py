@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import sha256
 
 from neuroshard.swarm.certified.bodies import Value
-from neuroshard.swarm.certified.slices import Encoded
+from neuroshard.swarm.certified.slices import Encoded, digest_of
 
 Aggregate = tuple[Encoded, ...]
 """All encoded slices."""
@@ -46,7 +45,7 @@ class KnownValues:
             return False
         value, come = self._wanted[digest]
         for index, content in slices.items():
-            if 0 <= index < len(value.aggregate) and sha256(content).hexdigest() == value.aggregate[index]:
+            if 0 <= index < len(value.aggregate) and digest_of(content).hex() == value.aggregate[index]:
                 come[index] = content
         if len(come) < len(value.aggregate):
             return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TypeVar, cast
 
 from neuroshard.errors import DataError
@@ -39,7 +38,7 @@ from neuroshard.swarm.certified.messages import (
     VoteSaid,
 )
 from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.certified.slices import MAX_SLICES, Encoded
+from neuroshard.swarm.certified.slices import DIGEST_BYTES, MAX_SLICES, Encoded
 from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.types import JsonValue, NodeId
 from neuroshard.wire import (
@@ -51,7 +50,6 @@ from neuroshard.wire import (
 )
 
 KIND = "round/message"
-DIGEST_BYTES = sha256().digest_size
 OTHER_BYTES = 2 << 20  # of a message beside slices: claims, statistics
 _Body = TypeVar("_Body", bound=Body)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from typing import Protocol, TypeVar
 
 from neuroshard.swarm.certified.bodies import MAX_MEMBERS, Body
 from neuroshard.swarm.certified.messages import Signed
 from neuroshard.swarm.certified.roster import Member, Step
-from neuroshard.swarm.certified.slices import Encoded, SlicePlan
+from neuroshard.swarm.certified.slices import Encoded, SlicePlan, digest_of
 from neuroshard.types import NodeId
 
 MAX_DOUBLINGS = 3
@@ -38,7 +37,7 @@ class Contribution:
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
         """Of the parts. Takes a while the first time."""
-        return tuple(sha256(part).digest() for part in self.parts)
+        return tuple(digest_of(part) for part in self.parts)
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from blake3 import blake3
+
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
 BLOCK = 4096  # slices are whole blocks of the codecs, so each can be encoded by itself
 MAX_SLICES = 64
 MESSAGE_BYTES = (4 << 20) - (64 << 10)  # of slices in a message: with its head it travels in one part
+DIGEST_BYTES = 32
 MAX_SHARE = 1.25  # of the mean number of slices: what a fast member takes on, so that nobody's line carries it all
 
 Encoded: TypeAlias = bytes | memoryview
 """An encoded slice, where it lies: what has come is not copied."""
+
+
+def digest_of(content: Encoded) -> bytes:
+    """BLAKE3 of an encoded slice, or of statistics: a quarter of SHA-256's time, and every byte is hashed often."""
+    return blake3(content).digest()
 
 
 @dataclass(frozen=True)

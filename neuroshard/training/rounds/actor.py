@@ -51,7 +51,7 @@ from neuroshard.training.rounds.mail import Received, RoundMail
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, KEPT_VOTES, VoteBook
 from neuroshard.training.rounds.work import RoundWork
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, encode
+from neuroshard.wire import Frame
 
 _LOG = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class RoundActor:
                 effects = slices_for(aggregate, sender, message)
             for effect in effects:
                 if isinstance(effect, Say):
-                    await self._say(effect.to, effect.message)
+                    self._say(effect.to, effect.message)
 
     async def _aggregate(self, certificate: Quorum) -> Aggregate | None:
         return await self._around.offload(lambda: self._around.book.aggregate(certificate))
@@ -276,7 +276,7 @@ class RoundActor:
         book = self._around.book
         match effect:
             case Say(to, message):
-                await self._say(to, message)
+                self._say(to, message)
             case Persist(record):
                 if await self._is_written(lambda: book.write(record), "It takes no part in rounds until it can."):
                     self._records.pop(record.step_id, None)
@@ -314,10 +314,10 @@ class RoundActor:
             self._running, self.ended = None, effect  # with all that the round held
         self._wake()
 
-    async def _say(self, to: frozenset[NodeId], message: Message) -> None:
-        encoded = await self._around.offload(lambda: encode(to_frame(message)))
+    def _say(self, to: frozenset[NodeId], message: Message) -> None:
+        frame = to_frame(message)
         for peer in sorted(to):
-            self.mail.send(peer, encoded)
+            self.mail.send(peer, frame)
 
     async def _is_written(self, write: Callable[[], None], consequence: str) -> bool:
         try:

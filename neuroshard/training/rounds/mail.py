@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from neuroshard.identity.fields import exact_object
 from neuroshard.network import (
     PeerRefusedError,
     PeerUnreachableError,
@@ -22,23 +23,19 @@ from neuroshard.network import (
     ScoreReason,
     TransportClosedError,
 )
-from neuroshard.swarm.claim_fields import whole_field
+from neuroshard.swarm.certified.packets import KIND
+from neuroshard.swarm.claim_fields import line_field, list_field, whole_field
 from neuroshard.training.remote_hop import Requester
 from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_request_about, request_about
 from neuroshard.types import JsonValue, NodeId
 from neuroshard.wire import (
-    CHUNK_BYTES,
     MAX_HEADER_BYTES,
-    PREFIX_BYTES,
-    EncodedFrame,
     Frame,
-    FrameDecoder,
     FrameLimits,
-    MalformedFrameError,
     TensorPart,
     TensorSpec,
     WireError,
-    decode_where_it_lies,
+    WireValue,
 )
 
 PART = "round/part"
@@ -46,8 +43,8 @@ PART_BYTES = 4 << 20
 PART_SECONDS = 300.0  # 4 MiB at 110 kbit/s
 PARTS_AT_ONCE = 16
 MAX_PIECES = 16  # of a part: what lies in more places is copied into one
-PART_LIMITS = FrameLimits(4096, PART_BYTES)
-DIGEST_BYTES = 32  # of each chunk, in a frame's head
+MAX_TENSORS = 256  # of a message: slices, claims and votes
+PART_LIMITS = FrameLimits(MAX_HEADER_BYTES, PART_BYTES)
 RETRY_SECONDS = 1.0
 MAX_TRIES = 5  # of a part whose receiver cannot be reached: who comes back asks again
 MEASURED_BYTES = 64 << 10  # smaller parts say more about the delay than about the line
@@ -63,18 +60,20 @@ class _Arriving:
     """A message of one sender, whose parts come in order."""
 
     number: int
+    header: Mapping[str, WireValue]
+    specs: Sequence[TensorSpec]
     total: int  # bytes
-    decoder: FrameDecoder
     moved_at: float
+    pieces: list[memoryview] = field(default_factory=list[memoryview])
     length: int = 0
-    is_over: bool = False  # it came whole, or cannot be read
+    is_over: bool = False  # it came whole
 
 
 @dataclass
 class _Outbox:
     """What waits for one receiver."""
 
-    waiting: deque[EncodedFrame] = field(default_factory=deque[EncodedFrame])
+    waiting: deque[Frame] = field(default_factory=deque[Frame])
     filled: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -118,7 +117,7 @@ class RoundMail:
             finally:
                 self._tasks = None
 
-    def send(self, peer: NodeId, message: EncodedFrame) -> None:
+    def send(self, peer: NodeId, message: Frame) -> None:
         """Put a message into the receiver's outbox."""
         outbox = self._outboxes.get(peer)
         if outbox is None:
@@ -133,82 +132,62 @@ class RoundMail:
     def has_room_for(self, peer: NodeId) -> bool:
         """Whether no large message waits for this receiver."""
         outbox = self._outboxes.get(peer)
-        return outbox is None or all(message.byte_count <= SMALL_BYTES for message in outbox.waiting)
+        return outbox is None or all(_size(message) <= SMALL_BYTES for message in outbox.waiting)
 
     def _waits_too_much(self, outbox: _Outbox) -> bool:
-        return sum(message.byte_count for message in outbox.waiting) > 2 * most_bytes(self._limits)
+        return sum(map(_size, outbox.waiting)) > 2 * self._limits.max_body_bytes
 
     async def take(self, sender: NodeId, frame: Frame) -> Frame:
         """Take in a part. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
         _, fields = read_part(frame)
         try:
-            number, total, start = (
-                whole_field(fields[name], 0, LARGEST_NUMBER, name) for name in ("number", "total", "start")
-            )
+            number, start = (whole_field(fields[name], 0, LARGEST_NUMBER, name) for name in ("number", "start"))
         except ValueError as error:
             raise RequestRefusedError(f"The part cannot be read: {error}.") from None
         data = [memoryview(tensor.data) for tensor in frame.tensors]
-        if not data or len(data) > MAX_PIECES or any(tensor.spec.dtype != "uint8" for tensor in frame.tensors):
-            raise RequestRefusedError(f"A part is bytes in 1 to {MAX_PIECES} pieces.")
+        if len(data) > MAX_PIECES or any(tensor.spec.dtype != "uint8" for tensor in frame.tensors):
+            raise RequestRefusedError(f"A part is bytes in at most {MAX_PIECES} pieces.")
         if start == 0:
-            self._begin(sender, number, total)
+            self._begin(sender, number, fields["message"])
         arriving, stop = self._arriving.get(sender), start + sum(map(len, data))
-        if arriving is not None and arriving.number == number and stop <= arriving.length:
+        if arriving is None or arriving.number != number:
+            raise RequestRefusedError("The part does not follow the one before.")
+        if stop <= arriving.length and (start < stop or arriving.is_over):
             return Frame(PART)  # it came before, and the answer to it did not
-        is_next = arriving is not None and arriving.number == number and arriving.length == start
-        if arriving is None or arriving.is_over or not is_next or stop > arriving.total:
+        if arriving.is_over or start != arriving.length or stop > arriving.total:
             raise RequestRefusedError("The part does not follow the one before.")
         # what was announced and does not come takes no memory; small messages, votes among them, always find room
-        if arriving.total > SMALL_BYTES and self._arrived_bytes() + stop - start > 2 * most_bytes(self._limits):
+        if arriving.total > SMALL_BYTES and self._arrived_bytes() + stop - start > 2 * self._limits.max_body_bytes:
             raise RequestRefusedError("There is no room for this message now.")
         arriving.length, arriving.moved_at = stop, anyio.current_time()
-        self.received_bytes += sum(map(len, data))
-        try:
-            whole = self._read(arriving, data, self._limits)
-        except WireError as error:
-            arriving.is_over = True
-            self._report(sender, ScoreReason.MALFORMED_FRAME)
-            raise RequestRefusedError(f"This is no message of a round: {error}") from None
-        if whole is not None:
-            await self._received(sender, whole)
+        arriving.pieces += data
+        self.received_bytes += stop - start
+        if arriving.length == arriving.total:
+            arriving.is_over, pieces, arriving.pieces = True, arriving.pieces, []
+            await self._received(sender, Frame(KIND, arriving.header, _cut(pieces, arriving.specs)))
         return Frame(PART)
-
-    @staticmethod
-    def _read(arriving: _Arriving, data: Sequence[memoryview], limits: FrameLimits) -> Frame | None:
-        """The message, once it is whole. Raises WireError."""
-        decoder = arriving.decoder
-        if arriving.length == arriving.total == sum(map(len, data)):  # it came in one part
-            frame = decode_where_it_lies(data, lambda _kind: limits)
-            if frame is not None:
-                arriving.is_over = True
-                return frame
-        for piece in data:
-            used = 0
-            while used < len(piece) and not decoder.is_complete:
-                used += decoder.feed(piece[used:])
-            if used < len(piece):
-                raise MalformedFrameError("There are bytes after a message.")
-        if arriving.length < arriving.total:
-            return None
-        frame = decoder.frame()
-        arriving.is_over, arriving.decoder = True, FrameDecoder(lambda _kind: FrameLimits())
-        return frame
 
     def _arrived_bytes(self) -> int:
         return sum(one.length for one in self._arriving.values() if not one.is_over)
 
-    def _begin(self, sender: NodeId, number: int, total: int) -> None:
+    def _begin(self, sender: NodeId, number: int, message: JsonValue) -> None:
         known = self._arriving.get(sender)
         if known is not None and known.number == number:
             return
-        now, largest = anyio.current_time(), most_bytes(self._limits)
+        now = anyio.current_time()
         for node, one in list(self._arriving.items()):
             if now - one.moved_at > STALE_SECONDS:
                 del self._arriving[node]
-        if total > largest:
+        try:
+            header, specs = _read_message(message)
+        except (ValueError, WireError) as error:
+            self._report(sender, ScoreReason.MALFORMED_FRAME)
+            raise RequestRefusedError(f"This is no message of a round: {error}") from None
+        total = sum(spec.byte_count for spec in specs)
+        if total > self._limits.max_body_bytes:
             raise RequestRefusedError("There is no room for a message as large as this one.")
-        self._arriving[sender] = _Arriving(number, total, FrameDecoder(lambda _kind: self._limits), now)
+        self._arriving[sender] = _Arriving(number, header, specs, total, now)
 
     async def _carry(self, peer: NodeId) -> None:
         outbox = self._outboxes[peer]
@@ -220,17 +199,17 @@ class RoundMail:
             number = self._number = self._number + 1
             await self._send(peer, number, message)
 
-    async def _send(self, peer: NodeId, number: int, message: EncodedFrame) -> None:
-        start = 0
+    async def _send(self, peer: NodeId, number: int, message: Frame) -> None:
+        start, about = 0, _about(message)
         for pieces in _parts_of(message):
-            about = request_about(PART, self.stage, number=number, total=message.byte_count, start=start)
+            header = request_about(PART, self.stage, number=number, start=start, message=about).header
             tensors = tuple(
                 TensorPart(TensorSpec(f"piece {place}", "uint8", (len(piece),)), piece)
                 for place, piece in enumerate(pieces)
             )
-            if not await self._has_arrived(peer, Frame(PART, about.header, tensors)):
+            if not await self._has_arrived(peer, Frame(PART, header, tensors)):
                 return
-            start += sum(map(len, pieces))
+            start, about = start + sum(map(len, pieces)), None
 
     async def _has_arrived(self, peer: NodeId, frame: Frame) -> bool:
         for _ in range(MAX_TRIES):
@@ -255,19 +234,35 @@ class RoundMail:
 
 def read_part(frame: Frame) -> tuple[StageName, Mapping[str, JsonValue]]:
     """The stage that a part is for, and its header. Raises RequestRefusedError."""
-    return read_request_about(frame, "number", "total", "start")
+    return read_request_about(frame, "number", "start", "message")
 
 
-def most_bytes(limits: FrameLimits) -> int:
-    """Of a message within the limits, with its head."""
-    chunks = limits.max_body_bytes // CHUNK_BYTES + 1
-    return limits.max_body_bytes + MAX_HEADER_BYTES + PREFIX_BYTES + DIGEST_BYTES * chunks
+def _about(message: Frame) -> WireValue:
+    """What the first part of a message tells of it."""
+    return {"header": message.header, "tensors": [[part.spec.name, len(part.data)] for part in message.tensors]}
 
 
-def _parts_of(message: EncodedFrame) -> Iterator[Sequence[memoryview]]:
-    """The bytes of a message, PART_BYTES at a time, where they lie."""
+def _read_message(about: JsonValue) -> tuple[Mapping[str, WireValue], Sequence[TensorSpec]]:
+    """The inverse of `_about`. Raises ValueError, WireError."""
+    fields = exact_object(about, {"header", "tensors"}, "a message")
+    pairs = [list_field(pair, 2, "tensors") for pair in list_field(fields["tensors"], MAX_TENSORS, "tensors")]
+    if not isinstance(fields["header"], Mapping) or any(len(pair) != 2 for pair in pairs):
+        raise ValueError("a message has a header, and tensors with name and size")
+    named = {line_field(name, 32, "name"): whole_field(size, 0, LARGEST_NUMBER, "size") for name, size in pairs}
+    if len(named) != len(pairs):
+        raise ValueError("a message names a tensor twice")
+    specs = [TensorSpec(name, "uint8", (size,)) for name, size in named.items()]
+    return cast("Mapping[str, WireValue]", fields["header"]), specs
+
+
+def _size(message: Frame) -> int:
+    return sum(len(part.data) for part in message.tensors)
+
+
+def _parts_of(message: Frame) -> Iterator[Sequence[memoryview]]:
+    """The bytes of a message, PART_BYTES at a time, where they lie; at least one part."""
     pieces, room = list[memoryview](), PART_BYTES
-    for view in (memoryview(message.head), *message.body):
+    for view in (memoryview(part.data) for part in message.tensors):
         start = 0
         while start < len(view):
             piece = view[start : start + room]
@@ -276,9 +271,24 @@ def _parts_of(message: EncodedFrame) -> Iterator[Sequence[memoryview]]:
             if room == 0:
                 yield _in_few_pieces(pieces)
                 pieces, room = [], PART_BYTES
-    if pieces:
+    if pieces or not _size(message):
         yield _in_few_pieces(pieces)
 
 
 def _in_few_pieces(pieces: Sequence[memoryview]) -> Sequence[memoryview]:
     return [memoryview(b"".join(pieces))] if len(pieces) > MAX_PIECES else pieces
+
+
+def _cut(pieces: Sequence[memoryview], specs: Sequence[TensorSpec]) -> tuple[TensorPart, ...]:
+    """The tensors that lie in these pieces one after the other: only what lies in more than one of them is copied."""
+    rest, tensors = deque(pieces), list[TensorPart]()
+    for spec in specs:
+        views, missing = list[memoryview](), spec.byte_count
+        while missing:
+            piece = rest.popleft()
+            views.append(piece[:missing])
+            missing -= len(views[-1])
+            if len(views[-1]) < len(piece):
+                rest.appendleft(piece[len(views[-1]) :])
+        tensors.append(TensorPart(spec, views[0] if len(views) == 1 else b"".join(views)))
+    return tuple(tensors)

@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -22,6 +21,7 @@ from neuroshard.swarm.certified.effects import Accuse, Complete, VoteRecord
 from neuroshard.swarm.certified.known_values import Aggregate
 from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import quorum_from, quorum_to_json
+from neuroshard.swarm.certified.slices import digest_of
 from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.types import JsonValue
 
@@ -221,7 +221,7 @@ class FolderBook:
         for index, digest in enumerate(digests):
             size = int.from_bytes(data[8 * index : 8 * index + 8], "big")
             part = bytes(data[position : position + size])
-            if sha256(part).hexdigest() != digest:
+            if digest_of(part).hex() != digest:
                 raise ValueError("the aggregate is damaged")
             parts.append(part)
             position += size
