@@ -14,6 +14,7 @@ from neuroshard.api.problems import answer_errors
 from neuroshard.api.rendering import RenderedViews
 from neuroshard.api.routes.actions import action_routes
 from neuroshard.api.routes.completions import completion_routes
+from neuroshard.api.routes.diagnostics import diagnostic_routes
 from neuroshard.api.routes.reading import live_routes, snapshot_routes
 from neuroshard.api.routes.session import session_routes
 from neuroshard.api.routes.streams import stream_routes
@@ -43,6 +44,7 @@ def create_app(context: ApiContext) -> FastAPI:
         snapshot_routes(views),
         live_routes(context),
         action_routes(context),
+        diagnostic_routes(context),
         session_routes(context, access),
         stream_routes(broadcaster),
         completion_routes(context),

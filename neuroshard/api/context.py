@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.telemetry.counters import Counters
+from neuroshard.telemetry.redaction import Redactor
 from neuroshard.telemetry.ring import LogRing
 from neuroshard.types import JsonValue
 
@@ -40,5 +41,6 @@ class ApiContext:
     host: str
     port: int
     counters: Counters = field(default_factory=Counters)
+    redactor: Redactor = field(default_factory=Redactor)  # knows the secrets of this node
     limits: ApiLimits = field(default_factory=ApiLimits)
     clock: Callable[[], float] = time.time  # seconds since the epoch

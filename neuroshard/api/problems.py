@@ -27,6 +27,14 @@ from neuroshard.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+NO_SUCH_PAGE = b"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>No such page - NeuroShard</title></head><body>
+<h1>There is no such page</h1>
+<p>This is a NeuroShard node, but it has nothing at this address.</p>
+<p><a href="/">Open the dashboard</a>, or read <a href="/openapi.json">all routes</a>.</p>
+</body></html>
+"""
 MOST_DETAIL_CHARACTERS = 1_000
 
 
@@ -175,7 +183,11 @@ def answer_errors(app: FastAPI) -> None:
     """Make an application answer the errors that a route or its validation raises with problem documents."""
 
     async def respond(request: Request, error: Exception) -> Response:
-        return render(problem_of(error), request.url.path)
+        problem, path = problem_of(error), request.url.path
+        is_page = problem.status == 404 and not path.startswith(("/api/", "/v1/"))
+        if is_page and "text/html" in request.headers.get("accept", ""):
+            return Response(NO_SUCH_PAGE, problem.status, media_type="text/html; charset=utf-8")
+        return render(problem, path)
 
     for kind in (NeuroShardError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, respond)

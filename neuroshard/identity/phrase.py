@@ -19,6 +19,11 @@ def new_phrase(words: int = 12) -> str:
     return Mnemonic("english").generate(strength=words * 32 // 3)
 
 
+def phrase_word_list() -> tuple[str, ...]:
+    """The 2,048 words that phrases are made of."""
+    return tuple(Mnemonic("english").wordlist)
+
+
 def phrase_words(text: str) -> tuple[str, ...] | None:
     """The words of `text` when it is meant as a phrase, else None; lower case, any spacing.
 

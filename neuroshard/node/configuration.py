@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from threading import Lock
 
-from neuroshard.config.loading import LoadedSettings, Source, source_name
-from neuroshard.config.saving import save_settings
+from neuroshard.config.loading import LoadedSettings, Source, shown_value, source_name
+from neuroshard.config.saving import SavedSettings, save_settings
 from neuroshard.config.settings import Settings
 from neuroshard.model.memory_limit import Bounds
 from neuroshard.status.commands import CommandResult
@@ -19,6 +19,7 @@ class Configuration:
     def __init__(self, loaded: LoadedSettings) -> None:
         self._lock = Lock()
         self._loaded = loaded
+        self._later: dict[str, JsonValue] = {}  # stored by a change of ours, and in force after a restart
 
     @property
     def settings(self) -> Settings:
@@ -32,9 +33,16 @@ class Configuration:
             return self._loaded.sources[key]
 
     def view(self) -> JsonValue:
-        """Every setting with value, source, what is allowed and when a change holds; no secrets."""
+        """Every setting with value, source, what is allowed and when a change holds; no secrets.
+
+        `after_restart` stands where another value is stored than the one that holds.
+        """
         with self._lock:
-            return self._loaded.describe()
+            described, later = self._loaded.describe(), dict(self._later)
+        return {
+            key: {**told, "after_restart": later[key]} if key in later and isinstance(told, Mapping) else told
+            for key, told in described.items()
+        }
 
     def change(self, changes: Mapping[str, JsonValue], state: str) -> CommandResult:
         """Store changes in config.toml and let hold at once what can. On UsageError or StorageError nothing changed."""
@@ -44,7 +52,9 @@ class Configuration:
         live = {key: saved.values[key] for key in saved.at_once if key not in saved.overridden}
         defaults = Settings()
         updates = {key: getattr(defaults, key) if value is None else value for key, value in live.items()}
+        later = self._stored_for_later(saved, loaded)
         with self._lock:
+            self._later = later
             self._loaded = LoadedSettings(
                 loaded.settings.model_copy(update=updates), {**loaded.sources, **dict.fromkeys(updates, "config.toml")}
             )
@@ -58,6 +68,18 @@ class Configuration:
                 "overridden": dict(saved.overridden),
             },
         )
+
+    def _stored_for_later(self, saved: SavedSettings, loaded: LoadedSettings) -> dict[str, JsonValue]:
+        """What holds after a restart and does not hold now: of all changes since the start."""
+        defaults = Settings()
+        later = dict(self._later)
+        for key in saved.after_restart:
+            later.pop(key, None)
+            value = saved.values[key]
+            stored = shown_value(key, getattr(defaults, key)) if value is None else value
+            if key not in saved.overridden and stored != shown_value(key, getattr(loaded.settings, key)):
+                later[key] = stored
+        return later
 
 
 def limit_source(by: Bounds, source: Source) -> str:

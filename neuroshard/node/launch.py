@@ -77,7 +77,7 @@ def run_node(
         lock.announce(settings.host, port)
         board = StatusBoard(_first_status(loaded, started_at, warnings, is_demo=demo is not None))
         configuration = Configuration(loaded)
-        context = ApiContext(board, commands, ring, secret, configuration.view, settings.host, port, counters)
+        context = ApiContext(board, commands, ring, secret, configuration.view, settings.host, port, counters, redactor)
         server = ApiServer(create_app(context), listener)
         server.start()
         stack.callback(server.stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import snapshots
@@ -12,6 +13,7 @@ from find_chromium import chromium_path
 from playwright.sync_api import Browser, Error, sync_playwright
 from pretend_node import PretendNode
 
+from neuroshard.api.context import ApiLimits
 from neuroshard.status.snapshot import NodeStatus
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -40,8 +42,10 @@ def start_node() -> Iterator[StartNode]:
     """Starts pretended nodes and stops them after the test."""
     nodes: list[PretendNode] = []
 
-    def start(status: NodeStatus | None = None, port: int = 0) -> PretendNode:
-        node = PretendNode(status or snapshots.training(), port)
+    def start(
+        status: NodeStatus | None = None, port: int = 0, folder: Path | None = None, limits: ApiLimits | None = None
+    ) -> PretendNode:
+        node = PretendNode(status or snapshots.training(), port, folder=folder, limits=limits)
         nodes.append(node)
         node.start()
         return node

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
 from neuroshard.api.app import ApiContext, create_app
+from neuroshard.api.context import ApiLimits
 from neuroshard.api.server import ApiServer, bind
+from neuroshard.config.loading import load_settings
+from neuroshard.errors import NeuroShardError
+from neuroshard.node.configuration import Configuration
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import (
+    Answer,
     Command,
     CommandChannel,
     CommandResult,
@@ -20,6 +28,7 @@ from neuroshard.status.commands import (
     Pause,
     Resume,
     Shutdown,
+    UpdateSettings,
 )
 from neuroshard.status.snapshot import LossPoint, NodeState, NodeStatus
 from neuroshard.telemetry.ring import LogRing
@@ -32,7 +41,10 @@ WORDS = ("a", "list", "of", "names", "is", "returned", "when", "the", "file", "e
 class PretendNode:
     """Answers commands in a thread; `received` holds them in order."""
 
-    def __init__(self, status: NodeStatus, port: int = 0) -> None:
+    def __init__(
+        self, status: NodeStatus, port: int = 0, *, folder: Path | None = None, limits: ApiLimits | None = None
+    ) -> None:
+        """`folder` holds its settings; one of its own by default."""
         self.board = StatusBoard(status)
         self.commands = CommandChannel()
         self.ring = LogRing()
@@ -41,15 +53,18 @@ class PretendNode:
         self._ended = Event()
         listener = bind("127.0.0.1", port)
         self.port: int = listener.getsockname()[1]
-        settings = {"max_storage": {"value": 2000, "source": "default", "allowed": "megabytes", "applies": "at once"}}
+        self._own_folder = TemporaryDirectory() if folder is None else None
+        data_dir = Path(self._own_folder.name) if self._own_folder else folder
+        self._configuration = Configuration(load_settings({}, {}, data_dir))
         context = ApiContext(
             board=self.board,
             commands=self.commands,
             log_ring=self.ring,
             secret=SECRET,
-            config_view=lambda: settings,
+            config_view=self._configuration.view,
             host="127.0.0.1",
             port=self.port,
+            limits=limits or ApiLimits(),
         )
         self._server = ApiServer(create_app(context), listener)
         self._thread = Thread(target=self._serve_commands, name="pretend-node")
@@ -70,6 +85,8 @@ class PretendNode:
         self._server.stop()
         if self._thread.is_alive():
             self._thread.join(5)
+        if self._own_folder is not None:
+            self._own_folder.cleanup()
 
     def publish(self, change: Callable[[NodeStatus], NodeStatus]) -> None:
         """Publish a changed snapshot."""
@@ -84,11 +101,19 @@ class PretendNode:
             while (item := self.commands.take()) is not None:
                 command, answer = item
                 self.received.append(command)
-                answer.set_result(self._obey(command))
+                self._answer(command, answer)
+
+    def _answer(self, command: Command, answer: Future[Answer]) -> None:
+        try:
+            answer.set_result(self._obey(command))
+        except NeuroShardError as error:
+            answer.set_exception(error)
 
     def _obey(self, command: Command) -> CommandResult | GenerationSummary:
         match command:
-            case Pause():
+            case Pause(seconds):
+                until = None if seconds is None else time.time() + seconds
+                self.publish(lambda status: replace(status, paused_until=until))
                 return self._move(NodeState.PAUSED, "Paused by you.")
             case Resume():
                 return self._move(NodeState.TRAINING, "Training goes on.")
@@ -96,6 +121,8 @@ class PretendNode:
                 return self._move(NodeState.STOPPING, "Saving a final checkpoint.")
             case Generate():
                 return self._write(command)
+            case UpdateSettings(changes):
+                return self._configuration.change(changes, str(self.board.current().state))
             case _:
                 return CommandResult(str(self.board.current().state), "Done.")
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from math import exp
 
+from neuroshard.status.contribution import ContributionStatus, Work, WorkSpan
 from neuroshard.status.data import (
     DataCoverage,
     DataStatus,
@@ -16,6 +17,7 @@ from neuroshard.status.data import (
     ShardStatus,
     ShardUse,
 )
+from neuroshard.status.samples import Sample, SamplesStatus
 from neuroshard.status.snapshot import (
     CheckpointGeneration,
     CheckpointStatus,
@@ -96,6 +98,40 @@ def training() -> NodeStatus:
             LossPoint(step, now - 700 + step, loss_at(step), 1e-3, step * 2048) for step in range(1, STEPS + 1)
         ),
     )
+
+
+def with_a_past() -> NodeStatus:
+    """A node that has trained for weeks: its contribution and what its model wrote."""
+    now = time.time()
+    return replace(training(), contribution=_contribution(now), samples=_samples(now))
+
+
+def _contribution(now: float) -> ContributionStatus:
+    def span(width: float, stretches: int) -> WorkSpan:
+        starts = [now // width * width - width * ago for ago in range(stretches)][::-1]
+        works = [
+            Work(start, 2_000 * int(width), int(width), 10**6, 2 * 10**6, width * 0.9, 6 - 3 * at / stretches)
+            for at, start in enumerate(starts)
+            if at % 24 < 16  # it rests at night
+        ]
+        return WorkSpan(width, tuple(works))
+
+    total = Work(now - 30 * 86_400, 3_456_000_000, 1_728_000, 5 * 10**9, 9 * 10**9, 1_728_000.0, 3.1)
+    return ContributionStatus(total, span(300.0, 288), span(3_600.0, 168), span(76_800.0, 34))
+
+
+def _samples(now: float) -> SamplesStatus:
+    prompts = ("Once upon a time", "The function returns", "The capital of France is")
+    written = {
+        0: ("qzt;of}} ungle", " 3 x=ed of of", "()))"),
+        10: (" the the the, the", " the the the", " the the"),
+        50: (" of the of the of", " the the value", " the name the"),
+        100: (" of the list of the list of", " the value of the value", " the name of the name"),
+        500: (" a file is returned, and the", " a list of strings, or None", " not a string"),
+        764: (", the object is created and the", " a new list with all the names", " the default is used"),
+    }
+    samples = tuple(Sample(step, step + (step > 0), now - 800 + step, 0.4, texts) for step, texts in written.items())
+    return SamplesStatus(prompts, samples, 1_000)
 
 
 def waiting_for_data() -> NodeStatus:

@@ -47,7 +47,7 @@ def test_stopping_asks_first(start_node: StartNode, open_page: OpenPage) -> None
 
 def test_the_model_writes_piece_by_piece(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
-    page = open_page(node.url)
+    page = open_page(f"{node.url}#chat")
     page.get_by_label("Your text").fill("The function")
     page.get_by_label("Max tokens").fill("7")
     page.get_by_role("button", name="Continue the text").click()
@@ -61,7 +61,7 @@ def test_the_model_writes_piece_by_piece(start_node: StartNode, open_page: OpenP
 def test_writing_can_be_cancelled(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     node.endless_text = True
-    page = open_page(node.url)
+    page = open_page(f"{node.url}#chat")
     page.get_by_role("button", name="Continue the text").click()
     expect(page.get_by_test_id("reply")).to_contain_text("returned")
     page.get_by_role("button", name="Cancel").click()
@@ -101,7 +101,7 @@ def test_checkpoint_and_settings(start_node: StartNode, open_page: OpenPage) -> 
     page.get_by_role("button", name="Change max_storage").click()
     page.get_by_role("textbox", name="max_storage").fill("3000")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_role("button", name="Change max_storage")).to_be_visible()
+    expect(page.get_by_role("button", name="Change max_storage")).to_be_focused()
     assert node.received == [SaveCheckpoint(), UpdateSettings({"max_storage": 3000})]
 
 

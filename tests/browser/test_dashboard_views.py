@@ -15,7 +15,19 @@ from playwright.sync_api import Page, Route, ViewportSize, expect
 from neuroshard.status.snapshot import NodeState
 
 pytestmark = pytest.mark.browser
-VIEWS = ("Overview", "Training", "Swarm", "Pipeline", "Rounds", "Data", "Checkpoints", "Log", "Settings")
+VIEWS = (
+    "Overview",
+    "Contribution",
+    "Chat",
+    "Training",
+    "Swarm",
+    "Pipeline",
+    "Rounds",
+    "Data",
+    "Checkpoints",
+    "Log",
+    "Settings",
+)
 PHONE = ViewportSize(width=360, height=740)
 
 
@@ -134,8 +146,16 @@ def test_everything_can_be_reached_by_keyboard(start_node: StartNode, open_page:
     page = open_page(start_node().url)
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()
     expect(page.get_by_role("img", name="at step 764")).to_be_visible()
-    reached = [focused_name(page) for _ in range(17)]
-    wanted = ["Skip to the content", "Pause", "Stop", "Switch to dark colours", *VIEWS, "The curve as a table"]
+    reached = [focused_name(page) for _ in range(20)]
+    wanted = [
+        "Skip to the content",
+        "Pause",
+        "For a while…",
+        "Stop",
+        "Switch to dark colours",
+        *VIEWS,
+        "The curve as a table",
+    ]
     assert [name for name in reached if name in wanted] == wanted
     page.get_by_role("link", name="Training").focus()
     page.keyboard.press("Enter")

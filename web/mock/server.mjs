@@ -48,6 +48,8 @@ const ANSWERS = {
   "GET /api/peers": () => ({ count: crowd.length, network: network(scenario), swarm: swarm(scenario, steps), peers: crowd }),
   "GET /api/pipeline": () => pipeline(scenario, steps),
   "GET /api/rounds": () => rounds(scenario),
+  "GET /api/contribution": () => ({ span: "day", width_seconds: 300, points: [], total: null }),
+  "GET /api/samples": () => ({ prompts: ["Once upon a time"], samples: [], next_step: 0, explanation: "" }),
   "GET /api/logs": () => ({ records: logs, last_sequence: logs.length }),
   "GET /api/config": () => ({
     port: { value: 8000, source: "environment", allowed: "0 to 65535", applies: "after a restart" },

@@ -5,24 +5,40 @@ import type { NodeActions } from "./api/actions";
 import { Banners } from "./components/Banners";
 import { Controls } from "./components/Controls";
 import { ThemeToggle } from "./components/ThemeToggle";
+import { Trouble } from "./components/Trouble";
 import { Unlock } from "./components/Unlock";
 import { runningFor, shortId } from "./format";
 import type { NodeStatus } from "./state/node";
 import type { Dashboard, Store } from "./state/store";
 import { useDashboard, useNow } from "./state/store";
 import { Checkpoints } from "./views/Checkpoints";
+import { Contribution } from "./views/Contribution";
 import { Data } from "./views/Data";
 import { Log } from "./views/Log";
+import { NotFound } from "./views/NotFound";
 import { Overview } from "./views/Overview";
 import { Pipeline } from "./views/Pipeline";
 import { Rounds } from "./views/Rounds";
 import { Settings } from "./views/Settings";
 import { Swarm } from "./views/Swarm";
+import { Talk } from "./views/Talk";
 import { Training } from "./views/Training";
 import { STATE_NAMES, stateTone } from "./words/verdict";
 
-const VIEWS = ["Overview", "Training", "Swarm", "Pipeline", "Rounds", "Data", "Checkpoints", "Log", "Settings"] as const;
-type View = (typeof VIEWS)[number];
+const VIEWS = [
+  "Overview",
+  "Contribution",
+  "Chat",
+  "Training",
+  "Swarm",
+  "Pipeline",
+  "Rounds",
+  "Data",
+  "Checkpoints",
+  "Log",
+  "Settings",
+] as const;
+type View = (typeof VIEWS)[number] | null; // null: the address names none
 
 interface Message {
   text: string;
@@ -33,6 +49,7 @@ export function App({ store, actions }: { store: Store; actions: NodeActions }) 
   const dashboard = useDashboard(store);
   const now = useNow();
   const view = useView();
+  const tabs = useShownTab(view);
   const [message, setMessage] = useMessage();
   if (dashboard.link.kind === "locked") return <Unlock actions={actions} />;
   const { status } = dashboard;
@@ -52,7 +69,7 @@ export function App({ store, actions }: { store: Store; actions: NodeActions }) 
             <ThemeToggle />
           </div>
         </div>
-        <nav class="tabs" aria-label="Views">
+        <nav class="tabs" aria-label="Views" ref={tabs}>
           {VIEWS.map((name) => (
             <a key={name} href={`#${name.toLowerCase()}`} {...(name === view ? { "aria-current": "page" as const } : {})}>
               {name}
@@ -66,7 +83,9 @@ export function App({ store, actions }: { store: Store; actions: NodeActions }) 
           {message?.text}
         </p>
         <div class={dashboard.link.kind === "gone" ? "stale" : "live"}>
-          {status ? <ViewOf {...{ view, dashboard, status, nodeNow, reachable, actions, say }} /> : <Waiting dashboard={dashboard} />}
+          <Trouble view={view ?? ""}>
+            {status ? <ViewOf {...{ view, dashboard, status, nodeNow, reachable, actions, say }} /> : <Waiting dashboard={dashboard} />}
+          </Trouble>
         </div>
       </main>
       {status && <Footer status={status} nodeNow={nodeNow} />}
@@ -87,7 +106,11 @@ interface ViewProps {
 function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: ViewProps) {
   switch (view) {
     case "Overview":
-      return <Overview {...{ dashboard, status, nodeNow, actions }} />;
+      return <Overview {...{ dashboard, status, nodeNow }} />;
+    case "Contribution":
+      return <Contribution {...{ nodeNow, reachable, actions }} />;
+    case "Chat":
+      return <Talk {...{ status, nodeNow, reachable, actions }} />;
     case "Training":
       return <Training {...{ dashboard, status, nodeNow }} />;
     case "Swarm":
@@ -101,9 +124,11 @@ function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: V
     case "Checkpoints":
       return <Checkpoints {...{ status, nodeNow, reachable, actions }} onMessage={say} />;
     case "Log":
-      return <Log logs={dashboard.logs} />;
+      return <Log {...{ logs: dashboard.logs, reachable, actions }} onMessage={say} />;
     case "Settings":
       return <Settings {...{ status, nodeNow, reachable, actions }} onMessage={say} />;
+    case null:
+      return <NotFound wanted={location.hash.slice(1)} views={VIEWS} />;
   }
 }
 
@@ -154,7 +179,7 @@ function skipToMain(event: Event): void {
 
 function viewFromHash(): View {
   const wanted = location.hash.slice(1).toLowerCase();
-  return VIEWS.find((name) => name.toLowerCase() === wanted) ?? "Overview";
+  return wanted === "" ? "Overview" : (VIEWS.find((name) => name.toLowerCase() === wanted) ?? null);
 }
 
 function useView(): View {
@@ -166,11 +191,22 @@ function useView(): View {
     return () => removeEventListener("hashchange", changed);
   }, []);
   useEffect(() => {
-    document.title = view === "Overview" ? "NeuroShard" : `${view} · NeuroShard`;
+    document.title = view === "Overview" ? "NeuroShard" : `${view ?? "No such page"} · NeuroShard`;
     if (!first.current) scrollTo({ top: 0 });
     first.current = false;
   }, [view]);
   return view;
+}
+
+/** Keeps the tab of the shown view in sight where not all of them fit. */
+function useShownTab(view: View) {
+  const tabs = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const row = tabs.current;
+    const tab = row?.querySelector<HTMLElement>("[aria-current]");
+    if (row && tab) row.scrollLeft = tab.offsetLeft - row.offsetLeft - (row.clientWidth - tab.clientWidth) / 2;
+  }, [view]);
+  return tabs;
 }
 
 /** A sentence about the last command; it leaves by itself. */

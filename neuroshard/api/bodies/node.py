@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from neuroshard.api.bodies.base import Answer, Layers, Number, Text
+from neuroshard.api.bodies.contribution import WorkBody
 from neuroshard.api.bodies.data import DataBody
 from neuroshard.api.bodies.network import NetworkBody, PeerBody, SwarmBody
 from neuroshard.api.bodies.pipeline import PipelineSummary
@@ -216,6 +217,7 @@ class StatusBody(Answer):
     network: NetworkBody
     pipeline: PipelineSummary | None = Field(description="the run's stages in short; null before they are known")
     swarm: SwarmBody | None = Field(description="all nodes of the run together; null before the first look around")
+    contribution: WorkBody | None = Field(description="what this computer did since the beginning; null: nothing")
     peers: list[PeerBody] = Field(description="the first 32; all of them are at /api/peers")
 
 

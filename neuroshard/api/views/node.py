@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from neuroshard.api.bodies.base import Layers
+from neuroshard.api.bodies.contribution import WorkBody
 from neuroshard.api.bodies.data import DataAnswer, DataBody
 from neuroshard.api.bodies.node import (
     ArchitectureBody,
@@ -62,6 +63,7 @@ def status_view(status: NodeStatus) -> StatusBody:
         network=network_body(status),
         pipeline=pipeline_summary(status),
         swarm=swarm_body(status),
+        contribution=WorkBody.model_validate(total) if (total := status.contribution.total) else None,
         peers=[peer_body(peer) for peer in status.peers[:PEERS_IN_STATUS]],
     )
 

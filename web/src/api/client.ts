@@ -34,15 +34,15 @@ export class Client {
   }
 
   async command<T>(path: string, body: unknown, method = "POST"): Promise<T> {
-    const init = { method, body: JSON.stringify(body) };
-    try {
-      return await this.json<T>(path, init);
-    } catch (error) {
-      // The node was restarted and knows this session no more: open a new one, once.
-      if (!(error instanceof NodeError) || (error.status !== 401 && error.status !== 403)) throw error;
-      await this.openSession();
-      return await this.json<T>(path, init);
-    }
+    return this.renewed(() => this.json<T>(path, { method, body: JSON.stringify(body) }));
+  }
+
+  /** A file that the node makes for its owner. */
+  async download(path: string): Promise<{ name: string; content: Blob }> {
+    const init = { method: "POST", body: "{}" };
+    const response = await this.renewed(() => this.response(path, init));
+    const name = /filename="([\w.-]+)"/.exec(response.headers.get("Content-Disposition") ?? "")?.[1];
+    return { name: name ?? "neuroshard-report.zip", content: await response.blob() };
   }
 
   async isAlive(): Promise<boolean> {
@@ -61,7 +61,22 @@ export class Client {
     return response;
   }
 
+  /** When the node was restarted and knows this session no more, a new one is opened, once. */
+  private async renewed<T>(call: () => Promise<T>): Promise<T> {
+    try {
+      return await call();
+    } catch (error) {
+      if (!(error instanceof NodeError) || (error.status !== 401 && error.status !== 403)) throw error;
+      await this.openSession();
+      return await call();
+    }
+  }
+
   private async json<T>(path: string, init: { method?: string; body?: string }): Promise<T> {
+    return (await (await this.response(path, init)).json()) as T;
+  }
+
+  private async response(path: string, init: { method?: string; body?: string }): Promise<Response> {
     let response: Response;
     try {
       response = await fetch(path, {
@@ -74,7 +89,7 @@ export class Client {
       throw new NodeError("The node does not answer.", 0);
     }
     if (!response.ok) throw await problem(response);
-    return (await response.json()) as T;
+    return response;
   }
 
   private headers(hasBody: boolean): Record<string, string> {

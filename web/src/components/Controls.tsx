@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import type { NodeStatus } from "../state/node";
 import { Icon } from "./parts";
+import { PauseMenu } from "./PauseMenu";
 import { StopDialog } from "./StopDialog";
 
 interface Props {
@@ -28,17 +29,19 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
   };
   const paused = status.state === "paused";
   const ending = status.state === "stopping";
+  const cannotPause = busy || !reachable || ending || status.state === "starting";
   return (
     <div class="controls">
       <button
         type="button"
         class={`button ${paused ? "button-primary" : ""}`}
-        disabled={busy || !reachable || ending || status.state === "starting"}
-        onClick={() => void run(paused ? actions.resume : actions.pause)}
+        disabled={cannotPause}
+        onClick={() => void run(() => (paused ? actions.resume() : actions.pause()))}
       >
         <Icon name={paused ? "play" : "pause"} />
         {paused ? "Resume" : "Pause"}
       </button>
+      {!paused && <PauseMenu disabled={cannotPause} onPause={(seconds) => void run(() => actions.pause(seconds))} />}
       <button type="button" class="button" disabled={busy || !reachable || ending} onClick={() => setAsking(true)}>
         <Icon name="stop" />
         Stop

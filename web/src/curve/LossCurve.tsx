@@ -1,11 +1,11 @@
 // The loss curve: training loss raw and smoothed, held-out loss, and the loss of merely knowing word frequencies.
 
-import { useEffect, useMemo, useRef } from "preact/hooks";
-import uPlot from "uplot";
-import "uplot/dist/uPlot.min.css";
+import { useMemo, useRef } from "preact/hooks";
+import type uPlot from "uplot";
 import { count, loss } from "../format";
 import { noCurveWords } from "../words/part";
 import { plotOptions } from "./options";
+import { usePlot } from "./plot";
 import type { Curve } from "./series";
 import { columns, smoothedEnd, tableRows } from "./series";
 
@@ -18,28 +18,11 @@ interface Props {
 
 export function LossCurve({ curve, unigramEntropy, roles, height = "tall" }: Props) {
   const frame = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot | null>(null);
   const reading = useRef<HTMLParagraphElement>(null);
   const data = useMemo(() => withReference(columns(curve), unigramEntropy), [curve, unigramEntropy]);
   const isEmpty = data[0].length === 0;
 
-  useEffect(() => {
-    const element = frame.current;
-    if (!element || isEmpty) return;
-    const built = new uPlot(plotOptions(element, (text) => setReading(reading.current, text)), data, element);
-    plot.current = built;
-    const resized = new ResizeObserver(() => built.setSize({ width: element.clientWidth, height: element.clientHeight }));
-    resized.observe(element);
-    const recoloured = watchColours(() => built.redraw());
-    return () => {
-      resized.disconnect();
-      recoloured();
-      built.destroy();
-      plot.current = null;
-    };
-  }, [isEmpty]);
-
-  useEffect(() => plot.current?.setData(data), [data]);
+  usePlot(frame, (element) => plotOptions(element, (text) => setReading(reading.current, text)), data, isEmpty);
 
   return (
     <figure class="curve">
@@ -63,17 +46,6 @@ function setReading(element: HTMLElement | null, text: string | null): void {
 
 function withReference(data: ReturnType<typeof columns>, unigramEntropy: number | null): uPlot.AlignedData {
   return [...data, data[0].map(() => unigramEntropy)] as uPlot.AlignedData;
-}
-
-function watchColours(redraw: () => void): () => void {
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const chosen = new MutationObserver(redraw);
-  chosen.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
-  system.addEventListener("change", redraw);
-  return () => {
-    chosen.disconnect();
-    system.removeEventListener("change", redraw);
-  };
 }
 
 function Legend({ hasHeldOut, hasReference }: { hasHeldOut: boolean; hasReference: boolean }) {

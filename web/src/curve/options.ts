@@ -1,18 +1,8 @@
 // How uPlot draws the loss curve; colours come from CSS so that dark and light follow the page.
 
-import uPlot from "uplot";
+import type uPlot from "uplot";
 import { count, loss } from "../format";
-
-/** Resolves a custom property to a colour that a canvas understands (light-dark() included). */
-function colourReader(within: HTMLElement): (name: string) => string {
-  const probe = document.createElement("i");
-  probe.hidden = true;
-  within.append(probe);
-  return (name) => {
-    probe.style.color = `var(${name})`;
-    return getComputedStyle(probe).color;
-  };
-}
+import { colourReader } from "./plot";
 
 export function plotOptions(frame: HTMLElement, onReading: (text: string | null) => void): uPlot.Options {
   const colour = colourReader(frame);

@@ -1,5 +1,6 @@
 // What the node tells about itself; mirrors neuroshard/status/snapshot.py. Everything may be missing while it starts.
 
+import type { Work } from "./contribution";
 import type { DataStatus } from "./data";
 import type { NetworkStatus, SwarmStatus } from "./network";
 import type { PipelineSummary } from "./pipeline";
@@ -172,6 +173,7 @@ export interface NodeStatus {
   network: NetworkStatus;
   pipeline: PipelineSummary | null; // null before the run's stages are known
   swarm: SwarmStatus | null; // null before the first look at the network
+  contribution: Work | null; // since the record began, of every run; null: nothing yet
 }
 
 export interface LogRecord {

@@ -4,8 +4,8 @@ import { useEffect, useState } from "preact/hooks";
 
 const READ_MS = 2_000;
 
-/** The newest answer; read every two seconds, and at once when `occasion` changes. */
-export function useReading<T>(read: () => Promise<T>, reachable: boolean, occasion: unknown): T | null {
+/** The newest answer; read every `everyMs`, and at once when `occasion` changes. */
+export function useReading<T>(read: () => Promise<T>, reachable: boolean, occasion: unknown, everyMs = READ_MS): T | null {
   const [answer, setAnswer] = useState<T | null>(null);
   useEffect(() => {
     if (!reachable) return;
@@ -16,11 +16,11 @@ export function useReading<T>(read: () => Promise<T>, reachable: boolean, occasi
       if (next && !isOver) setAnswer(next);
     };
     void readNow();
-    const timer = setInterval(() => void readNow(), READ_MS);
+    const timer = setInterval(() => void readNow(), everyMs);
     return () => {
       isOver = true;
       clearInterval(timer);
     };
-  }, [read, reachable, occasion]);
+  }, [read, reachable, occasion, everyMs]);
   return answer;
 }

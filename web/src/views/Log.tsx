@@ -1,6 +1,7 @@
 // The node's log, newest at the bottom, filtered by level and text.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { NodeActions } from "../api/actions";
 import { Card } from "../components/parts";
 import { clock, count } from "../format";
 import type { LogRecord } from "../state/node";
@@ -8,7 +9,14 @@ import type { LogRecord } from "../state/node";
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
 const SHOWN = 400;
 
-export function Log({ logs }: { logs: LogRecord[] }) {
+interface Props {
+  logs: LogRecord[];
+  reachable: boolean;
+  actions: NodeActions;
+  onMessage: (text: string, failed: boolean) => void;
+}
+
+export function Log({ logs, reachable, actions, onMessage }: Props) {
   const [level, setLevel] = useState("info");
   const [search, setSearch] = useState("");
   const [follow, setFollow] = useState(true);
@@ -53,8 +61,46 @@ export function Log({ logs }: { logs: LogRecord[] }) {
           {count(shown.length)} of {count(logs.length)} lines. The complete log is in the data folder.
         </p>
       </Card>
+      <Report {...{ reachable, actions, onMessage }} />
     </div>
   );
+}
+
+function Report({ reachable, actions, onMessage }: Omit<Props, "logs">) {
+  const [busy, setBusy] = useState(false);
+  const download = async () => {
+    setBusy(true);
+    try {
+      const { name, content } = await actions.downloadReport();
+      saveFile(name, content);
+      onMessage(`${name} is with your downloads.`, false);
+    } catch (error) {
+      onMessage(error instanceof Error ? error.message : String(error), true);
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <Card title="Report a problem" hint="A file for those who help you: versions, settings, what the node says of itself, and the newest log lines.">
+      <p class="small">
+        Taken out of it: token, wallet phrase, API secret, passwords, your home folder, your user and host name, and public addresses.
+        It is a zip file with plain texts: read it before you give it away.
+      </p>
+      <p>
+        <button type="button" class="button" disabled={busy || !reachable} onClick={() => void download()}>
+          {busy ? "Collecting…" : "Download the report"}
+        </button>
+      </p>
+    </Card>
+  );
+}
+
+function saveFile(name: string, content: Blob): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // once the browser has taken it
 }
 
 function filtered(logs: LogRecord[], level: string, search: string): LogRecord[] {

@@ -1,7 +1,5 @@
 // The first view: the verdict, the curve, and what this computer does, in that order.
 
-import type { NodeActions } from "../api/actions";
-import { Chat } from "../components/Chat";
 import { CheckpointCard, ComputerCard, RoundCard, ShardCard } from "../components/cards";
 import { Card, Stat } from "../components/parts";
 import { Startup } from "../components/Startup";
@@ -16,10 +14,9 @@ interface Props {
   dashboard: Dashboard;
   status: NodeStatus;
   nodeNow: number;
-  actions: NodeActions;
 }
 
-export function Overview({ dashboard, status, nodeNow, actions }: Props) {
+export function Overview({ dashboard, status, nodeNow }: Props) {
   const { training } = status;
   const starting = status.state === "starting" || (training.steps === 0 && status.startup.some((s) => s.state !== "done"));
   return (
@@ -36,7 +33,10 @@ export function Overview({ dashboard, status, nodeNow, actions }: Props) {
         <Stat label="Learning steps" value={count(training.steps)} note={skippedNote(training.skipped_steps)} />
         <Stat label="Loss now" value={loss(training.loss_ema ?? training.loss)} note="lower is better" />
       </dl>
-      <Chat steps={training.steps} ready={status.model !== null && status.state !== "starting" && dashboard.link.kind === "live"} actions={actions} />
+      <p class="onward">
+        <a href="#contribution">What you gave over day, week and all time</a>
+        <a href="#chat">Talk to the model</a>
+      </p>
       <div class="grid grid-two">
         <ComputerCard status={status} />
         <ShardCard data={status.data} />

@@ -2,11 +2,12 @@
 
 import { useCallback, useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
-import { Card, Facts } from "../components/parts";
-import { dateAndTime, runningFor } from "../format";
+import { Banner, Card, Facts } from "../components/parts";
+import { SettingItem } from "../components/SettingItem";
+import { dateAndTime, listed, runningFor } from "../format";
 import type { NodeStatus } from "../state/node";
-import type { Setting, SettingRow } from "./setting-rows";
-import { settingRows, typedValue } from "./setting-rows";
+import type { Setting, SettingGroup } from "./setting-rows";
+import { settingGroups, typedValue } from "./setting-rows";
 
 interface Props {
   status: NodeStatus;
@@ -20,6 +21,7 @@ export function Settings({ status, nodeNow, reachable, actions, onMessage }: Pro
   return (
     <div class="view">
       <h1 class="view-title">Settings</h1>
+      <AllSettings key={status.started_at} reachable={reachable} actions={actions} onMessage={onMessage} />
       <Card title="This node">
         <Facts
           rows={[
@@ -31,115 +33,58 @@ export function Settings({ status, nodeNow, reachable, actions, onMessage }: Pro
           ]}
         />
       </Card>
-      <SettingsTable reachable={reachable} actions={actions} onMessage={onMessage} />
     </div>
   );
 }
 
-function SettingsTable({ reachable, actions, onMessage }: Pick<Props, "reachable" | "actions" | "onMessage">) {
+function AllSettings({ reachable, actions, onMessage }: Pick<Props, "reachable" | "actions" | "onMessage">) {
   const [config, setConfig] = useState<Record<string, Setting> | null>(null);
   const [problem, setProblem] = useState("");
-  const read = useCallback(() => {
-    actions.readSettings().then(setConfig, (error: unknown) => setProblem(words(error)));
-  }, [actions]);
-  useEffect(read, [read]);
-  const save = async (name: string, text: string) => {
+  const read = useCallback(async () => {
     try {
-      onMessage(await actions.changeSetting(name, typedValue(text)), false);
-      read();
-      return true;
+      setConfig(await actions.readSettings());
+      setProblem("");
     } catch (error) {
-      onMessage(words(error), true);
-      return false;
+      setProblem(error instanceof Error ? error.message : String(error));
     }
+  }, [actions]);
+  useEffect(() => {
+    if (reachable) void read();
+  }, [read, reachable]);
+  const save = async (name: string, text: string) => {
+    onMessage(await actions.changeSetting(name, typedValue(text)), false);
+    await read();
   };
-  const hint = "Flags win over environment variables, those over config.toml in the data folder, that over the defaults.";
+  if (config === null) return <p class={problem ? "text-bad" : "muted"}>{problem || "Reading the settings…"}</p>;
+  const groups = settingGroups(config);
   return (
-    <Card title="What you can set" hint={hint} wide>
-      {problem && <p class="text-bad">{problem}</p>}
-      {!problem && config === null && <p class="muted">Reading the settings…</p>}
-      {config && (
-        <div class="scroll">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Setting</th>
-                <th scope="col">Value</th>
-                <th scope="col">Comes from</th>
-                <th scope="col">A change holds</th>
-                <th scope="col">
-                  <span class="hidden-visually">Change</span>
-                </th>
-              </tr>
-            </thead>
-            <tbody>
-              {settingRows(config).map((row) => (
-                <Row key={row.name} row={row} reachable={reachable} save={save} />
+    <>
+      <Waiting groups={groups} />
+      <p class="muted small">
+        What was given at the start wins over environment variables, those over what is stored here (config.toml in the data folder),
+        that over the defaults.
+      </p>
+      <div class="settings">
+        {groups.map((group) => (
+          <Card key={group.title} title={group.title}>
+            <ul>
+              {group.rows.map((row) => (
+                <SettingItem key={row.name} row={row} reachable={reachable} save={save} />
               ))}
-            </tbody>
-          </table>
-        </div>
-      )}
-    </Card>
+            </ul>
+          </Card>
+        ))}
+      </div>
+    </>
   );
 }
 
-function Row({ row, reachable, save }: { row: SettingRow; reachable: boolean; save: (name: string, text: string) => Promise<boolean> }) {
-  const [text, setText] = useState<string | null>(null);
-  const form = `set-${row.name}`;
-  const submit = async () => {
-    if (text !== null && (await save(row.name, text))) setText(null);
-  };
+function Waiting({ groups }: { groups: readonly SettingGroup[] }) {
+  const waiting = groups.flatMap((group) => group.rows.filter((row) => row.later !== null).map((row) => row.name));
+  if (waiting.length === 0) return null;
   return (
-    <tr>
-      <th scope="row" class="mono">
-        {row.name}
-      </th>
-      <td class="mono">
-        {text === null ? (
-          row.shown
-        ) : (
-          <form
-            id={form}
-            onSubmit={(event) => {
-              event.preventDefault();
-              void submit();
-            }}
-          >
-            <input aria-label={row.name} autofocus value={text} onInput={(event) => setText(event.currentTarget.value)} />
-            <small class="muted">{row.allowed}; empty: the default</small>
-          </form>
-        )}
-      </td>
-      <td>{row.source}</td>
-      <td class="muted">{row.applies}</td>
-      <td class="row-actions">
-        {row.editable && text === null && (
-          <button
-            type="button"
-            class="button"
-            disabled={!reachable}
-            aria-label={`Change ${row.name}`}
-            onClick={() => setText(row.value == null ? "" : String(row.value))}
-          >
-            Change
-          </button>
-        )}
-        {text !== null && (
-          <>
-            <button type="submit" form={form} class="button button-primary" disabled={!reachable}>
-              Save
-            </button>
-            <button type="button" class="button" onClick={() => setText(null)}>
-              Cancel
-            </button>
-          </>
-        )}
-      </td>
-    </tr>
+    <Banner tone="busy" title="Stored, and in force after a restart:">
+      {listed(waiting)}. Stop the node and start it again when it suits you; nothing is lost.
+    </Banner>
   );
-}
-
-function words(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }

@@ -124,7 +124,8 @@ function isItWorking(status: NodeStatus, now: number): Answer {
 
 function didItHelp(status: NodeStatus): Answer {
   const question = "Did my computer help?";
-  const { steps, tokens } = status.training;
+  const { contribution } = status;
+  const { steps, tokens } = contribution ?? status.training;
   if (steps === 0) {
     return { question, tone: "busy", short: "Not yet", sentence: "It has not finished its first learning step yet." };
   }
@@ -134,7 +135,8 @@ function didItHelp(status: NodeStatus): Answer {
       ? "It trains on its own, so all of this progress is yours."
       : `${plural(others, "other computer")} ${others === 1 ? "is" : "are"} in the same run.`;
   const words = bigCount(tokens * WORDS_PER_TOKEN);
-  const sentence = `It read ${bigCount(tokens)} tokens (about ${words} words) in ${plural(steps, "learning step")}. ${company}`;
+  const spent = contribution && contribution.training_seconds >= 1 ? `, ${duration(contribution.training_seconds)} of training` : "";
+  const sentence = `It read ${bigCount(tokens)} tokens (about ${words} words) in ${plural(steps, "learning step")}${spent}. ${company}`;
   return { question, tone: "good", short: "Yes", sentence };
 }
 

@@ -1,0 +1,133 @@
+"""What helps others to find out why a node does not do what it should, in one archive, without anything private."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from neuroshard.api.bodies.base import finite_json
+from neuroshard.api.context import ApiContext
+from neuroshard.api.views.node import status_view
+from neuroshard.identity.phrase import phrase_word_list
+from neuroshard.status.snapshot import NodeStatus
+from neuroshard.telemetry.logs import FILE_NAME
+from neuroshard.telemetry.privacy import Scrubber
+from neuroshard.telemetry.redaction import Redactor
+from neuroshard.telemetry.ring import LogLine
+from neuroshard.types import JsonValue
+
+MOST_PART_BYTES: Final = 500_000  # of one file, before it is compressed
+PACKAGES: Final = ("neuroshard", "torch", "numpy", "libp2p", "trio", "fastapi", "uvicorn", "pydantic", "psutil")
+ZIP_BEGINS: Final = 315_532_800.0  # 1980: no earlier date has a place in a zip file
+ZIP_ENDS: Final = 4_102_444_800.0
+README: Final = """A report about one NeuroShard node, for those who help to find out what is wrong with it.
+
+computer.json   versions, operating system, processor, memory
+settings.json   every setting and where it comes from; never the token
+status.json     what the node said of itself, without its peers and its curve
+counters.json   what it has counted since its start
+log.txt         the newest lines of this start
+node.log        the end of the log file, also of earlier starts
+
+Taken out: token, wallet phrase, API secret, passwords, the home folder, user and host names, public addresses.
+Read it before you give it away: a folder or a data source that you named yourself is still in it.
+"""
+
+
+def diagnostic_archive(context: ApiContext, now: float) -> bytes:
+    """A zip file of a few megabytes at most; reads the end of the log file. `now` in seconds since the epoch."""
+    redactors = (context.redactor, Redactor(context.secret))
+    scrubber = Scrubber(redactors, phrase_word_list(), Path.home(), platform.node())
+    buffer = io.BytesIO()
+    date = datetime.fromtimestamp(min(max(now, ZIP_BEGINS), ZIP_ENDS), UTC)  # whatever this computer's date is
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _parts(context, scrubber):
+            entry = zipfile.ZipInfo(f"neuroshard-report/{name}", date.timetuple()[:6])
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content.encode("utf-8", "replace")[-MOST_PART_BYTES:])
+    return buffer.getvalue()
+
+
+def archive_name(now: float) -> str:
+    """Name of the file, with the date in UTC."""
+    return f"neuroshard-report-{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M}.zip"
+
+
+def _parts(context: ApiContext, scrubber: Scrubber) -> Iterator[tuple[str, str]]:
+    status = context.board.current()
+    values: dict[str, JsonValue] = {
+        "computer.json": _computer(),
+        "settings.json": context.config_view(),
+        "status.json": _status(status, context.board.age()),
+        "counters.json": dict(context.counters.values()),
+    }
+    yield "README.txt", README
+    for name, value in values.items():
+        yield name, json.dumps(scrubber.json(finite_json(value)), indent=1, ensure_ascii=False)
+    yield "log.txt", scrubber.text("".join(_line(line) for line in context.log_ring.newest(2_000))[-MOST_PART_BYTES:])
+    yield "node.log", scrubber.text(_end_of(Path(status.paths.logs) / FILE_NAME))
+
+
+def _computer() -> dict[str, JsonValue]:
+    memory = psutil.virtual_memory()
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_bytes": memory.total,
+        "memory_available_bytes": memory.available,
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _status(status: NodeStatus, age_seconds: float) -> dict[str, JsonValue]:
+    """Everything but what tells who else is there and how to reach this node."""
+    told: dict[str, JsonValue] = status_view(status).model_dump(mode="json", exclude={"peers"})
+    return {
+        **told,
+        "network": {**_network(told), "peer_count": len(status.peers)},
+        "snapshot_age_seconds": age_seconds,
+    }
+
+
+def _network(told: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """The network's part of a status without the line with which others join."""
+    network = told["network"]
+    return {name: value for name, value in network.items() if name != "join_line"} if isinstance(network, dict) else {}
+
+
+def _line(line: LogLine) -> str:
+    time = datetime.fromtimestamp(line.time, UTC).isoformat(timespec="milliseconds")
+    return f"{time} {line.level} {line.logger}: {line.message}\n"
+
+
+def _end_of(path: Path) -> str:
+    """The last whole lines of a file; why there are none, when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MOST_PART_BYTES))
+            content = file.read(MOST_PART_BYTES)
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}.\n"
+    if size > MOST_PART_BYTES:
+        content = content.partition(b"\n")[2]
+    return content.decode("utf-8", "replace")

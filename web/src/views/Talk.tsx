@@ -1,0 +1,24 @@
+// Talk to the model in training, and read how it wrote before.
+
+import type { NodeActions } from "../api/actions";
+import { Chat } from "../components/Chat";
+import { Progress } from "../components/Progress";
+import type { NodeStatus } from "../state/node";
+
+interface Props {
+  status: NodeStatus;
+  nodeNow: number;
+  reachable: boolean;
+  actions: NodeActions;
+}
+
+export function Talk({ status, nodeNow, reachable, actions }: Props) {
+  const ready = status.model !== null && status.state !== "starting" && reachable;
+  return (
+    <div class="view">
+      <h1 class="view-title">Chat</h1>
+      <Chat steps={status.training.steps} ready={ready} actions={actions} />
+      <Progress steps={status.training.steps} nodeNow={nodeNow} reachable={reachable} actions={actions} />
+    </div>
+  );
+}
