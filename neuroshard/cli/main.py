@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from neuroshard import __version__
-from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, seed, text, trainer, wallet
+from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, seed, text, trainer, update, wallet
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, exit_codes_line, tell
 from neuroshard.cli.options import (
@@ -57,6 +57,7 @@ app.add_typer(wallet.app, name="wallet")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(genesis.app, name="genesis")
 app.add_typer(run.app, name="run")
+app.add_typer(update.app, name="update")
 app.command("demo")(demo.demo)
 app.command("seed")(seed.seed)
 app.command("trainer")(trainer.trainer)

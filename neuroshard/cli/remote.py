@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from neuroshard.cli.options import AsJson, DataDir, Port
+
+if TYPE_CHECKING:
+    from neuroshard.cli.client import NodeClient
 
 STOP_SECONDS = 60.0
 FOLLOW_SECONDS = 1.0
@@ -128,12 +131,18 @@ def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, 
 def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
     """Stop the node after a final checkpoint."""
     from neuroshard.cli.client import connect
+
+    end_node(connect(data_dir, port, demo=demo), None if as_json else typer.echo)
+    _tell({"state": "stopped", "message": "Stopped."}, as_json=as_json)
+
+
+def end_node(client: NodeClient, say: Callable[[str], None] | None = None) -> None:
+    """Ask the node to stop and wait until its process is gone. Raises NetworkRefusedError when it stays."""
     from neuroshard.errors import NetworkRefusedError
 
-    client = connect(data_dir, port, demo=demo)
     told = client.post("/api/shutdown")["message"]
-    if not as_json:
-        typer.echo(told)
+    if say is not None:
+        say(told)
     deadline = time.monotonic() + STOP_SECONDS
     while client.answers():
         if time.monotonic() > deadline:
@@ -143,7 +152,6 @@ def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as
         if time.monotonic() > deadline:
             raise NetworkRefusedError("The process has not ended yet.", "Look at its log.")
         time.sleep(0.1)
-    _tell({"state": "stopped", "message": "Stopped."}, as_json=as_json)
 
 
 def _tell(answer: Mapping[str, Any], *, as_json: bool) -> None:

@@ -78,6 +78,13 @@ def _run_id(value: str) -> str:
     return text
 
 
+def _public_key(value: str) -> str:
+    text = value.strip().lower()
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("not 64 hex digits")
+    return text
+
+
 def _expanded(value: Path) -> Path:
     return value.expanduser()
 
@@ -147,6 +154,14 @@ class Settings(BaseModel):
     relay: Annotated[bool, Note("true or false; whether to be reached through a relay behind a router")] = True
     training: Annotated[bool, Note(_YES_NO)] = True
     browser: Annotated[bool, Note(_YES_NO)] = True
+    update_check: Annotated[bool, Note("true or false; whether to ask once a day for a newer version")] = False
+    update_url: Annotated[
+        str | None, Note("the https:// address of an update manifest; unset: that of this version's publisher")
+    ] = None
+    update_key: Annotated[
+        Annotated[str, AfterValidator(_public_key)] | None,
+        Note("the 64 hex digits of the key that signs the manifest at update_url"),
+    ] = None
     log_json: Annotated[bool, Note(_YES_NO)] = False
     verbose: Annotated[bool, Note(_YES_NO)] = False
 

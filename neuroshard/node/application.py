@@ -25,6 +25,7 @@ from neuroshard.node.society import Society, observe_network
 from neuroshard.node.startup_stages import LOADING, startup_stages
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.tasks import accompanied
+from neuroshard.node.update_watch import watch_for_updates
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import CommandChannel
 from neuroshard.status.snapshot import MemoryStatus, NodeState
@@ -105,7 +106,8 @@ class Application:
         beginning = Beginning(memory, publisher, startup, loop, society, arrival, wish)
         observe = partial(observe_network, society, publisher)
         keeper = ContributionKeeper(settings.data_dir, place.board, publisher)
-        companions = (loop.run, observe, society.networking.run, keeper.run)
+        updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []
+        companions = (loop.run, observe, society.networking.run, keeper.run, *updates)
         await accompanied(partial(self._live, beginning), *companions)
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 

@@ -1,0 +1,183 @@
+"""The steps of an update. The pointer moves only when the new version has come up, so a kill between any two steps
+leaves a version that works; whatever fails before leaves the old one running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from neuroshard.config.os_lock import try_lock
+from neuroshard.config.program import is_frozen
+from neuroshard.errors import ConflictError, NeuroShardError, StorageError
+from neuroshard.update.errors import UpdateFailedError
+from neuroshard.update.fetching import Progress, fetch_artefact
+from neuroshard.update.installation import LOCK, Installation
+from neuroshard.update.judgement import AvailableUpdate
+from neuroshard.update.unpacking import unpack
+
+TRY_SECONDS = 120.0
+PREPARE_SECONDS = 3600.0  # an environment's packages come over the line
+BOOTSTRAP = "bootstrap.py"  # in archives that are no frozen program: makes the environment
+
+OnStep = Callable[[str], None]
+
+
+class RunningNode(Protocol):
+    """A node as the control found it: enough to start it again as it was."""
+
+
+class NodeControl(Protocol):
+    """How the node of this computer is found, stopped and started."""
+
+    def running(self) -> RunningNode | None:
+        """The node that runs now. Raises UpdateFailedError for one that could not be started again."""
+        ...
+
+    def stop(self, node: RunningNode) -> None:
+        """End it after a final checkpoint. Raises NeuroShardError when it goes on."""
+        ...
+
+    def start(self, program: Path, version: str, node: RunningNode) -> None:
+        """Start it again by this program and wait until it is up. Raises UpdateFailedError; nothing then runs."""
+        ...
+
+    def prove(self, program: Path, version: str) -> None:
+        """Show with a node of its own, that touches nothing, that this program comes up. Raises UpdateFailedError."""
+        ...
+
+    def settle(self, node: RunningNode) -> None:
+        """The version is chosen: give the node back to what had started it, a service manager perhaps."""
+        ...
+
+
+@dataclass(frozen=True)
+class Change:
+    """From which version to which an installation went."""
+
+    before: str
+    after: str
+    was_running: bool
+
+
+def apply_update(
+    update: AvailableUpdate,
+    installation: Installation,
+    control: NodeControl,
+    *,
+    progress: Progress | None = None,
+    on_step: OnStep = lambda _step: None,
+) -> Change:
+    """Fetch, unpack, try and start the new version. `on_step` is told what was just done.
+
+    Raises UpdateRefusedError, UpdateFailedError, DataError, StorageError; the version from before is then in use.
+    """
+    version = update.version
+    with _alone(installation):
+        if not installation.is_complete(version):
+            archive = installation.download(version)
+            anyio.run(fetch_artefact, update.artefact, archive, progress)
+            on_step("downloaded")
+            _install(installation, version, archive, update.artefact.unpacked_size)
+        on_step("unpacked")
+        _try(installation.program(version), version)
+        on_step("tried")
+        change = _change(installation, control, version, on_step)
+        installation.tidy()
+        return change
+
+
+def roll_back(installation: Installation, control: NodeControl, on_step: OnStep = lambda _step: None) -> Change:
+    """Return to the version before. Raises UpdateFailedError when there is none or it does not come up."""
+    with _alone(installation):
+        version = installation.previous()
+        if version is None:
+            raise UpdateFailedError("There is no version before this one.", "Run the installer of the one you want.")
+        return _change(installation, control, version, on_step)
+
+
+def _change(installation: Installation, control: NodeControl, version: str, on_step: OnStep) -> Change:
+    before = installation.current()
+    program = installation.program(version)
+    node = control.running()
+    if node is None:
+        control.prove(program, version)
+        on_step("proved")
+        installation.switch(version)
+        on_step("switched")
+        return Change(before, version, was_running=False)
+    control.stop(node)
+    on_step("stopped")
+    has_started = False
+    try:
+        control.start(program, version, node)
+        has_started = True
+        on_step("started")
+        installation.switch(version)
+    except (NeuroShardError, KeyboardInterrupt) as error:
+        if has_started:
+            control.stop(node)
+        control.start(installation.program(before), before, node)
+        control.settle(node)
+        action = f"Version {before} runs again, from the same checkpoint."
+        raise UpdateFailedError(f"Version {version} did not come up: {error or 'interrupted'}.", action) from error
+    on_step("switched")
+    control.settle(node)
+    on_step("settled")
+    return Change(before, version, was_running=True)
+
+
+def _install(installation: Installation, version: str, archive: Path, unpacked_size: int) -> None:
+    folder = installation.folder(version)
+    try:
+        installation.discard(version)  # half of an earlier try
+        unpack(archive, folder, unpacked_size)
+        if (folder / BOOTSTRAP).is_file():
+            _prepare(folder)
+        installation.mark_complete(version)
+        archive.unlink()
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror}.", "Make room and try again.") from error
+
+
+def _prepare(folder: Path) -> None:
+    """An environment is made where it will stay: its scripts know their place."""
+    if is_frozen():
+        raise UpdateFailedError("The update is an environment, this program is frozen.", "Run the new installer.")
+    _run([sys.executable, str(folder / BOOTSTRAP), "--into", str(folder)], PREPARE_SECONDS, "prepared")
+
+
+def _try(program: Path, version: str) -> None:
+    told = _run([str(program), "--version"], TRY_SECONDS, "tried")
+    if told.split() != ["neuroshard", version]:
+        raise UpdateFailedError(f"The new program calls itself {told.strip()[:80]!r}, not version {version}.")
+
+
+def _run(command: list[str], seconds: float, what: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)  # noqa: S603 - verified
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UpdateFailedError(f"The new version could not be {what}: {error}.") from error
+    if done.returncode != 0:
+        raise UpdateFailedError(f"The new version could not be {what}: {(done.stdout + done.stderr).strip()[-1000:]}")
+    return done.stdout
+
+
+@contextmanager
+def _alone(installation: Installation) -> Generator[None]:
+    """One update at a time."""
+    try:
+        file = (installation.root / LOCK).open("w", encoding="ascii")
+    except OSError as error:
+        action = "Update as the user, or with the tool, that installed it."
+        raise StorageError(f"{installation.root} cannot be written: {error.strerror}.", action) from error
+    with file:
+        if not try_lock(file.fileno()):
+            raise ConflictError("Another update is running.", "Wait for its end.")
+        yield

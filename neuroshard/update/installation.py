@@ -1,0 +1,109 @@
+"""Versions side by side in an installation (see neuroshard.config.program), and the pointer that says which starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.program import POINTER, VERSIONS
+from neuroshard.errors import StorageError
+from neuroshard.update.manifest import version_number
+
+PREVIOUS = "previous"
+COMPLETE = ".complete"  # written into a version's folder last
+DOWNLOADS = "downloads"
+LOCK = "update.lock"
+_NAME = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
+_WINDOWS = sys.platform == "win32"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The folder of an installation. Every change of the pointer is one rename: a kill leaves the old or the new."""
+
+    root: Path
+
+    def current(self) -> str:
+        """The version that starts. Raises StorageError."""
+        name = self._pointer(POINTER)
+        if name is None:
+            raise StorageError(f"{self.root / POINTER} names no version.", "Run the installer again; your data stay.")
+        return name
+
+    def previous(self) -> str | None:
+        """The version before, if it is still there."""
+        name = self._pointer(PREVIOUS)
+        return name if name is not None and name != self.current() and self.is_complete(name) else None
+
+    def folder(self, version: str) -> Path:
+        """Where a version lies."""
+        version_number(version)
+        return self.root / VERSIONS / version
+
+    def download(self, version: str) -> Path:
+        """Where its archive is kept until it is unpacked."""
+        version_number(version)
+        return self.root / DOWNLOADS / f"neuroshard-{version}.tar.gz"
+
+    def is_complete(self, version: str) -> bool:
+        """Whether the version was unpacked to its end."""
+        return (self.folder(version) / COMPLETE).is_file()
+
+    def mark_complete(self, version: str) -> None:
+        """Its folder now is all there. Raises OSError."""
+        write_atomically(self.folder(version) / COMPLETE, b"")
+
+    def program(self, version: str) -> Path:
+        """What starts exactly this version: a frozen program or an environment's script."""
+        folder = self.folder(version)
+        frozen = folder / ("neuroshard.exe" if _WINDOWS else "neuroshard")
+        script = folder / ("Scripts/neuroshard.exe" if _WINDOWS else "bin/neuroshard")
+        return frozen if frozen.exists() else script
+
+    def switch(self, version: str) -> None:
+        """Start `version` from now on and remember the one before. Raises StorageError; the pointer is then untouched.
+
+        The one before is written first: between the two writes it names the current version, which is no lie.
+        """
+        before = self.current()
+        try:
+            if before != version:
+                write_atomically(self.root / PREVIOUS, f"{before}\n".encode(), mode=0o644)
+            write_atomically(self.root / POINTER, f"{version}\n".encode(), mode=0o644)
+        except OSError as error:
+            raise StorageError(f"{self.root} cannot be written: {error.strerror}.", "Repair that folder.") from error
+
+    def tidy(self) -> None:
+        """Remove downloads and all versions but the current and the previous one. Raises StorageError."""
+        kept = {self.current(), self.previous()}
+        try:
+            shutil.rmtree(self.root / DOWNLOADS, ignore_errors=True)
+            for folder in (self.root / VERSIONS).iterdir():
+                if folder.name not in kept and _NAME.fullmatch(folder.name):
+                    self.discard(folder.name)
+        except OSError as error:
+            raise StorageError(f"{self.root} cannot be tidied: {error.strerror}.") from error
+
+    def discard(self, version: str) -> None:
+        """Remove a version's folder, its mark first, so that half of it never counts. Raises OSError."""
+        folder = self.folder(version)
+        (folder / COMPLETE).unlink(missing_ok=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+
+    def is_writable(self) -> bool:
+        """Whether this user may change it; what an administrator or a package installed is not ours to change."""
+        return os.access(self.root, os.W_OK) and os.access(self.root / VERSIONS, os.W_OK)
+
+    def _pointer(self, name: str) -> str | None:
+        try:
+            with (self.root / name).open(encoding="utf-8") as file:
+                text = file.read(64).strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text if _NAME.fullmatch(text) else None

@@ -1,0 +1,146 @@
+"""The signed update manifest: strictly read, verified before anything in it is believed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from neuroshard.identity.canonical import canonical_json, parse_json
+from neuroshard.identity.fields import exact_object, hex_field, number_field, text_field
+from neuroshard.identity.signing import SIGNATURE_BYTES, SignatureError, Signer, purpose_message, verify_signature
+from neuroshard.types import JsonValue
+from neuroshard.update.errors import UpdateRefusedError
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 64 * 1024
+MAX_ARTEFACT_BYTES = 6 * 10**9
+MAX_UNPACKED_BYTES = 20 * 10**9
+MAX_NOTES_CHARACTERS = 4000
+MAX_PLATFORMS = 32
+_VERSION = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
+_FIELDS = {"format", "version", "minimal_version", "issued_at", "expires_at", "notes", "artefacts"}
+
+VersionNumber = tuple[int, int, int]
+
+
+def version_number(text: str) -> VersionNumber:
+    """`1.2.10` as numbers that compare. Raises ValueError for anything else."""
+    if not _VERSION.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no version like 1.2.3")
+    major, minor, patch = (int(part) for part in text.split("."))
+    return major, minor, patch
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One platform's archive (.tar.gz) of a version."""
+
+    url: str
+    size: int  # bytes of the archive
+    unpacked_size: int  # bytes of all files in it
+    sha256: str  # hex
+
+
+@dataclass(frozen=True)
+class UpdateManifest:
+    """What the publisher of releases says there is. Times are seconds since the epoch."""
+
+    version: str
+    minimal_version: str  # older ones cannot update by themselves
+    issued_at: float
+    expires_at: float
+    notes: str
+    artefacts: Mapping[str, Artefact]  # by platform_name()
+
+    def to_value(self) -> dict[str, JsonValue]:
+        """The object that is signed."""
+        return {
+            "format": FORMAT,
+            "version": self.version,
+            "minimal_version": self.minimal_version,
+            "issued_at": self.issued_at,
+            "expires_at": self.expires_at,
+            "notes": self.notes,
+            "artefacts": {name: dict(asdict(artefact)) for name, artefact in self.artefacts.items()},
+        }
+
+    def signed(self, publisher: Signer) -> bytes:
+        """The file that is published, as canonical JSON. Raises ValueError when nobody would accept it."""
+        value = self.to_value()
+        _manifest_of(value)
+        signature = publisher.sign(purpose_message("update-manifest", value)).hex()
+        return canonical_json({"manifest": value, "signature": signature})
+
+
+def read_manifest(data: bytes, key: bytes) -> UpdateManifest:
+    """Verify and read what was published. Raises UpdateRefusedError that says what is wrong."""
+    try:
+        fields = exact_object(parse_json(data, MAX_MANIFEST_BYTES), {"manifest", "signature"}, "the update manifest")
+        signature = hex_field(fields["signature"], SIGNATURE_BYTES, "signature")
+        verify_signature(key, purpose_message("update-manifest", fields["manifest"]), signature)
+        return _manifest_of(fields["manifest"])
+    except SignatureError as error:
+        raise UpdateRefusedError(
+            "The update manifest is not signed by the publisher's key.", "Nothing was installed. Tell the publisher."
+        ) from error
+    except ValueError as error:
+        raise UpdateRefusedError(f"The update manifest cannot be read: {error}.") from error
+
+
+def _manifest_of(value: JsonValue) -> UpdateManifest:
+    fields = exact_object(value, _FIELDS, "the manifest")
+    if fields["format"] != FORMAT:
+        raise ValueError(f"format {fields['format']!r} is not known to this version")
+    versions = [text_field(fields[name], 14, name) for name in ("version", "minimal_version")]
+    for version in versions:
+        version_number(version)
+    issued_at, expires_at = (number_field(fields[name], name) for name in ("issued_at", "expires_at"))
+    if not 0 <= issued_at < expires_at:
+        raise ValueError("it expires before it was issued")
+    artefacts = fields["artefacts"]
+    if not isinstance(artefacts, Mapping) or len(artefacts) > MAX_PLATFORMS:
+        raise ValueError(f"artefacts must be an object with at most {MAX_PLATFORMS} platforms")
+    return UpdateManifest(
+        version=versions[0],
+        minimal_version=versions[1],
+        issued_at=issued_at,
+        expires_at=expires_at,
+        notes=text_field(fields["notes"], MAX_NOTES_CHARACTERS, "notes"),
+        artefacts={name: _artefact(item, f"the artefact {name[:40]}") for name, item in artefacts.items()},
+    )
+
+
+def _artefact(value: JsonValue, where: str) -> Artefact:
+    fields = exact_object(value, {"url", "size", "unpacked_size", "sha256"}, where)
+    return Artefact(
+        url=safe_url(text_field(fields["url"], 2000, f"url of {where}")),
+        size=_bytes(fields["size"], MAX_ARTEFACT_BYTES, f"size of {where}"),
+        unpacked_size=_bytes(fields["unpacked_size"], MAX_UNPACKED_BYTES, f"unpacked_size of {where}"),
+        sha256=hex_field(fields["sha256"], 32, f"sha256 of {where}").hex(),
+    )
+
+
+def _bytes(value: JsonValue, most: int, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise ValueError(f"{where} must be a whole number of bytes, at most {most}")
+    return value
+
+
+def safe_url(url: str) -> str:
+    """The URL when it is https, or http to this computer (tests). Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme == "https" and parts.hostname:
+        return url
+    if parts.scheme == "http" and parts.hostname and _is_loopback(parts.hostname):
+        return url
+    raise ValueError(f"{url[:80]!r} is no https:// address")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

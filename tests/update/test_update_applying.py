@@ -1,0 +1,257 @@
+"""Updates from end to end with a stand-in program: applied, taken back, refused, and cut off after every step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from neuroshard.training.checkpoint.lock import read_lock_owner
+from neuroshard.update.installation import Installation
+from tests.data.hostile_server import HostileServer
+from tests.update.made_releases import DAY, ReleasePlace, archive_of, installed, program
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform == "win32", reason="the stand-in program is a script with a #! line"),
+]
+STEPS_WITH_NODE = ("downloaded", "unpacked", "tried", "stopped", "started", "switched")
+STEPS_WITHOUT_NODE = ("downloaded", "unpacked", "tried", "proved", "switched")
+UPDATE_PROGRAM = Path(__file__).with_name("update_program.py")
+
+
+@dataclass
+class Computer:
+    """One with an installation, a data folder, and a publisher within reach."""
+
+    home: Path
+    place: ReleasePlace
+    installation: Installation
+
+    @property
+    def data(self) -> Path:
+        return self.home / "data"
+
+    def update(self, *arguments: str, dies_after: str = "", current: str = "") -> subprocess.CompletedProcess[str]:
+        """Run the command as the version that is installed."""
+        version = current or self.installation.current()
+        command = [sys.executable, str(UPDATE_PROGRAM), dies_after or "-", version, str(self.installation.root)]
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+        return subprocess.run(
+            [*command, *arguments, "--data-dir", str(self.data)],
+            env={**kept, **self.place.variables(), "HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def starts(self) -> list[str]:
+        """What ran on the data folder so far."""
+        return (self.data / "starts").read_text().splitlines()
+
+    def working_version(self) -> str:
+        """What a start gives now. The version must say so itself."""
+        pointed = self.installation.program(self.installation.current())
+        told = subprocess.run([str(pointed), "--version"], capture_output=True, text=True, check=True).stdout
+        assert told.split()[1] == self.installation.current()
+        return told.split()[1]
+
+    @contextmanager
+    def node(self) -> Iterator[None]:
+        """A node of the current version; whatever runs on the folder afterwards is ended too."""
+        start = [str(self.installation.program(self.installation.current())), "run", "--data-dir", str(self.data)]
+        process = subprocess.Popen(start, env={**os.environ, "MARK": "kept"})
+        try:
+            until(lambda: (owner := read_lock_owner(self.data)) is not None and owner.port is not None)
+            yield
+        finally:
+            self.end_node()
+            process.kill()
+            process.wait()
+
+    def end_node(self) -> None:
+        owner = read_lock_owner(self.data) if self.data.exists() else None
+        if owner is not None and owner.pid is not None:
+            os.kill(owner.pid, 9)
+            until(lambda: read_lock_owner(self.data) is None)
+
+
+def until(holds: object, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def computer(tmp_path: Path) -> Iterator[Computer]:
+    """Version 0.1.0 is installed, 0.2.0 published just now."""
+    with HostileServer() as server:
+        computer = Computer(tmp_path, ReleasePlace(server), installed(tmp_path / "program"))
+        publish(computer, "0.2.0")
+        yield computer
+
+
+def publish(computer: Computer, version: str, content: bytes | None = None, **changes: object) -> None:
+    archive = archive_of({"neuroshard": content or program(version)}, padding=200_000)
+    now = time.time()
+    times = {"issued_at": now, "expires_at": now + DAY}
+    computer.place.publish(version, archive, **{**times, **changes})  # type: ignore[arg-type]
+
+
+def test_a_running_node_becomes_the_new_version_as_it_was_started(computer: Computer) -> None:
+    with computer.node():
+        done = computer.update("apply", "--yes")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "Version 0.2.0 has replaced 0.1.0. The node runs again" in done.stdout
+        arguments = f"run --data-dir {computer.data} kept"
+        assert computer.starts() == [f"0.1.0 {arguments}", f"0.2.0 {arguments}"]
+        assert computer.working_version() == "0.2.0"
+        back = computer.update("rollback", "--yes")
+        assert back.returncode == 0, back.stderr
+        assert computer.starts()[2:] == [f"0.1.0 {arguments}"]
+        assert computer.working_version() == "0.1.0"
+
+
+def test_without_a_node_the_new_version_first_shows_that_it_comes_up(computer: Computer) -> None:
+    before = files_of(computer.home)
+    done = computer.update("apply", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert computer.working_version() == "0.2.0"
+    new = {path for path in files_of(computer.home) - before if path.parts[0] != "program"}
+    assert new == {Path("data/update.json")}  # nothing of autostart, of settings, of a service
+
+
+def test_a_version_that_does_not_come_up_is_taken_back(computer: Computer) -> None:
+    publish(computer, "0.3.0", program("0.3.0", works=False))
+    with computer.node():
+        done = computer.update("apply", "--yes")
+        assert done.returncode == 1
+        assert "no such thing as this version here" in done.stderr
+        assert "Version 0.1.0 runs again" in done.stderr
+        assert [line.split()[0] for line in computer.starts()] == ["0.1.0", "0.1.0"]
+        assert read_lock_owner(computer.data) is not None
+    assert computer.working_version() == "0.1.0"
+    alone = computer.update("apply", "--yes")
+    assert alone.returncode == 1
+    assert "no such thing" in alone.stderr
+    assert computer.working_version() == "0.1.0"
+
+
+def test_cut_off_after_every_step_beside_a_node_a_version_works(computer: Computer) -> None:
+    """Each try goes on from what the one before left, and is cut off a step later."""
+    for step in STEPS_WITH_NODE:
+        with computer.node():
+            before = computer.working_version()
+            assert computer.update("apply", "--yes", dies_after=step).returncode == -9, step
+            assert computer.working_version() == ("0.2.0" if step == "switched" else before), step
+            if step in {"started", "switched"}:
+                assert computer.starts()[-1].startswith("0.2.0"), step
+    with computer.node():
+        publish(computer, "0.3.0")
+        assert computer.update("apply", "--yes", dies_after="settled").returncode == -9
+        assert computer.working_version() == "0.3.0"
+        assert computer.update("rollback", "--yes").returncode == 0
+        assert computer.working_version() == "0.2.0"
+
+
+def test_cut_off_after_every_step_without_a_node_a_version_works(computer: Computer) -> None:
+    for step in STEPS_WITHOUT_NODE:
+        assert computer.update("apply", "--yes", dies_after=step).returncode == -9, step
+        assert computer.working_version() == ("0.2.0" if step == "switched" else "0.1.0"), step
+    assert computer.update("apply", "--yes").stdout == "Version 0.2.0 is the newest.\n"
+
+
+def test_half_an_unpacked_version_is_no_version(computer: Computer) -> None:
+    half = computer.installation.folder("0.2.0")
+    half.mkdir()
+    (half / "neuroshard").write_text("half of")
+    done = computer.update("apply", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert computer.working_version() == "0.2.0"
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "words"),
+    [
+        ("0.2.0", {"signer": None}, "not signed by the publisher"),
+        ("0.2.0", {"expires_at": 2.0, "issued_at": 1.0}, "has expired"),
+        ("0.2.0", {"minimal_version": "0.1.9"}, "too old"),
+        ("0.2.0", {"size": 5_000}, "5000 were signed"),
+        ("0.2.0", {"sha256": "00" * 32}, "not the one that was signed"),
+        ("0.2.0", {"unpacked_size": 1000}, "more than was signed"),
+        ("0.2.0", {"calls_itself": "0.9.0"}, "calls itself"),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    computer: Computer, version: str, changes: dict[str, object], words: str
+) -> None:
+    from neuroshard.identity.signing import SigningKey
+
+    named = {**changes, **({"signer": SigningKey.generate()} if "signer" in changes else {})}
+    content = program(version, calls_itself=str(named.pop("calls_itself", version)))
+    publish(computer, version, content, **named)
+    with computer.node():
+        done = computer.update("apply", "--yes")
+        assert done.returncode != 0
+        assert words in done.stderr
+        assert len(computer.starts()) == 1  # the node was left alone
+    assert computer.working_version() == "0.1.0"
+
+
+def test_an_older_manifest_than_the_one_seen_is_a_replay(computer: Computer) -> None:
+    kept = dict(computer.place.server.files)
+    publish(computer, "0.3.0")
+    assert '"version": "0.3.0"' in computer.update("check", "--json").stdout
+    computer.place.server.files.update(kept)
+    replayed = computer.update("apply", "--yes")
+    assert (replayed.returncode, "older than the one of 0.3.0" in replayed.stderr) == (1, True)
+
+
+def test_an_older_version_is_no_update(computer: Computer) -> None:
+    publish(computer, "0.0.9", minimal_version="0.0.1")
+    done = computer.update("apply", "--yes")
+    assert (done.returncode, done.stdout) == (0, "Version 0.1.0 is the newest.\n")
+
+
+def test_nothing_is_installed_without_a_yes(computer: Computer) -> None:
+    assert computer.update("apply").returncode == 1
+    assert computer.working_version() == "0.1.0"
+    assert not computer.installation.folder("0.2.0").exists()
+
+
+def test_a_node_from_elsewhere_is_left_alone(computer: Computer, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "neuroshard"
+    shutil.copy2(computer.installation.program("0.1.0"), elsewhere)
+    node = subprocess.Popen([str(elsewhere), "run", "--data-dir", str(computer.data)])
+    try:
+        until(lambda: (owner := read_lock_owner(computer.data)) is not None and owner.port is not None)
+        done = computer.update("apply", "--yes")
+        assert (done.returncode, "not of this installation" in done.stderr) == (1, True)
+        assert node.poll() is None
+    finally:
+        node.kill()
+        node.wait()
+
+
+def test_only_the_version_before_is_kept(computer: Computer) -> None:
+    assert computer.update("apply", "--yes").returncode == 0
+    publish(computer, "0.3.0")
+    assert computer.update("apply", "--yes").returncode == 0
+    kept = {path.name for path in (computer.installation.root / "versions").iterdir()}
+    assert kept == {"0.2.0", "0.3.0"}
+    assert not (computer.installation.root / "downloads").exists()
+
+
+def files_of(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,158 @@
+"""The signed manifest: what is believed, what is refused, and how an offer is judged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.identity.canonical import canonical_json
+from neuroshard.identity.signing import SigningKey, purpose_message
+from neuroshard.update.errors import UpdateRefusedError
+from neuroshard.update.judgement import Seen, judge, newest_seen
+from neuroshard.update.manifest import MAX_MANIFEST_BYTES, UpdateManifest, read_manifest, version_number
+from neuroshard.update.release import RELEASE_KEY, platform_name
+from tests.update.made_releases import DAY, NOW, PUBLISHER, manifest_of
+
+MANIFEST = manifest_of("0.2.0", b"archive", "https://releases.example.org/n.tar.gz")
+HERE = platform_name()
+
+
+def test_a_signed_manifest_comes_back_whole() -> None:
+    assert read_manifest(MANIFEST.signed(PUBLISHER), PUBLISHER.public_key) == MANIFEST
+
+
+def test_the_pinned_key_is_a_key_whose_secret_is_nowhere_here() -> None:
+    assert len(bytes.fromhex(RELEASE_KEY)) == 32
+    with pytest.raises(UpdateRefusedError, match="not signed by the publisher"):
+        read_manifest(MANIFEST.signed(PUBLISHER), bytes.fromhex(RELEASE_KEY))
+
+
+@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_no_changed_bit_is_believed(position: int, bit: int) -> None:
+    data = bytearray(MANIFEST.signed(PUBLISHER))
+    data[position % len(data)] ^= 1 << bit
+    try:
+        read = read_manifest(bytes(data), PUBLISHER.public_key)
+    except UpdateRefusedError:
+        return
+    assert read == MANIFEST  # the same value written differently
+
+
+@given(st.binary(max_size=300))
+def test_nonsense_is_refused_in_words(data: bytes) -> None:
+    with pytest.raises(UpdateRefusedError, match="manifest"):
+        read_manifest(data, PUBLISHER.public_key)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("format", 2, "format"),
+        ("version", "0.2", "no version"),
+        ("version", "0.2.0/../../x", "version"),
+        ("minimal_version", "latest", "no version"),
+        ("expires_at", 0, "expires before"),
+        ("notes", "x" * 5000, "notes"),
+        ("notes", 3, "notes"),
+        ("artefacts", [], "artefacts"),
+        ("extra", 1, "unknown field"),
+    ],
+)
+def test_a_field_that_cannot_be_is_refused(name: str, value: object, words: str) -> None:
+    with pytest.raises(UpdateRefusedError, match=words):
+        read_manifest(_signed({**MANIFEST.to_value(), name: value}), PUBLISHER.public_key)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("url", "http://releases.example.org/n.tar.gz"),
+        ("url", "file:///etc/passwd"),
+        ("url", "https://"),
+        ("size", 0),
+        ("size", 10**12),
+        ("size", True),
+        ("size", 1.5),
+        ("unpacked_size", 10**15),
+        ("sha256", "ab"),
+    ],
+)
+def test_an_artefact_that_cannot_be_is_refused(name: str, value: object) -> None:
+    artefact = {**json.loads(json.dumps(MANIFEST.to_value()["artefacts"]))[HERE], name: value}
+    with pytest.raises(UpdateRefusedError, match=r"artefact|https"):
+        read_manifest(_signed({**MANIFEST.to_value(), "artefacts": {HERE: artefact}}), PUBLISHER.public_key)
+
+
+def test_an_oversized_manifest_is_not_even_parsed() -> None:
+    with pytest.raises(UpdateRefusedError, match=f"at most {MAX_MANIFEST_BYTES}"):
+        read_manifest(b" " * (MAX_MANIFEST_BYTES + 1), PUBLISHER.public_key)
+
+
+def test_a_signature_for_another_purpose_does_not_count() -> None:
+    value = MANIFEST.to_value()
+    signature = PUBLISHER.sign(purpose_message("run-parameters", value)).hex()
+    with pytest.raises(UpdateRefusedError, match="not signed"):
+        read_manifest(canonical_json({"manifest": value, "signature": signature}), PUBLISHER.public_key)
+
+
+def test_a_stranger_s_signature_does_not_count() -> None:
+    with pytest.raises(UpdateRefusedError, match="not signed"):
+        read_manifest(MANIFEST.signed(SigningKey.generate()), PUBLISHER.public_key)
+
+
+def test_a_newer_version_is_offered_and_the_same_or_an_older_one_is_not() -> None:
+    found = judged(MANIFEST, current="0.1.0")
+    assert found is not None
+    assert (found.version, found.artefact) == ("0.2.0", MANIFEST.artefacts[HERE])
+    assert judged(MANIFEST, current="0.2.0") is None
+    assert judged(MANIFEST, current="0.10.0") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen", "words"),
+    [
+        ({"expires_at": NOW - 1}, Seen(), "expired"),
+        ({"issued_at": NOW + 2 * DAY}, Seen(), "future"),
+        ({}, Seen("0.3.0", 0), "older than the one of 0.3.0"),
+        ({}, Seen("0.2.0", NOW), "older than the one"),
+        ({"minimal_version": "0.1.5"}, Seen(), "too old"),
+        ({"artefacts": {}}, Seen(), "not for"),
+    ],
+)
+def test_what_is_no_update_is_refused(changes: dict[str, object], seen: Seen, words: str) -> None:
+    with pytest.raises(UpdateRefusedError, match=words):
+        judged(replace(MANIFEST, **changes), current="0.1.0", seen=seen)  # type: ignore[arg-type]
+
+
+def test_what_was_seen_only_grows() -> None:
+    seen = newest_seen(MANIFEST, Seen("0.10.0", NOW + 5))
+    assert seen == Seen("0.10.0", NOW + 5)
+    assert newest_seen(MANIFEST, Seen()) == Seen("0.2.0", MANIFEST.issued_at)
+
+
+def test_versions_compare_by_number() -> None:
+    assert version_number("0.10.0") > version_number("0.9.12")
+    for text in ("1.0", "1.0.0-rc1", "", "1.0.0\n", "99999.0.0"):
+        with pytest.raises(ValueError, match="no version"):
+            version_number(text)
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "name"),
+    [("win32", "AMD64", "win32-x86_64"), ("darwin", "arm64", "darwin-arm64"), ("linux", "aarch64", "linux-arm64")],
+)
+def test_platforms_have_one_name_each(system: str, processor: str, name: str) -> None:
+    assert platform_name(system, processor) == name
+
+
+def judged(manifest: UpdateManifest, *, current: str, seen: Seen | None = None) -> object:
+    return judge(manifest, current=current, platform=HERE, seen=seen or Seen(), now=NOW)
+
+
+def _signed(value: object) -> bytes:
+    signature = PUBLISHER.sign(purpose_message("update-manifest", value)).hex()  # type: ignore[arg-type]
+    return canonical_json({"manifest": value, "signature": signature})  # type: ignore[dict-item]
