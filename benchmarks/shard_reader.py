@@ -1,6 +1,6 @@
 """A reader of shards at a trainer's pace, as a process: `python -m benchmarks.shard_reader URL FOLDER RATE SECONDS`.
 
-Prints what it waited for as JSON: the seconds until the first batch, and the share of the time after it.
+Prints what it waited for as JSON: the seconds until the first batch, the seconds after it, and what share of these.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ async def read(url: str, folder: Path, tokens_per_second: float, seconds: float)
         whole = anyio.current_time() - began
         tasks.cancel_scope.cancel()
     await source.aclose()
-    return {"first_seconds": first, "waited_share": waited / whole, "shards": feed.status().shards_seen}
+    shards = feed.status().shards_seen
+    return {"first_seconds": first, "seconds": whole, "waited_share": waited / whole, "shards": shards}
 
 
 if __name__ == "__main__":

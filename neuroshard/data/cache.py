@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import struct
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-import numpy as np
-
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX
-from neuroshard.data.genesis.torch_file import TokenRecord
-from neuroshard.data.packed import MAX_AROUND_BYTES, WIDE_BYTES, PackedFile, PackedLayout, Segment
+from neuroshard.data.cache_file import HEADER_BYTES, CacheFileWriter, item_bytes, open_checked, open_written
+from neuroshard.data.genesis.shard_stream import ShardForm
+from neuroshard.data.packed import PackedFile
 from neuroshard.data.storage import storage_error
 from neuroshard.data.windows import TokenArray
 from neuroshard.errors import DataError, StorageError
 from neuroshard.types import ShardId
 
-_MAGIC = b"NSTOKEN2"
-_HEADER = struct.Struct("<8sBxHHIQ32s32s")  # magic, item bytes, bytes before and after, largest id, count, key, BLAKE2b
-_HEADER_BYTES = 4096  # with what the shard's file has before and after its tokens
-_CHUNK_TOKENS = 1 << 20
 _FILE_NAME = re.compile(r"shard_(\d+)-([0-9a-f]{16})\.tokens")
 
 
@@ -72,7 +65,7 @@ class ShardCache:
 
     def file_size(self, token_count: int, id_count: int) -> int:
         """Bytes of a cached shard whose ids are below `id_count`."""
-        return _HEADER_BYTES + token_count * _item_bytes(id_count)
+        return HEADER_BYTES + token_count * item_bytes(id_count)
 
     def contains(self, shard: ShardId, key: bytes) -> bool:
         """Whether the shard is there; its contents are checked by `get` only."""
@@ -86,7 +79,7 @@ class ShardCache:
             if path not in self._sizes:
                 return None
             try:
-                contents = _open_checked(path, key)
+                contents = open_checked(path, key)
                 _touch(path)
             except (DataError, OSError):  # truncated, flipped bits, deleted: fetch it again
                 self.damaged_files += 1
@@ -112,7 +105,7 @@ class ShardCache:
             if path not in self._sizes:
                 return None
             try:
-                return _open_checked(path, key).packed
+                return open_checked(path, key).packed
             except (DataError, OSError):
                 self.damaged_files += 1
                 self._remove(path)
@@ -159,43 +152,26 @@ class ShardCache:
             for path in [path for path in self._sizes if _shard_of(path) not in keep]:
                 self._remove(path)
 
-    def store(self, shard: ShardId, key: bytes, record: TokenRecord, id_count: int) -> CachedShard:
-        """Convert a checked shard file, whose ids are below `id_count`, into the cache.
+    def writer(self, shard: ShardId, key: bytes, id_count: int, form: ShardForm) -> CacheFileWriter:
+        """Where to write a shard's file, whose ids are below `id_count`. Raises DiskFullError or StorageError."""
+        return CacheFileWriter(self._path(shard, key).with_suffix(".part"), key, id_count, form)
 
-        Raises DataError for other ids, DiskFullError or StorageError when it cannot be written.
+    def take(self, shard: ShardId, key: bytes, writer: CacheFileWriter) -> CachedShard:
+        """Keep what was written. Its digest is compared whenever it is opened later.
+
+        Raises DataError for what is no shard or has other ids, DiskFullError or StorageError when it cannot be written.
         """
-        path = self._path(shard, key)
-        temporary = path.with_suffix(".writing.part")
+        path, written = self._path(shard, key), writer.finish()
         try:
-            self._write(temporary, key, record, id_count)
-            temporary.replace(path)
+            written.replace(path)
             _touch(path)
-            contents = _opened(path, key)  # its digest is compared whenever it is opened later
+            contents = open_written(path, key)
+            size = path.stat().st_size
         except OSError as error:
             raise storage_error(path, error) from error
-        finally:
-            temporary.unlink(missing_ok=True)
         with self._lock:
-            self._sizes[path] = path.stat().st_size
+            self._sizes[path] = size
         return CachedShard(shard, contents.tokens, contents.largest)
-
-    def _write(self, path: Path, key: bytes, record: TokenRecord, id_count: int) -> None:
-        digest = hashlib.blake2b(digest_size=32)
-        largest = 0
-        before, after = _around(record)
-        with path.open("wb") as file:
-            file.write(bytes(_HEADER_BYTES))
-            for chunk in _converted(record, id_count):
-                digest.update(chunk.data.cast("B"))
-                largest = max(largest, int(chunk.max()))
-                file.write(chunk.data.cast("B"))
-            around = (before + after).ljust(_HEADER_BYTES - _HEADER.size, b"\0")
-            head = (_MAGIC, _item_bytes(id_count), len(before), len(after), largest, record.token_count, key)
-            digest.update(_summary(head) + around)
-            file.seek(0)
-            file.write(_HEADER.pack(*head, digest.digest()) + around)
-            file.flush()
-            os.fsync(file.fileno())
 
     def _path(self, shard: ShardId, key: bytes) -> Path:
         return self.folder / f"shard_{shard}-{key.hex()[:16]}.tokens"
@@ -239,90 +215,10 @@ class ShardCache:
         self._sizes.pop(path, None)
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """What a cache file holds."""
-
-    header: bytes
-    tokens: TokenArray
-    largest: int
-    packed: PackedFile | None  # None: too much stood around the tokens in the shard's file
-
-
-def _open_checked(path: Path, key: bytes) -> _Contents:
-    """Map a cache file and compare all of it with its header. Raises DataError when it is not what was written."""
-    contents = _opened(path, key)
-    *head, digest = _HEADER.unpack_from(contents.header)
-    found = hashlib.blake2b(contents.tokens.data, digest_size=32)
-    found.update(_summary(tuple(head)) + contents.header[_HEADER.size :])
-    if found.digest() != digest:
-        raise DataError(f"{path.name} is damaged.")
-    return contents
-
-
-def _opened(path: Path, key: bytes) -> _Contents:
-    """Map a cache file whose header fits it."""
-    with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-    if len(header) != _HEADER_BYTES:
-        raise DataError(f"{path.name} is truncated.")
-    magic, item_bytes, before, after, largest, count, stored_key, _digest = _HEADER.unpack_from(header)
-    if magic != _MAGIC or item_bytes not in (2, 4) or stored_key != key or not count:
-        raise DataError(f"{path.name} has a damaged header.")
-    if path.stat().st_size != _HEADER_BYTES + count * item_bytes:
-        raise DataError(f"{path.name} has the wrong length.")
-    dtype = np.dtype("<u2") if item_bytes == 2 else np.dtype("<u4")
-    tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=(count,))
-    if not before:
-        return _Contents(header, tokens, largest, None)
-    segments = (
-        Segment(_HEADER.size, before),
-        Segment(_HEADER_BYTES, count * item_bytes),
-        Segment(_HEADER.size + before, after),
-    )
-    return _Contents(
-        header, tokens, largest, PackedFile(path, PackedLayout(before, count, item_bytes, after), segments)
-    )
-
-
-def _item_bytes(id_count: int) -> int:
-    """2 when every id fits, else 4."""
-    return 2 if id_count <= 1 << 16 else 4
-
-
-def _converted(record: TokenRecord, id_count: int) -> Iterator[TokenArray]:
-    wide = record.map()
-    dtype = np.dtype(f"<u{_item_bytes(id_count)}")
-    for start in range(0, record.token_count, _CHUNK_TOKENS):
-        chunk = wide[start : start + _CHUNK_TOKENS]
-        lowest, largest = int(chunk.min()), int(chunk.max())
-        if lowest < 0 or largest >= id_count:
-            del wide, chunk  # Windows cannot remove or shorten a file while an error's traceback keeps it mapped
-            wrong = lowest if lowest < 0 else largest
-            raise DataError(f"{record.path.name} has the token id {wrong}, outside its vocabulary of {id_count}.")
-        yield chunk.astype(dtype)
-
-
-def _around(record: TokenRecord) -> tuple[bytes, bytes]:
-    """What a shard's file has before and after its tokens; nothing when that is more than a cache file has room for."""
-    after_at = record.offset + record.token_count * WIDE_BYTES
-    if record.offset + record.path.stat().st_size - after_at > MAX_AROUND_BYTES:
-        return b"", b""
-    with record.path.open("rb") as file:
-        before = file.read(record.offset)
-        file.seek(after_at)
-        return before, file.read()
-
-
 def _touch(path: Path) -> None:
     """Note the time of use; the file system's own stamp is coarser than two uses may be apart."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
-
-
-def _summary(head: tuple[object, ...]) -> bytes:
-    """The part of the header that the digest covers beside the tokens: all before it."""
-    return _HEADER.pack(*head, b"")
 
 
 def _shard_of(path: Path) -> int:

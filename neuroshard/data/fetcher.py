@@ -2,155 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from random import Random
-from typing import BinaryIO, Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 
+from neuroshard.data.intake import FileRequest, Intake, MemorySink, Sink, Transfer
 from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.other_givers import OtherGivers, SourceChoice
 from neuroshard.data.retry import (
     DEFAULT_RETRY_POLICY,
-    FileDamagedError,
     FileMissingError,
     RetryPolicy,
     SourceBusyError,
     retry_delay,
 )
 from neuroshard.data.source import ShardSource
-from neuroshard.data.storage import storage_error
 from neuroshard.errors import DataError, DataUnavailableError, StorageError
 from neuroshard.status.data import DownloadStatus
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _ORIGINS_KEPT = 64  # whoever fetched a file asks at once
-
-
-@dataclass(frozen=True)
-class FileRequest:
-    """A file and what is known about it before it comes."""
-
-    name: str
-    least_bytes: int
-    most_bytes: int
-    digest: str | None = None  # SHA-256, hex
-    give_up_after: int | None = None  # refusals (missing or damaged); an unreachable source is always asked again
-    address: str = ""  # names the exact contents to others that may have them, see OtherGivers; "": only the source has
-
-
-class Sink(Protocol):
-    """Where the bytes of a transfer go."""
-
-    def write(self, data: bytes) -> None:
-        """Append."""
-        ...
-
-    def restart(self) -> None:
-        """Forget everything written."""
-        ...
-
-
-class MemorySink:
-    """Collects a small file."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: bytes) -> None:
-        """Append."""
-        self.data += data
-
-    def restart(self) -> None:
-        """Forget everything written."""
-        self.data.clear()
-
-
-class FileSink:
-    """Collects a large file on disk. Raises DiskFullError or StorageError."""
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path = path
-        self._file = file
-
-    def write(self, data: bytes) -> None:
-        """Append; a raw write may take a part only."""
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise storage_error(self._path, error) from error
-
-    def restart(self) -> None:
-        """Forget everything written."""
-        try:
-            self._file.seek(0)
-            self._file.truncate()
-        except OSError as error:
-            raise storage_error(self._path, error) from error
-
-
-class Transfer:
-    """The state of one file on its way: it survives broken attempts."""
-
-    def __init__(self, request: FileRequest, sink: Sink) -> None:
-        self.request = request
-        self.size = 0
-        self.farthest = 0  # the largest size ever reached: only what lies beyond it is progress
-        self.total: int | None = None
-        self.validator: str | None = None
-        self._sink = sink
-        self._hash = hashlib.sha256()
-
-    def begin(self, offset: int, total: int | None, validator: str | None) -> None:
-        """A source starts to deliver from `offset`. Raises FileDamagedError when its claims cannot be true."""
-        request = self.request
-        if total is not None and not request.least_bytes <= total <= request.most_bytes:
-            raise FileDamagedError(
-                f"{request.name} would have {total} bytes, expected {request.least_bytes} to {request.most_bytes}."
-            )
-        other_total = self.total is not None and total != self.total
-        has_changed = offset > 0 and (offset != self.size or validator != self.validator or other_total)
-        if offset == 0 or has_changed:
-            self.restart()
-        if has_changed:
-            raise FileDamagedError(f"{request.name} changed at its source while it was being fetched.")
-        self.total, self.validator = total, validator
-
-    def add(self, data: bytes) -> None:
-        """Take the next bytes. Raises FileDamagedError when more come than were announced or allowed."""
-        limit = self.request.most_bytes if self.total is None else self.total
-        if self.size + len(data) > limit:
-            raise FileDamagedError(f"{self.request.name} is longer than the {limit} bytes announced for it.")
-        self._sink.write(data)
-        self._hash.update(data)
-        self.size += len(data)
-
-    def end(self) -> None:
-        """The source says that is all. Raises DataUnavailableError or FileDamagedError when it is not."""
-        name = self.request.name
-        if self.total is not None and self.size < self.total:
-            raise DataUnavailableError(f"{name} broke off after {self.size} of {self.total} bytes.")
-        if self.size < self.request.least_bytes:
-            raise FileDamagedError(f"{name} has {self.size} bytes, expected at least {self.request.least_bytes}.")
-        if self.request.digest is not None and self._hash.hexdigest() != self.request.digest:
-            raise FileDamagedError(f"{name} does not match its digest: it is damaged or was replaced.")
-
-    def restart(self) -> None:
-        """Begin again with nothing."""
-        self._sink.restart()
-        self._hash = hashlib.sha256()
-        self.size = 0
-        self.total = self.validator = None
 
 
 class Fetcher:
@@ -198,25 +78,17 @@ class Fetcher:
 
         return await self._fetch(Transfer(request, sink), accept)
 
-    async def fetch_file(self, request: FileRequest, path: Path, check: Callable[[Path], _T]) -> _T:
-        """Fetch into a temporary file at `path`, run `check` on it in a worker thread, and remove it.
+    async def fetch_into(self, request: FileRequest, sink: Sink, finish: Callable[[], _T]) -> _T:
+        """Fetch a large file into a sink; the answer is that of `finish`, which runs in a worker thread.
 
-        Raises what `fetch_bytes` does, and DiskFullError or StorageError when the file cannot be written.
+        Only bytes with the digest of the request are finished. `finish` raises DataError to refuse them.
         """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("w+b", buffering=0)
-        except OSError as error:
-            raise storage_error(path, error) from error
 
         async def accept() -> _T:
-            return await anyio.to_thread.run_sync(check, path)
+            return await anyio.to_thread.run_sync(finish)
 
-        try:
-            with file:
-                return await self._fetch(Transfer(request, FileSink(path, file)), accept)
-        finally:
-            path.unlink(missing_ok=True)
+        with ThreadPoolExecutor(2, "shard") as threads:
+            return await self._fetch(Transfer(request, sink), accept, threads)
 
     async def wait(self, name: str, error: DataError | StorageError, failures: int) -> None:
         """Show a failure and wait before the next attempt."""
@@ -234,7 +106,9 @@ class Fetcher:
         """Take a file off the list."""
         self._active.pop(name, None)
 
-    async def _fetch(self, transfer: Transfer, accept: Callable[[], Awaitable[_T]]) -> _T:
+    async def _fetch(
+        self, transfer: Transfer, accept: Callable[[], Awaitable[_T]], threads: Executor | None = None
+    ) -> _T:
         request = transfer.request
         failures = refusals = 0
         asked_others: bool | None = None
@@ -244,7 +118,7 @@ class Fetcher:
                 asked_others = self._asks_others(request, asked_others)
                 failure: DataError
                 try:
-                    await self._attempt(transfer, failures + 1, from_others=asked_others)
+                    await self._attempt(Intake(transfer, threads), failures + 1, from_others=asked_others)
                     value = await accept()
                 except DataUnavailableError as error:
                     failure = error
@@ -299,25 +173,26 @@ class Fetcher:
         transfer.restart()
         return self._others.open(request.name, request.address)
 
-    async def _attempt(self, transfer: Transfer, attempt: int, *, from_others: bool) -> None:
+    async def _attempt(self, intake: Intake, attempt: int, *, from_others: bool) -> None:
         """One try to get the rest of a file. Every `progress_bytes` must come within `stall_seconds`."""
+        transfer = intake.transfer
         name = transfer.request.name
         stall = self._policy.stall_seconds
         began = anyio.current_time()
         offset_then = gained_then = transfer.size
         self._show(transfer, attempt, 0.0)
-        with anyio.move_on_after(stall) as scope:
+        with anyio.move_on_after(stall) as scope, intake:
             async with self._open(transfer, from_others=from_others) as opened:
                 transfer.begin(opened.offset, opened.total_bytes, opened.validator)
                 offset_then = gained_then = transfer.size
                 async for chunk in opened.chunks:
-                    transfer.add(chunk)
+                    await intake.add(chunk)
                     now = anyio.current_time()
                     if transfer.size - gained_then >= self._policy.progress_bytes:
                         gained_then = transfer.size
                         scope.deadline = now + stall
                         self._show(transfer, attempt, (transfer.size - offset_then) / max(now - began, 1e-3))
-            transfer.end()
+            await intake.end()
             return
         raise DataUnavailableError(f"{name} came slower than {self._policy.progress_bytes} bytes in {stall:g} s.")
 

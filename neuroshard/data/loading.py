@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 
 import anyio
 import anyio.to_thread
 
 from neuroshard.data.cache import CachedShard, ShardCache
-from neuroshard.data.fetcher import FileRequest
 from neuroshard.data.genesis.layout import shard_name, shard_size_limits
 from neuroshard.data.genesis.manifest import DEFAULT_SHARD_TOKENS, MAX_SHARD_TOKENS
-from neuroshard.data.genesis.torch_file import inspect_shard
+from neuroshard.data.genesis.shard_stream import ShardForm
+from neuroshard.data.intake import FileRequest
 from neuroshard.data.opening import Genesis
 from neuroshard.data.tables import ShardTables
 from neuroshard.errors import DataError, DiskFullError
@@ -122,22 +122,18 @@ class ShardLoader:
         request = FileRequest(
             shard_name(shard),
             least_bytes=shard_size_limits(exact or 1)[0],
-            most_bytes=min(shard_size_limits(most)[1], self._cache.limit_bytes),
+            most_bytes=shard_size_limits(most)[1],
             digest=key.hex() if self._genesis.manifest.pages else None,
             give_up_after=None if patient else self._give_up_after,
             address=key.hex() if self._genesis.manifest.pages else "",
         )
 
-        def accept(path: Path) -> CachedShard:
-            record = inspect_shard(path, max_tokens=most, exact_tokens=exact)
-            if request.digest is None:
-                record.verify_checksum()
-            return self._cache.store(shard, key, record, ids)
-
-        await self._reserve(shard, shard_size_limits(most)[1] + self._cache.file_size(most, ids), keep)
+        form = ShardForm(request.name, most, exact, has_digest=request.digest is not None)
+        await self._reserve(shard, self._cache.file_size(most, ids), keep)
         try:
-            part = self._cache.folder / f"{request.name}.part"
-            cached = await self._genesis.fetcher.fetch_file(request, part, accept)
+            with self._cache.writer(shard, key, ids, form) as writer:
+                finish = partial(self._cache.take, shard, key, writer)
+                cached = await self._genesis.fetcher.fetch_into(request, writer, finish)
         except DataError as error:
             raise UnusableShardError(f"Shard {shard} cannot be used: {error}") from error
         else:

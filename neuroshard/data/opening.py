@@ -12,7 +12,7 @@ import anyio
 
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.data.descriptions import Descriptions, manifest_copy, page_copy, tokenizer_copy
-from neuroshard.data.fetcher import Fetcher, FileRequest
+from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.genesis.layout import (
     DIGEST_BYTES,
     MANIFEST_NAME,
@@ -32,6 +32,7 @@ from neuroshard.data.genesis.manifest import (
     parse_manifest,
     serialise_manifest,
 )
+from neuroshard.data.intake import FileRequest
 from neuroshard.errors import DataError
 from neuroshard.types import ShardId
 

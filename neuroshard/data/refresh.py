@@ -15,9 +15,9 @@ import anyio
 import anyio.to_thread
 
 from neuroshard.config.run_parameters import GenesisPins
-from neuroshard.data.fetcher import FileRequest, MemorySink, Transfer
 from neuroshard.data.genesis.layout import MANIFEST_NAME
 from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestTrust, parse_manifest
+from neuroshard.data.intake import FileRequest, MemorySink, Transfer
 from neuroshard.data.opening import Genesis, OtherDataError, pinned_part
 from neuroshard.data.retry import FileUnchangedError
 from neuroshard.data.tokenizer.table import FIRST_MERGE_ID, TokenizerTable

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import anyio
 
 from neuroshard.config.run_parameters import GenesisPins
-from neuroshard.data.fetcher import Fetcher, FileRequest
+from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.genesis.layout import MANIFEST_NAME
 from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, UNKNOWN_SOURCE, ManifestTrust, parse_manifest
+from neuroshard.data.intake import FileRequest
 from neuroshard.data.opening import Genesis, open_genesis, pinned_part
 from neuroshard.data.source import FolderSource, open_source
 from neuroshard.data.tokenizer import TokenizerTable

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import anyio
 
 from neuroshard.config.multiaddr import checked_multiaddr
-from neuroshard.data.fetcher import Fetcher, FileRequest
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.intake import FileRequest
 from neuroshard.errors import DataError
 from neuroshard.identity import SignatureError, Signer, canonical_json, parse_json, sign_json, verify_json
 from neuroshard.identity.fields import exact_object, hex_field, text_field

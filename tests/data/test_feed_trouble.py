@@ -13,7 +13,7 @@ from hostile_server import Behaviour, HostileServer
 
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.feed import DataFeed
-from neuroshard.data.genesis.torch_file import write_shard
+from neuroshard.data.genesis.torch_file import shard_bytes
 from neuroshard.data.opening import open_genesis
 from neuroshard.data.rotation import RotationReason
 from neuroshard.data.windows import Batch
@@ -118,7 +118,7 @@ def test_cancelling_consumes_nothing(folder: Path, tmp_path: Path) -> None:
 
 
 def test_cache_limit_is_never_exceeded_and_eviction_keeps_going(folder: Path, tmp_path: Path) -> None:
-    one = 400 * 8 + 64 * 1024 + 4896
+    one = 4896
     limit = one + 2 * 4896
 
     async def work() -> None:
@@ -159,7 +159,7 @@ def test_a_lower_cache_limit_holds_at_the_next_start_and_at_once(folder: Path, t
 
 
 def test_a_higher_cache_limit_lets_the_next_shard_be_fetched(folder: Path, tmp_path: Path) -> None:
-    one = 400 * 8 + 64 * 1024 + 4896  # while it is fetched
+    one = 4896
 
     async def work() -> None:
         feed = await make_feed(folder, tmp_path, limit=one)
@@ -177,7 +177,7 @@ def test_a_higher_cache_limit_lets_the_next_shard_be_fetched(folder: Path, tmp_p
 
 def test_a_cache_limit_below_one_shard_is_told(folder: Path, tmp_path: Path) -> None:
     async def work() -> None:
-        feed = await make_feed(folder, tmp_path, limit=10_000)
+        feed = await make_feed(folder, tmp_path, limit=4_000)
         with pytest.raises(StorageError, match="--max-storage"):
             await feed.next_batch(1)
 
@@ -246,8 +246,8 @@ def test_unverified_folder_with_shards_of_other_lengths(tmp_path: Path) -> None:
     source = tmp_path / "minimal"
     source.mkdir()
     for shard in range(4):
-        with (source / f"shard_{shard}.pt").open("wb") as file:
-            write_shard(file, shard_tokens(shard, 8 if shard == 1 else 100 + shard * 50))
+        data = shard_bytes(shard_tokens(shard, 8 if shard == 1 else 100 + shard * 50))
+        (source / f"shard_{shard}.pt").write_bytes(data)
     (source / "manifest.json").write_text('{"total_shards": 4, "total_tokens": 700}')
     (source / "tokenizer.json").write_text("{}")
 
@@ -266,8 +266,7 @@ def test_shards_larger_than_an_unverified_manifest_says_never_break_the_storage_
     source = tmp_path / "minimal"
     source.mkdir()
     for shard in range(4):
-        with (source / f"shard_{shard}.pt").open("wb") as file:
-            write_shard(file, shard_tokens(shard, 20_000))
+        (source / f"shard_{shard}.pt").write_bytes(shard_bytes(shard_tokens(shard, 20_000)))
     (source / "manifest.json").write_text('{"total_shards": 4, "total_tokens": 400}')
     (source / "tokenizer.json").write_text("{}")
 
@@ -314,7 +313,7 @@ def used_by(home: Path) -> int:
 def test_descriptions_count_within_the_limit(folder: Path, tmp_path: Path) -> None:
     """A page and a table that come late take the room of the shards that were used longest ago."""
     home = tmp_path / "home"
-    one = 400 * 8 + 64 * 1024 + 4896  # while it is fetched
+    one = 4896
 
     async def work() -> None:
         genesis = await open_genesis(make_fetcher(folder), home / "descriptions")
@@ -340,7 +339,7 @@ def test_a_limit_that_the_descriptions_fill_is_told(folder: Path, tmp_path: Path
     async def work() -> None:
         genesis = await open_genesis(make_fetcher(folder), tmp_path / "descriptions")
         genesis.store.keep("tokenizer-large.json", bytes(80_000))
-        cache = ShardCache(tmp_path, limit_bytes=100_000, beside=tmp_path / "descriptions")
+        cache = ShardCache(tmp_path, limit_bytes=81_500, beside=tmp_path / "descriptions")
         feed = DataFeed(genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH, vocabulary_size=VOCABULARY)
         with pytest.raises(StorageError, match=r"what is in use takes 0\.1 MB.*--max-storage"):
             await feed.next_batch(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -16,8 +17,9 @@ from hostile_server import Behaviour, HostileServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.data.fetcher import Fetcher, FileRequest
+from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.http_source import HttpSource
+from neuroshard.data.intake import FileRequest, MemorySink
 from neuroshard.data.retry import FileDamagedError, FileMissingError, RetryPolicy, retry_delay
 from neuroshard.data.source import FolderSource, open_source
 from neuroshard.errors import DataError, DataUnavailableError, DiskFullError, UsageError
@@ -206,39 +208,53 @@ def test_nobody_listening_is_said_in_words() -> None:
     assert "127.0.0.1 cannot be reached" in run(work)
 
 
-def test_large_files_go_to_disk_and_leave_nothing_behind(tmp_path: Path) -> None:
-    with HostileServer({"f": FILE}) as server:
-        server.behaviours["f"] = [hostile.drops_after(100_000), hostile.serves(OTHER), hostile.drops_after(50_000)]
-        fetcher = make_fetcher(server.url)
+def test_a_large_file_goes_through_threads_and_comes_whole() -> None:
+    """Blocks of it are under way in other threads whenever it breaks off or is another one."""
+    large, other = Random(2).randbytes(5_000_000), Random(3).randbytes(5_000_000)
+    request = FileRequest("f", len(large), len(large), hashlib.sha256(large).hexdigest(), give_up_after=5)
+    with HostileServer({"f": large}) as server:
+        server.behaviours["f"] = [
+            hostile.drops_after(3_000_000),
+            server.stalls_after(1_500_000),
+            hostile.serves(other),
+            hostile.serves(large + b"x"),
+            hostile.drops_after(2_500_001),
+        ]
+        fetcher, sink = make_fetcher(server.url), MemorySink()
 
         async def work() -> bytes:
-            data = await fetcher.fetch_file(RIGHT, tmp_path / "cache" / "f.part", Path.read_bytes)
+            data = await fetcher.fetch_into(request, sink, lambda: bytes(sink.data))
             await fetcher.source.aclose()
             return data
 
-        assert run(work) == FILE
-        assert list((tmp_path / "cache").iterdir()) == []
+        assert run(work) == large
+        first, second, *_ = server.asked_for("f")
+        assert first is None
+        assert second is not None
+        assert int(second.removeprefix("bytes=").rstrip("-")) > 1_000_000  # what came before it broke was kept
 
 
-def test_disk_full_while_downloading_is_told_and_cleaned_up(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource", reason="needs POSIX resource limits")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with HostileServer({"f": FILE}) as server:
+def test_a_sink_without_space_ends_the_transfer_and_its_threads() -> None:
+    class FullSink(MemorySink):
+        def write(self, data: bytes) -> None:
+            if len(self.data) > 2_000_000:
+                raise DiskFullError("There is no space left.")
+            super().write(data)
+
+    large = bytes(5_000_000)
+    request = FileRequest("f", len(large), len(large), give_up_after=5)
+    with HostileServer({"f": large}) as server:
         fetcher = make_fetcher(server.url)
 
         async def work() -> None:
             try:
-                await fetcher.fetch_file(RIGHT, tmp_path / "f.part", Path.read_bytes)
+                await fetcher.fetch_into(request, FullSink(), lambda: None)
             finally:
                 await fetcher.source.aclose()
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
-        try:
-            with pytest.raises(DiskFullError, match="no space left"):
-                run(work)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
+        with pytest.raises(DiskFullError, match="no space left"):
+            run(work)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("shard")]
 
 
 def test_folder_source(tmp_path: Path) -> None:

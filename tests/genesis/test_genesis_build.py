@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX
 from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
-from neuroshard.data.genesis.torch_file import inspect_shard
+from neuroshard.data.genesis.torch_file import read_shard
 from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
 from neuroshard.errors import DataError, DiskFullError, StorageError, UsageError
@@ -81,7 +81,7 @@ def some_text(documents: int = 30) -> ListedText:
 def shard_ids(folder: Path) -> list[np.ndarray]:
     report = read_report(folder)
     assert report is not None
-    return [np.array(inspect_shard(folder / f"shard_{i}.pt", max_tokens=10**7).map()) for i in range(report.shards)]
+    return [read_shard((folder / f"shard_{i}.pt").read_bytes(), "", max_tokens=10**7) for i in range(report.shards)]
 
 
 def test_a_built_folder_is_signed_sound_and_holds_the_text(tmp_path: Path) -> None:

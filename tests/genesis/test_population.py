@@ -22,7 +22,7 @@ from populating import (
 
 from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
 from neuroshard.data.genesis.object_store import Condition, Expected, StoredObject, Version
-from neuroshard.data.genesis.torch_file import inspect_shard
+from neuroshard.data.genesis.torch_file import read_shard
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
 from neuroshard.errors import ConflictError, DataError
 from neuroshard.genesis import verify_folder
@@ -30,7 +30,7 @@ from neuroshard.genesis.destination import FolderDestination
 
 
 def shard_ids(folder: Path, shard: int) -> np.ndarray:
-    return np.array(inspect_shard(folder / f"shard_{shard}.pt", max_tokens=10**7).map())
+    return read_shard((folder / f"shard_{shard}.pt").read_bytes(), "", max_tokens=10**7)
 
 
 def decoded(folder: Path, shards: Iterator[int] | range) -> list[str]:

@@ -20,7 +20,8 @@ from trio.testing import MockClock
 
 from benchmarks.node_process import TOKEN, NodeProcess, free_port
 from neuroshard.config.settings import Settings
-from neuroshard.data.fetcher import Fetcher, FileRequest
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.intake import FileRequest
 from neuroshard.data.opening import Genesis, open_genesis
 from neuroshard.data.source import open_source
 from neuroshard.errors import DataError

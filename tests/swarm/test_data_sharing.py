@@ -18,7 +18,7 @@ from trio.testing import MockClock
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.torch_file import inspect_shard
+from neuroshard.data.genesis.shard_stream import ShardForm
 from neuroshard.data.loading import ShardLoader
 from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.opening import Genesis, open_genesis
@@ -145,7 +145,9 @@ def shelf(source: Path, tmp_path_factory: pytest.TempPathFactory) -> DataShelf:
             shard = ShardId(number)
             digest = await genesis.shard_digest(shard)
             assert digest is not None
-            cache.store(shard, digest, inspect_shard(source / f"shard_{number}.pt", max_tokens=TOKENS), VOCABULARY)
+            with cache.writer(shard, digest, VOCABULARY, ShardForm("shard", TOKENS)) as writer:
+                writer.write((source / f"shard_{number}.pt").read_bytes())
+                cache.take(shard, digest, writer)
 
     anyio.run(fill)
     return DataShelf(here / "store", cache)
@@ -366,7 +368,7 @@ def test_shards_from_others_obey_the_storage_limit(play: Callable[[Callable[[Wor
         world.cdn.is_up = False
         world.add("giver")
         genesis = await world.genesis()
-        folder, one = world.folder / "cache", TOKENS * 8 + 64 * 1024 + 4096 + 2 * TOKENS  # while it is fetched
+        folder, one = world.folder / "cache", 4096 + 2 * TOKENS
         cache = ShardCache(folder, limit_bytes=one)
         loader = ShardLoader(genesis, cache, vocabulary_size=VOCABULARY)
         for shard in (0, 1, 0):

@@ -9,11 +9,9 @@ from __future__ import annotations
 import io
 import re
 import struct
-import zipfile
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +21,14 @@ from neuroshard.errors import DataError
 MAX_CONTAINER_BYTES = 64 * 1024  # everything in a shard file but the tokens
 _MAX_RECORDS = 16
 _MAX_SMALL_RECORD_BYTES = 4096
-_ITEM_BYTES = 8
+ITEM_BYTES = 8
 _ALIGNMENT = 64  # where torch puts a tensor's first byte
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory
 _END64_LOCATOR_BYTES, _END64_BYTES = 20, 56
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
+_LOCAL_MAGIC = b"PK\x03\x04"
 
 _PUT = rb"(?:q.|r.{4})"  # the pickler's memo marks carry no value
 _INT = rb"(?:K(.)|M(..)|J(.{4}))"
@@ -55,79 +54,126 @@ class _Record:
 
 
 @dataclass(frozen=True)
-class TokenRecord:
-    """Where the tokens of a checked shard file lie."""
+class TokenPlace:
+    """Where the tokens of a checked shard file lie, and the CRC-32 that the file tells of them."""
 
-    path: Path
-    offset: int
-    token_count: int
+    start: int
+    count: int
     crc32: int
 
-    def map(self) -> NDArray[np.int64]:
-        """The tokens, mapped read-only: (token_count,) int64."""
-        return np.memmap(self.path, dtype="<i8", mode="r", offset=self.offset, shape=(self.token_count,))
-
-    def verify_checksum(self) -> None:
-        """Read all tokens once and compare the container's CRC-32. Raises DataError when they differ."""
-        if zlib.crc32(self.map().data) != self.crc32:
-            raise DataError(f"{self.path.name} is damaged: its tokens do not match the checksum in the file.")
+    @property
+    def stop(self) -> int:
+        """Where they end."""
+        return self.start + self.count * ITEM_BYTES
 
 
-def inspect_shard(path: Path, *, max_tokens: int, exact_tokens: int | None = None) -> TokenRecord:
-    """Check a shard file and say where its tokens lie; reads a few kilobytes whatever the file claims.
+class SeekableBytes(Protocol):
+    """What is read of a file."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a place; where that is."""
+        ...
+
+    def read(self, size: int, /) -> bytes:
+        """The bytes that follow; fewer at the end."""
+        ...
+
+
+def inspect_container(
+    file: SeekableBytes, name: str, *, max_tokens: int, exact_tokens: int | None = None
+) -> TokenPlace:
+    """Check a shard file and say where its tokens lie; reads a few kilobytes of it, and no tokens.
 
     Raises DataError for anything but one stored, contiguous, one-dimensional int64 tensor of 1..max_tokens ids (of
-    exactly `exact_tokens` when given), and OSError when the file cannot be read.
+    exactly `exact_tokens` when given).
     """
-    with path.open("rb") as file:
-        tokens, count = _inspect(file, path.name, max_tokens, exact_tokens)
-    return TokenRecord(path, tokens.start, count, tokens.crc)
-
-
-def read_shard(content: bytes, name: str, *, max_tokens: int, exact_tokens: int | None = None) -> NDArray[np.int64]:
-    """The tokens of a shard file that is in memory: (n,) int64, without a copy. Raises DataError as `inspect_shard`."""
-    tokens, count = _inspect(io.BytesIO(content), name, max_tokens, exact_tokens)
-    return np.frombuffer(content, dtype="<i8", count=count, offset=tokens.start)
-
-
-def _inspect(file: BinaryIO, name: str, max_tokens: int, exact_tokens: int | None) -> tuple[_Record, int]:
     size = file.seek(0, io.SEEK_END)
-    if size > max_tokens * _ITEM_BYTES + MAX_CONTAINER_BYTES:
+    if size > max_tokens * ITEM_BYTES + MAX_CONTAINER_BYTES:
         raise DataError(f"{name} has {size} bytes, more than a shard of {max_tokens} tokens can have.")
     try:
         tokens, count = _check_tensor(file, _read_directory(file, size))
     except (_MalformedError, struct.error, UnicodeDecodeError) as error:
         raise DataError(f"{name} is not a shard file: {error}.") from error
+    check_token_count(name, count, max_tokens, exact_tokens)
+    return TokenPlace(tokens.start, count, tokens.crc)
+
+
+def read_shard(content: bytes, name: str, *, max_tokens: int, exact_tokens: int | None = None) -> NDArray[np.int64]:
+    """The tokens of a shard file that is in memory: (n,) int64, without a copy. Raises DataError, see above."""
+    place = inspect_container(io.BytesIO(content), name, max_tokens=max_tokens, exact_tokens=exact_tokens)
+    return np.frombuffer(content, dtype="<i8", count=place.count, offset=place.start)
+
+
+def check_token_count(name: str, count: int, max_tokens: int, exact_tokens: int | None) -> None:
+    """Raises DataError when a shard may not have so many tokens."""
     if not 1 <= count <= max_tokens or (exact_tokens is not None and count != exact_tokens):
         wanted = f"exactly {exact_tokens}" if exact_tokens is not None else f"1 to {max_tokens}"
         raise DataError(f"{name} holds {count} tokens, expected {wanted}.")
-    return tokens, count
 
 
-def write_shard(file: BinaryIO, tokens: NDArray[np.integer[Any]]) -> None:
-    """Write (n,) token ids as a file that `torch.load(weights_only=True)` reads; equal tokens give equal bytes."""
+def expected_place(head: bytes | bytearray) -> tuple[int, int] | None:
+    """Start and number of the tokens, by what a shard file begins with; None as long as that does not tell.
+
+    It is what the file claims: once all of it is there, `inspect_container` says whether that is true.
+    """
+    described = _TENSOR_PICKLE.search(head)
+    if described is None:
+        return None
+    at = head.find(_LOCAL_MAGIC, described.end())
+    while at >= 0 and len(head) >= at + _LOCAL.size:
+        fields = _LOCAL.unpack_from(head, at)
+        name_size, extra_size = fields[-2:]
+        name = bytes(head[at + _LOCAL.size : at + _LOCAL.size + name_size])
+        if len(name) == name_size and name.partition(b"/")[2] == b"data/0":
+            return at + _LOCAL.size + name_size + extra_size, _numbers(described)[0]
+        at = head.find(_LOCAL_MAGIC, at + 1)
+    return None
+
+
+def shard_bytes(tokens: NDArray[np.integer[Any]]) -> bytes:
+    """The file of (n,) token ids, which `torch.load(weights_only=True)` reads; equal tokens give equal bytes.
+
+    Put together here because a ZipFile would copy the tokens once more.
+    """
     if tokens.ndim != 1 or tokens.size == 0:
         raise ValueError(f"a shard needs a non-empty one-dimensional array, got shape {tokens.shape}")
-    payload = np.ascontiguousarray(tokens, dtype="<i8")
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=False) as container:
-        container.writestr(_entry("archive/data.pkl"), _tensor_pickle(payload.size))
-        container.writestr(_entry("archive/byteorder"), b"little")
-        entry = _entry("archive/data/0")
-        start = file.tell() + _LOCAL.size + len(entry.filename) + 4
-        fill = -start % _ALIGNMENT
-        entry.extra = b"FB" + struct.pack("<H", fill) + b"Z" * fill  # torch's own padding field
-        container.writestr(entry, payload.data.cast("B"))
-        container.writestr(_entry("archive/version"), b"3\n")
+    payload = np.ascontiguousarray(tokens, dtype="<i8").data.cast("B")
+    written = _Written([], [], 0)
+    _add(written, b"archive/data.pkl", _tensor_pickle(tokens.size))
+    _add(written, b"archive/byteorder", b"little")
+    _add(written, b"archive/data/0", payload, is_aligned=True)
+    _add(written, b"archive/version", b"3\n")
+    directory = b"".join(written.directory)
+    end = _END.pack(b"PK\x05\x06", 0, 0, 4, 4, len(directory), written.size, 0)
+    return b"".join((*written.parts, directory, end))
 
 
 class _MalformedError(Exception):
     """What is wrong with a container, in words."""
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name)  # its date is a constant, 1980
-    entry.create_system = 0  # else the bytes depend on the operating system
-    return entry
+@dataclass
+class _Written:
+    """A container in the making."""
+
+    parts: list[bytes | memoryview]
+    directory: list[bytes]
+    size: int  # of the parts
+
+
+def _add(written: _Written, name: bytes, data: bytes | memoryview, *, is_aligned: bool = False) -> None:
+    """One stored entry, dated 1980 whatever the clock says."""
+    extra = b""
+    if is_aligned:
+        fill = -(written.size + _LOCAL.size + len(name) + 4) % _ALIGNMENT
+        extra = b"FB" + struct.pack("<H", fill) + b"Z" * fill  # torch's own padding field
+    version, flags, method, time, date = 20, 0, 0, 0, 1 << 5 | 1
+    facts = (version, flags, method, time, date, zlib.crc32(data), len(data), len(data), len(name), len(extra))
+    written.directory.append(
+        _CENTRAL.pack(b"PK\x01\x02", version, *facts, 0, 0, 0, 0o600 << 16, written.size) + name + extra
+    )
+    written.parts += (_LOCAL.pack(_LOCAL_MAGIC, *facts) + name + extra, data)
+    written.size += _LOCAL.size + len(name) + len(extra) + len(data)
 
 
 def _tensor_pickle(count: int) -> bytes:
@@ -146,7 +192,7 @@ def _tensor_pickle(count: int) -> bytes:
     )
 
 
-def _read_exactly(file: BinaryIO, offset: int, size: int, what: str) -> bytes:
+def _read_exactly(file: SeekableBytes, offset: int, size: int, what: str) -> bytes:
     if offset < 0:
         raise _MalformedError(f"{what} lies outside the file")
     file.seek(offset)
@@ -156,7 +202,7 @@ def _read_exactly(file: BinaryIO, offset: int, size: int, what: str) -> bytes:
     return data
 
 
-def _read_directory(file: BinaryIO, file_size: int) -> dict[str, _Record]:
+def _read_directory(file: SeekableBytes, file_size: int) -> dict[str, _Record]:
     """Records by name without their archive prefix; their bytes must not overlap."""
     end = _read_exactly(file, file_size - _END.size, _END.size, "the end of its directory")
     magic, disk, first_disk, here, count, size, offset, comment = _END.unpack(end)
@@ -188,7 +234,7 @@ def _check_zip64(data: bytes, count: int, size: int, offset: int) -> None:
         raise _MalformedError("its zip64 locator points elsewhere")
 
 
-def _parse_central(file: BinaryIO, directory: bytes, count: int) -> list[_Record]:
+def _parse_central(file: SeekableBytes, directory: bytes, count: int) -> list[_Record]:
     records: list[_Record] = []
     at = 0
     for _ in range(count):
@@ -205,12 +251,12 @@ def _parse_central(file: BinaryIO, directory: bytes, count: int) -> list[_Record
     return records
 
 
-def _data_start(file: BinaryIO, header: int, name: bytes, size: int) -> int:
+def _data_start(file: SeekableBytes, header: int, name: bytes, size: int) -> int:
     """Check the local header of an entry against the directory; where its data begin."""
     local = _read_exactly(file, header, _LOCAL.size + len(name), "an entry")
     magic, _, flags, method, _, _, _, packed, plain, name_size, extra_size = _LOCAL.unpack_from(local)
     deferred = bool(flags & 0x08) and packed == plain == 0  # sizes then follow the data
-    if magic != b"PK\x03\x04" or method != 0 or flags & ~0x0808 or name_size != len(name):
+    if magic != _LOCAL_MAGIC or method != 0 or flags & ~0x0808 or name_size != len(name):
         raise _MalformedError("an entry differs from the directory")
     if local[_LOCAL.size :] != name or not (deferred or packed == plain == size):
         raise _MalformedError("an entry differs from the directory")
@@ -233,7 +279,7 @@ def _by_name(records: list[_Record]) -> dict[str, _Record]:
     return named
 
 
-def _check_tensor(file: BinaryIO, records: dict[str, _Record]) -> tuple[_Record, int]:
+def _check_tensor(file: SeekableBytes, records: dict[str, _Record]) -> tuple[_Record, int]:
     """The record with the tokens and their number, when the rest of the container agrees with it."""
     allowed = {"data.pkl", "data/0", "byteorder", "version", ".format_version", ".storage_alignment",
                ".data/serialization_id"}  # fmt: skip
@@ -248,7 +294,13 @@ def _check_tensor(file: BinaryIO, records: dict[str, _Record]) -> tuple[_Record,
     match = _TENSOR_PICKLE.fullmatch(texts["data.pkl"])
     if match is None:
         raise _MalformedError("its description is not that of a one-dimensional int64 tensor")
-    numbers = [int.from_bytes(group, "little", signed=len(group) == 4) for group in match.groups() if group is not None]
-    if numbers[0] != numbers[1] or records["data/0"].size != numbers[0] * _ITEM_BYTES:
+    numbers = _numbers(match)
+    if numbers[0] != numbers[1] or records["data/0"].size != numbers[0] * ITEM_BYTES:
         raise _MalformedError("its stored length differs from its description")
     return records["data/0"], numbers[0]
+
+
+def _numbers(description: re.Match[bytes]) -> list[int]:
+    """The length of the storage and that of the tensor."""
+    groups = (group for group in description.groups() if group is not None)
+    return [int.from_bytes(group, "little", signed=len(group) == 4) for group in groups]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -39,7 +38,7 @@ from neuroshard.data.genesis.object_store import (
     put_current,
     put_once,
 )
-from neuroshard.data.genesis.torch_file import write_shard
+from neuroshard.data.genesis.torch_file import shard_bytes
 from neuroshard.errors import ConflictError, DataError
 from neuroshard.identity.signing import Signer
 from neuroshard.types import ShardId
@@ -117,9 +116,7 @@ class GenesisWriter:
         if ids.shape != (self.tokens_per_shard,):
             raise ValueError(f"a shard of this data set has shape ({self.tokens_per_shard},), got {ids.shape}")
         shard = ShardId(self.shard_count)
-        buffer = io.BytesIO()
-        write_shard(buffer, ids)
-        data = buffer.getvalue()
+        data = shard_bytes(ids)
         put_once(self._store, shard_name(shard), data)
         self._digests += sha256(data).digest()
         self._size_bytes += len(data)

@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from hashlib import file_digest, sha256
 from pathlib import Path
 
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX
@@ -18,6 +17,7 @@ from neuroshard.genesis.destination.protocol import checked_name, holder_name
 
 LOCK_NAME = ".populator.lock"
 _MAX_NOTE_BYTES = 1024
+_COMPARED_BYTES = 1 << 18  # at a time: they stay in the processor's cache
 
 
 class FolderDestination:
@@ -59,7 +59,7 @@ class FolderDestination:
         if expected is not Condition.ANY and _version_of(path) != expected:
             raise ConflictError(f"{path} was changed by somebody else.", "Start again to continue from what is there.")
         write_atomically(path, content)
-        return _checked(path, sha256(content).digest())
+        return _checked(path, content)
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """Files of the folder, see Destination."""
@@ -112,12 +112,13 @@ def _version_of(path: Path) -> Version | Condition:
         raise _cannot_be_read(path, error) from error
 
 
-def _checked(path: Path, digest: bytes) -> Version:
-    """The version of what was just written, once it was read back."""
+def _checked(path: Path, content: bytes) -> Version:
+    """The version of what was just written, once it was read back; compared as it is, which is faster than a digest."""
     try:
-        with path.open("rb") as file:
-            if file_digest(file, "sha256").digest() != digest:
-                raise StorageError(f"{path} does not hold what was written.", "Check the disk.")
+        with path.open("rb", buffering=0) as file:
+            for start in range(0, len(content) + 1, _COMPARED_BYTES):
+                if file.read(_COMPARED_BYTES) != content[start : start + _COMPARED_BYTES]:
+                    raise StorageError(f"{path} does not hold what was written.", "Check the disk.")
             return _version(os.fstat(file.fileno()))
     except OSError as error:
         raise _cannot_be_read(path, error) from error

@@ -9,9 +9,9 @@ from random import Random
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from neuroshard.data.fetcher import FileRequest, MemorySink, Transfer
 from neuroshard.data.genesis.object_store import StoredObject, Version
 from neuroshard.data.http_source import HttpSource
+from neuroshard.data.intake import FileRequest, MemorySink, Transfer
 from neuroshard.data.retry import FileMissingError, RetryPolicy, retry_delay
 from neuroshard.errors import DataUnavailableError
 
