@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pydoc_data import topics
+from typing import Any
 
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from hypothesis import settings
 
@@ -15,6 +18,17 @@ settings.load_profile("no clock")
 TEXT_BYTES = 150_000
 # Checkpoints as often as the ten steps between two of them allow, so that a test need not wait for the clock.
 SAVING_OFTEN = {"NEUROSHARD_CHECKPOINT_MIN_SECONDS": "0", "NEUROSHARD_CHECKPOINT_WRITE_GB_PER_DAY": "1000000"}
+
+
+@pytest.fixture
+def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent to a worker thread runs at once: a clock that jumps would not wait for a thread."""
+
+    async def run_inline(work: Callable[..., Any], *arguments: Any, **_options: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return work(*arguments)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", run_inline)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
@@ -14,7 +13,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from neuroshard.data.intake import FileRequest, Intake, MemorySink, Sink, Transfer
+from neuroshard.data.intake import FileRequest, Intake, IntakeThreads, MemorySink, Sink, Transfer
 from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.other_givers import OtherGivers, SourceChoice
 from neuroshard.data.retry import (
@@ -87,7 +86,7 @@ class Fetcher:
         async def accept() -> _T:
             return await anyio.to_thread.run_sync(finish)
 
-        with ThreadPoolExecutor(2, "shard") as threads:
+        with IntakeThreads() as threads:
             return await self._fetch(Transfer(request, sink), accept, threads)
 
     async def wait(self, name: str, error: DataError | StorageError, failures: int) -> None:
@@ -107,7 +106,7 @@ class Fetcher:
         self._active.pop(name, None)
 
     async def _fetch(
-        self, transfer: Transfer, accept: Callable[[], Awaitable[_T]], threads: Executor | None = None
+        self, transfer: Transfer, accept: Callable[[], Awaitable[_T]], threads: IntakeThreads | None = None
     ) -> _T:
         request = transfer.request
         failures = refusals = 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from concurrent.futures import Executor, Future, wait
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -14,6 +14,7 @@ from neuroshard.data.retry import FileDamagedError
 from neuroshard.errors import DataUnavailableError
 
 _BLOCK_BYTES = 1 << 20
+_BLOCKS_UNDER_WAY = 2
 
 
 @dataclass(frozen=True)
@@ -121,18 +122,37 @@ class Transfer:
         self.total = self.validator = None
 
 
+class IntakeThreads:
+    """Two threads, in which the blocks of a large transfer are hashed and written while more of it comes."""
+
+    def __init__(self) -> None:
+        self._hashing = ThreadPoolExecutor(1, "shard-hash")
+        self._writing = ThreadPoolExecutor(1, "shard-write")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hashing.shutdown()
+        self._writing.shutdown()
+
+    def begin(self, transfer: Transfer, block: bytes) -> tuple[Future[None], Future[None]]:
+        """Blocks are taken in their order."""
+        return self._hashing.submit(transfer.hash, block), self._writing.submit(transfer.write, block)
+
+
 class Intake:
-    """Takes the chunks of one attempt. With threads, a block is hashed and written in two of them while the next comes.
+    """Takes the chunks of one attempt.
 
     All that was taken is written and hashed when the context ends, however it ends: a later attempt goes on from there.
     """
 
-    def __init__(self, transfer: Transfer, threads: Executor | None = None) -> None:
+    def __init__(self, transfer: Transfer, threads: IntakeThreads | None = None) -> None:
         self.transfer = transfer
         self._threads = threads
         self._chunks: list[bytes] = []
         self._collected = 0  # bytes of these
-        self._under_way: Sequence[Future[None]] = ()
+        self._under_way: deque[Future[None]] = deque()  # two for each block
 
     def __enter__(self) -> Self:
         return self
@@ -149,31 +169,30 @@ class Intake:
         self._chunks.append(chunk)
         self._collected += len(chunk)
         if self._collected >= _BLOCK_BYTES:
-            await self._begin_block(self._threads)
+            await self._wait(2 * (_BLOCKS_UNDER_WAY - 1))
+            self._under_way.extend(self._threads.begin(self.transfer, self._taken()))
 
     async def end(self) -> None:
         """The source says that is all. Raises DataUnavailableError or FileDamagedError when it is not."""
         if self._threads is not None and self._under_way:
-            await self._begin_block(self._threads)
-            await self._block_done()
+            self._under_way.extend(self._threads.begin(self.transfer, self._taken()))
+            await self._wait(0)
         self._settle()
         self.transfer.end()
 
-    async def _begin_block(self, threads: Executor) -> None:
-        await self._block_done()
-        block = self._taken()
-        self._under_way = tuple(threads.submit(work, block) for work in (self.transfer.hash, self.transfer.write))
-
-    async def _block_done(self) -> None:
-        for future in self._under_way:
-            await anyio.to_thread.run_sync(future.result)
-        self._under_way = ()
+    async def _wait(self, most: int) -> None:
+        """Until no more than so many halves of blocks are under way."""
+        while len(self._under_way) > most:
+            future = self._under_way[0]
+            if not future.done():
+                await anyio.to_thread.run_sync(wait, [future])
+            self._under_way.popleft().result()
 
     def _settle(self) -> None:
-        """Wait for the block under way, and do what is left here: a millisecond of work each."""
+        """Wait for what is under way, and do what is left here: some milliseconds of work."""
         wait(self._under_way)
-        for future in self._under_way:
-            future.result()
+        while self._under_way:
+            self._under_way.popleft().result()
         block = self._taken()
         self.transfer.write(block)
         self.transfer.hash(block)

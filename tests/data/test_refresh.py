@@ -313,6 +313,7 @@ def test_an_unsigned_source_that_was_signed_once_must_stay_signed(tmp_path: Path
     run(work)
 
 
+@pytest.mark.usefixtures("inline_threads")
 def test_looks_are_apart_and_spread(tmp_path: Path) -> None:
     """Two nodes that start together do not look together."""
     publish(tmp_path / "g", 16)
@@ -334,7 +335,7 @@ def test_looks_are_apart_and_spread(tmp_path: Path) -> None:
         return [then - began for then in looks]
 
     one, other = (
-        anyio.run(times_of, seed, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0.01)})
+        anyio.run(times_of, seed, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
         for seed in (1, 2)
     )
     for times in (one, other):

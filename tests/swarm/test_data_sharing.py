@@ -164,7 +164,7 @@ def pins(source: Path, tmp_path_factory: pytest.TempPathFactory) -> GenesisPins:
 
 @pytest.fixture
 def play(
-    source: Path, shelf: DataShelf, pins: GenesisPins, tmp_path: Path
+    source: Path, shelf: DataShelf, pins: GenesisPins, tmp_path: Path, inline_threads: None
 ) -> Callable[[Callable[[World], Awaitable[Value]]], Value]:
     def played(scenario: Callable[[World], Awaitable[Value]]) -> Value:
         async def main() -> Value:
@@ -183,7 +183,7 @@ def play(
                 with anyio.fail_after(10_000):
                     return await scenario(world)
 
-        return trio.run(main, clock=MockClock(autojump_threshold=0.02))  # files are read in threads meanwhile
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
 
     return played
 
