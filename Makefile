@@ -12,13 +12,13 @@ PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/
 DEMO ?=
 TESTS ?=
 
-.PHONY: demo test check bench web clean chromium nginx native
+.PHONY: demo test check bench web clean chromium nginx xvfb native
 
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
 
 # All tests, two at once. Choose some with: make test TESTS="tests/data -x"
-test: $(DEVELOPMENT) chromium nginx
+test: $(DEVELOPMENT) chromium nginx xvfb
 	$(PY) -m pytest --numprocesses 2 --dist worksteal $(TESTS)
 
 # What a machine can say about the code: style, types, room diagram, sizes.
@@ -96,3 +96,12 @@ nginx:
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light) >/dev/null \
 	    || echo "nginx could not be installed: its tests will skip"; \
 	else echo "No nginx found: its tests will skip"; fi
+
+# The same for a display without a screen, which tests ask when it was last touched.
+xvfb:
+	@if $(PY) tests/node/find_xvfb.py >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ]; then \
+	  echo "Installing Xvfb for the tests of idle computers"; \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends xvfb) >/dev/null \
+	    || echo "Xvfb could not be installed: its tests will skip"; \
+	else echo "No Xvfb found: its tests will skip"; fi

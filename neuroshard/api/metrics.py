@@ -16,6 +16,7 @@ from neuroshard.api.metric_families import PREFIX, known_gauges
 from neuroshard.api.pipeline_metrics import pipeline_metrics
 from neuroshard.api.round_metrics import round_metrics
 from neuroshard.api.views.network import refusals
+from neuroshard.status.kindness import Action
 from neuroshard.status.snapshot import ConnectionKind, NetworkState, NodeState, NodeStatus
 from neuroshard.telemetry.counters import CounterValue
 
@@ -51,6 +52,10 @@ def snapshot_metrics(status: NodeStatus, age_seconds: float) -> Iterator[Metric]
     for state in NodeState:
         states.add_metric([state.value], 1.0 if status.state is state else 0.0)
     yield states
+    actions = GaugeMetricFamily(PREFIX + "training_allowed", "1 for what training may do", labels=["action"])
+    for action in Action:
+        actions.add_metric([action.value], 1.0 if status.kindness.decision.action is action else 0.0)
+    yield actions
     yield from _gauges(status, age_seconds)
     yield from _totals(status)
     yield from _network(status)
@@ -77,6 +82,7 @@ def _gauges(status: NodeStatus, age_seconds: float) -> Iterator[Metric]:
         ("tokens_per_second", "Tokens trained on a second", training.tokens_per_second),
         ("step_seconds", "Duration of an inner step", training.step_seconds),
         ("inner_step", "Inner steps since the last outer step", status.diloco.inner_step),
+        ("compute_share", "Share of the time in which training may compute", status.kindness.decision.share),
         ("peers", "Other nodes", len(status.peers)),
         ("memory_limit_bytes", "Memory limit", memory.limit_mb * 1e6 if memory else None),
         ("resident_memory_bytes", "Resident memory", memory.resident_mb * 1e6 if memory else None),

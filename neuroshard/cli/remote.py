@@ -57,6 +57,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     paths: Mapping[str, str] = answer["paths"]
     rows: list[tuple[str, Any]] = [
         ("state", f"{answer['state']}: {answer['state_reason']}"),
+        *kindness_rows(answer),
         ("learning", answer["verification"]["reason"]),
         ("node", answer.get("node_id") or "not known yet"),
         ("wallet", answer.get("wallet_id") or "not known yet"),
@@ -72,6 +73,20 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     if checkpoints.get("alarm"):
         rows.append(("alarm", checkpoints["alarm"]))
     return [f"{name:12} {value}" for name, value in rows]
+
+
+def kindness_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """By which rule training pauses or is slowed down, until when, and what is looked at for that."""
+    kindness: Mapping[str, Any] = answer["kindness"]
+    decision: Mapping[str, Any] = kindness["decision"]
+    rows: list[tuple[str, str]] = []
+    if decision["rule"]:
+        until = decision["until"]
+        when = "" if until is None else f" (until {_local_time(until)})"
+        rule = "by hand" if decision["rule"] == "user" else f"by {decision['rule']}"
+        rows.append(("gives way", f"{decision['reason']}{when} [{rule}]"))
+    rows += [("looks at", f"{reading['name']}: {reading['value']}") for reading in kindness["readings"]]
+    return rows
 
 
 def network_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -181,7 +196,10 @@ def logs(
         time.sleep(FOLLOW_SECONDS)
 
 
+def _local_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
 def log_line(record: Mapping[str, Any]) -> str:
     """A log record for people, in local time."""
-    when = datetime.fromtimestamp(record["time"]).astimezone().isoformat(sep=" ", timespec="seconds")
-    return f"{when} {record['level']:7} {record['message']}"
+    return f"{_local_time(record['time'])} {record['level']:7} {record['message']}"

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from neuroshard.config.data_dir import NodePaths
 from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
+from neuroshard.config.schedule import SCHEDULE_FORM, checked_spans
 
 DEFAULT_GENESIS = "https://dwquwt9gkkeil.cloudfront.net"
 
@@ -71,6 +72,13 @@ def _node_addresses(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(checked_multiaddr, value)))
 
 
+def _program_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    for name in value:
+        if not name or "/" in name or "\\" in name:
+            raise ValueError(f'"{name[:40]}" is not the bare name of a program')
+    return tuple(dict.fromkeys(value))
+
+
 def _run_id(value: str) -> str:
     text = value.strip().lower()
     if not re.fullmatch("[0-9a-f]{64}", text):
@@ -93,6 +101,8 @@ Whole = Annotated[int, BeforeValidator(_no_bool)]
 Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(_expanded)]
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_node_addresses)]
+Spans = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(checked_spans), Field(max_length=64)]
+Programs = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_program_names), Field(max_length=64)]
 _YES_NO = "true or false"
 
 
@@ -153,6 +163,28 @@ class Settings(BaseModel):
     port_mapping: Annotated[bool, Note("true or false; whether to ask the router to open a port")] = True
     relay: Annotated[bool, Note("true or false; whether to be reached through a relay behind a router")] = True
     training: Annotated[bool, Note(_YES_NO)] = True
+    train_when: Annotated[
+        Literal["always", "idle"],
+        Note("always, or idle: only while nobody touches keyboard or mouse", Applies.AT_ONCE),
+    ] = "always"
+    idle_minutes: Annotated[
+        Real, Field(ge=0.1, le=1440), Note("0.1 to 1440 minutes without keyboard and mouse", Applies.AT_ONCE)
+    ] = 5.0
+    pause_on_battery: Annotated[bool, Note(_YES_NO, Applies.AT_ONCE)] = True
+    pause_on_full_screen: Annotated[
+        bool, Note("true or false; whether to pause while a program fills the screen", Applies.AT_ONCE)
+    ] = True
+    pause_for_programs: Annotated[Programs, Note("at most 64 names of programs, such as blender", Applies.AT_ONCE)] = ()
+    training_schedule: Annotated[Spans, Note(f"{SCHEDULE_FORM}; none: always", Applies.AT_ONCE)] = ()
+    cpu_percent: Annotated[
+        Whole, Field(ge=1, le=100), Note("1 to 100 percent of the time, in which training computes", Applies.AT_ONCE)
+    ] = 100
+    gpu_max_temperature: Annotated[
+        Whole | None, Field(ge=30, le=110), Note("30 to 110 degrees Celsius; unset: no limit", Applies.AT_ONCE)
+    ] = None
+    gpu_max_power: Annotated[
+        Whole | None, Field(ge=10, le=2000), Note("10 to 2000 watts; unset: no limit", Applies.AT_ONCE)
+    ] = None
     browser: Annotated[bool, Note(_YES_NO)] = True
     update_check: Annotated[bool, Note("true or false; whether to ask once a day for a newer version")] = False
     update_url: Annotated[

@@ -19,6 +19,8 @@ from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.configuration import Configuration, limit_source
 from neuroshard.node.contribution_keeper import ContributionKeeper
 from neuroshard.node.identity import node_identity
+from neuroshard.node.kindness.kept_pause import restore_pause
+from neuroshard.node.kindness.watch import KindnessWatch
 from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.society import Society, observe_network
@@ -88,6 +90,7 @@ class Application:
     async def _main(self) -> ExitReport:
         place, wish = self._place, PauseWish()
         settings, publisher = place.configuration.settings, Publisher(place.board)
+        publisher.warn(*restore_pause(wish, settings.data_dir))
         if not settings.training:
             wish.begin("Started without training: resume to train.")
         loop = CommandLoop(self._commands, place.board, place.configuration, place.stop.ask, wish)
@@ -106,8 +109,9 @@ class Application:
         beginning = Beginning(memory, publisher, startup, loop, society, arrival, wish)
         observe = partial(observe_network, society, publisher)
         keeper = ContributionKeeper(settings.data_dir, place.board, publisher)
+        kindness = KindnessWatch(place.configuration, wish, loop, publisher)
         updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []
-        companions = (loop.run, observe, society.networking.run, keeper.run, *updates)
+        companions = (loop.run, observe, society.networking.run, keeper.run, kindness.run, *updates)
         await accompanied(partial(self._live, beginning), *companions)
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 

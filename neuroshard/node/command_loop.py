@@ -8,9 +8,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
-from neuroshard.errors import NeuroShardError, NotReadyError
+from neuroshard.errors import NeuroShardError, NotReadyError, StorageError
 from neuroshard.node.configuration import Configuration
+from neuroshard.node.kindness.kept_pause import keep_pause
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import (
     Answer,
@@ -24,6 +26,7 @@ from neuroshard.status.commands import (
     Shutdown,
     UpdateSettings,
 )
+from neuroshard.status.kindness import Action, Decision
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.control import PAUSED_BY_USER, PauseWish
 
@@ -47,19 +50,40 @@ class CommandLoop:
         ask_to_stop: Callable[[str], None],
         wish: PauseWish,
     ) -> None:
-        """`wish` is obeyed by whatever trains next as well."""
+        """`wish` is obeyed by whatever trains next as well; what people ask for is kept for the next start."""
         self._channel = channel
         self._board = board
         self._configuration = configuration
         self._ask_to_stop = ask_to_stop
         self._wish = wish
+        self._decision = Decision()
         self._node: RunningNode | None = None
         self._is_between = False  # one set of stages and the next
+        self._commanded = anyio.Event()
+        self._keeping = anyio.Lock()
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """Of the accelerator that trains; None for any but NVIDIA's, or while nothing trains."""
+        return None if self._node is None else self._node.ground.device.gpu_uuid
+
+    async def until_commanded(self) -> None:
+        """Wait until somebody has asked for something that may change what the rules say."""
+        await self._commanded.wait()
 
     def attach(self, node: RunningNode) -> None:
         """From now on there is something to pause, save and talk to."""
         self._node, self._is_between = node, False
         node.apply_settings(self._configuration.settings)
+        self._throttle()
+
+    def obey(self, decision: Decision) -> None:
+        """Let what the owner's rules say hold, from now on and for whatever trains next."""
+        self._decision = decision
+        self._wish.follow_rule(decision.reason if decision.action is Action.PAUSE else "", decision.until)
+        self._throttle()
+        if self._node is not None:
+            self._node.trainer.look_at_wish()
 
     def detach(self) -> None:
         """Until other stages are attached there is not."""
@@ -100,6 +124,7 @@ class CommandLoop:
                 result = self._configuration.change(changes, str(self._board.current().state))
                 if self._node is not None:
                     self._node.apply_settings(self._configuration.settings)
+                self._wake_rules()
                 return result
             case Pause(duration):
                 return await self._pause(duration)
@@ -114,27 +139,60 @@ class CommandLoop:
         """Pause and wait until the accelerator is free."""
         if self._is_between:
             self._wish.begin(PAUSED_BY_USER, duration_seconds)
-            return self._told_between("The pause begins as soon as this node has its other layers.")
+            kept = await self._keep_wish()
+            return self._told_between(f"The pause begins as soon as this node has its other layers.{kept}")
         trainer = self._running()
         trainer.pause(duration_seconds)
+        self._throttle()
+        kept = await self._keep_wish()
         state = await trainer.wait_until_paused()
         if state is not NodeState.PAUSED and self._wish.holds:
             return CommandResult(state, "The node is leaving its layers or stopping; what it does next is paused.")
         if state is not NodeState.PAUSED:
             return CommandResult(state, "The pause did not begin: the node was resumed or stopped meanwhile.")
         until = "until it is resumed" if duration_seconds is None else f"for {duration_seconds:,.0f} seconds"
-        return CommandResult(state, f"Paused {until}; nothing is lost.")
+        rule = self._wish.rule_reason
+        also = f" By a rule of yours it would be as well: {rule}" if rule else ""
+        return CommandResult(state, f"Paused {until}; nothing is lost.{also}{kept}")
 
     async def _resume(self) -> CommandResult:
         if self._is_between:
             self._wish.end()
-            return self._told_between("Training goes on as soon as this node has its other layers.")
+            kept = await self._keep_wish()
+            return self._told_between(f"Training goes on as soon as this node has its other layers.{kept}")
         trainer = self._running()
         trainer.resume()
+        self._throttle()
+        kept = await self._keep_wish()
+        if rule := self._wish.rule_reason:
+            return CommandResult(
+                trainer.snapshot().state, f"Your pause has ended, but a rule of yours holds: {rule}{kept}"
+            )
         state = await trainer.wait_until_resumed()
         if state in (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING):
             return CommandResult(state, "Training does not go on: the node was paused again or stopped meanwhile.")
-        return CommandResult(state, "Training goes on.")
+        return CommandResult(state, f"Training goes on.{kept}")
+
+    async def _keep_wish(self) -> str:
+        """Let the next start know what was asked for; what to say when that fails."""
+        self._wake_rules()
+        async with self._keeping:  # the last word is what the next start finds
+            try:
+                await anyio.to_thread.run_sync(keep_pause, self._configuration.settings.data_dir, self._wish.asked)
+            except StorageError as error:
+                log.warning("%s", error)
+                return f" {error}"
+        return ""
+
+    def _wake_rules(self) -> None:
+        commanded, self._commanded = self._commanded, anyio.Event()
+        commanded.set()
+
+    def _throttle(self) -> None:
+        """What is in work before a pause ends at full speed."""
+        if self._node is not None:
+            share = 1.0 if self._wish.holds else self._decision.share
+            self._node.ground.compute.throttle(share or 1.0)
 
     def _told_between(self, message: str) -> CommandResult:
         return CommandResult(self._board.current().state, message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
@@ -22,6 +23,7 @@ class Device:
     kind: DeviceKind
     name: str
     memory_mb: int | None = None  # the accelerator's own, MB of 10**6 bytes; None where it shares the computer's
+    gpu_uuid: str | None = None  # as NVIDIA's driver writes it; None for all others
 
     def torch_device(self) -> torch.device:
         """The device for torch calls."""
@@ -36,7 +38,9 @@ def choose_device(wanted: str) -> Device:
         raise UsageError("--device mps, but PyTorch sees no Apple GPU here.", "Use --device cpu or auto.")
     if wanted in ("auto", "cuda") and torch.cuda.is_available():
         _, total = torch.cuda.mem_get_info()
-        return Device("cuda", torch.cuda.get_device_name(), int(total * USABLE_SHARE) // 1_000_000)
+        properties = cast("Any", torch.cuda.get_device_properties())  # pyright: ignore[reportUnknownMemberType]
+        uuid = f"GPU-{properties.uuid}"
+        return Device("cuda", torch.cuda.get_device_name(), int(total * USABLE_SHARE) // 1_000_000, uuid)
     if wanted in ("auto", "mps") and torch.backends.mps.is_available():
         return Device("mps", "Apple GPU")
     return Device("cpu", "CPU")

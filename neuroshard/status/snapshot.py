@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from neuroshard.status.contribution import ContributionStatus
 from neuroshard.status.data import DataStatus
+from neuroshard.status.kindness import KindnessStatus
 from neuroshard.status.paths import PathsStatus
 from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.status.rounds import StageRoundsStatus
@@ -342,6 +343,7 @@ class NodeStatus:
     paths: PathsStatus = field(default_factory=PathsStatus)
     is_demo: bool = False
     paused_until: float | None = None
+    kindness: KindnessStatus = field(default_factory=KindnessStatus)
     warnings: tuple[str, ...] = ()
     model: ModelStatus | None = None
     memory: MemoryStatus | None = None

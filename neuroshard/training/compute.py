@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 from threading import Condition, Event, Thread
 from typing import Any, TypeVar
 
@@ -49,9 +51,22 @@ class ComputeThread:
         self._closed = False
         self._changed = Condition()
         self._last = Priority.TRAINING
+        self._share = 1.0
+        self._worked = (-inf, 0.0)  # when the last job of training ended, and the seconds that it took
         self.cancelled = Event()
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+
+    def throttle(self, share: float) -> None:
+        """Let training compute in this share of the time, from now on; it rests between its jobs, the others do not.
+
+        Raises ValueError unless 0 < share <= 1.
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"a share of the time must be in (0, 1], got {share}")
+        with self._changed:
+            self._share = share
+            self._changed.notify()
 
     def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
         """Queue a job from any thread. Raises NotReadyError once the thread was closed."""
@@ -92,22 +107,38 @@ class ComputeThread:
         give_way(NICENESS)
         if self._cpu_threads is not None:
             torch.set_num_threads(self._cpu_threads)  # OpenMP keeps this per calling thread
-        while (job := self._next()) is not None:
-            self._run_job(job)
-            del job  # keeps the values of a finished job alive no longer than its caller does
+        while (turn := self._next()) is not None:
+            began = time.perf_counter()
+            self._run_job(turn[0])
+            if turn[1] is Priority.TRAINING and self._share < 1:
+                _wait_for_accelerator()
+                ended = time.perf_counter()
+                self._worked = ended, ended - began
+            del turn  # keeps the values of a finished job alive no longer than its caller does
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> tuple[_Job, Priority] | None:
         """Wait for the job whose turn it is; None when no more will come."""
         small, text, training = (self._waiting[priority] for priority in Priority)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or small or text or training)
-            if small:
-                return small.popleft()
-            if text and not (training and self._last is Priority.TEXT):
-                self._last = Priority.TEXT
-                return text.popleft()
-            self._last = Priority.TRAINING
-            return training.popleft() if training else None
+            while True:
+                rest = self._seconds_to_rest() if training and not self._closed else 0.0
+                is_due = bool(training) and rest <= 0
+                if small:
+                    return small.popleft(), Priority.SMALL
+                if text and not (is_due and self._last is Priority.TEXT):
+                    self._last = Priority.TEXT
+                    return text.popleft(), Priority.TEXT
+                if is_due:
+                    self._last = Priority.TRAINING
+                    return training.popleft(), Priority.TRAINING
+                if self._closed:
+                    return None
+                self._changed.wait(rest if training else None)
+
+    def _seconds_to_rest(self) -> float:
+        """Until training has computed in no more than its share of the time."""
+        ended, seconds = self._worked
+        return ended + seconds * (1 / self._share - 1) - time.perf_counter()
 
     @staticmethod
     def _run_job(job: _Job) -> None:
@@ -129,3 +160,11 @@ def _wake_up_from_thread(done: anyio.Event) -> Callable[[Future[Any]], None]:
         token.run_sync_soon(done.set)  # pyright: ignore[reportUnknownMemberType]
 
     return wake
+
+
+def _wait_for_accelerator() -> None:
+    """Until what was begun there has ended: only then it is known how long that took."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    elif torch.backends.mps.is_available():
+        torch.mps.synchronize()

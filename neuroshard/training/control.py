@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
@@ -13,28 +14,91 @@ PAUSED_BY_USER = "Paused by the user."
 T = TypeVar("T")
 
 
-class PauseWish:
-    """Whether training shall pause, why, and until when: what one trainer of a node leaves to the next one."""
+@dataclass(frozen=True)
+class AskedPause:
+    """A pause that somebody asked for, until whichever of the two clocks says that it is over.
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    The calendar goes on while a computer sleeps; the other clock does not mind when the calendar is set back.
+    """
+
+    reason: str
+    until: float | None = None  # seconds since the epoch; None: it has no end of its own
+    until_monotonic: float | None = None
+
+
+class PauseWish:
+    """Whether training shall pause, why, and until when: what one trainer of a node leaves to the next one.
+
+    Somebody may have asked for it, the owner's rules may want it, or both; what was asked for is told first.
+    """
+
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._monotonic = monotonic
-        self.holds = False
-        self.reason = ""
-        self._ends_at: float | None = None
+        self._wall_clock = wall_clock
+        self.asked: AskedPause | None = None
+        self._rule: tuple[str, float | None] | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether training shall pause."""
+        return self.asked is not None or self._rule is not None
+
+    @property
+    def reason(self) -> str:
+        """In a sentence; "" when none holds."""
+        if self.asked is not None:
+            return self.asked.reason
+        return "" if self._rule is None else self._rule[0]
+
+    @property
+    def rule_reason(self) -> str:
+        """Why the owner's rules want a pause, whoever asks for one as well; "" when they do not."""
+        return "" if self._rule is None else self._rule[0]
+
+    @property
+    def until(self) -> float | None:
+        """When it ends, in seconds since the epoch; None when that is not known, or none holds."""
+        if self.asked is not None:
+            return self.asked.until
+        return None if self._rule is None else self._rule[1]
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it still holds; None when it has no end of its own."""
-        return None if self._ends_at is None else max(0.0, self._ends_at - self._monotonic())
+        """How long what was asked for still holds; None when it has no end of its own."""
+        asked = self.asked
+        if asked is None or asked.until is None or asked.until_monotonic is None:
+            return None
+        return max(0.0, min(asked.until - self._wall_clock(), asked.until_monotonic - self._monotonic()))
 
     def begin(self, reason: str, duration_seconds: float | None = None) -> None:
-        """Wish for a pause, or give the present wish another reason and end."""
-        self.holds, self.reason = True, reason
-        self._ends_at = None if duration_seconds is None else self._monotonic() + duration_seconds
+        """Ask for a pause, or give the one that was asked for another reason and end."""
+        if duration_seconds is None:
+            self.asked = AskedPause(reason)
+        else:
+            now, monotonic = self._wall_clock(), self._monotonic()
+            self.asked = AskedPause(reason, now + duration_seconds, monotonic + duration_seconds)
+
+    def go_on_with(self, reason: str, begun: float, until: float | None) -> None:
+        """Ask again for what was asked for earlier, at `begun`; it lasts no longer than it did then."""
+        if until is None:
+            self.asked = AskedPause(reason)
+        elif (left := min(until - self._wall_clock(), until - begun)) > 0:
+            self.asked = AskedPause(reason, self._wall_clock() + left, self._monotonic() + left)
 
     def end(self) -> None:
-        """Wish for none."""
-        self.holds, self._ends_at = False, None
+        """Ask for none."""
+        self.asked = None
+
+    def expire(self) -> None:
+        """End what was asked for when it is over; whoever waits by one clock is late after a computer slept."""
+        if self.seconds_left == 0.0:
+            self.end()
+
+    def follow_rule(self, reason: str, until: float | None = None) -> None:
+        """The owner's rules want a pause; "" for none."""
+        self._rule = (reason, until) if reason else None
 
 
 class Control:
@@ -60,8 +124,13 @@ class Control:
 
     @property
     def seconds_until_resume(self) -> float | None:
-        """How long the pause still lasts; None when it has no end of its own."""
+        """How long the pause that was asked for still lasts; None when it has no end of its own."""
         return self._wish.seconds_left
+
+    @property
+    def paused_until(self) -> float | None:
+        """When the pause ends, in seconds since the epoch; None when that is not known, or none holds."""
+        return self._wish.until
 
     @property
     def must_hold(self) -> str | None:
@@ -78,6 +147,10 @@ class Control:
     def resume(self) -> None:
         """Ask to go on."""
         self._wish.end()
+        self._notify()
+
+    def look_again(self) -> None:
+        """The wish for a pause was changed by somebody else."""
         self._notify()
 
     def save(self) -> int:

@@ -46,8 +46,7 @@ class Trainer:
         A `wish` for a pause that outlives this trainer holds from its beginning.
         """
         self.parts = parts
-        self._control = Control(wish or PauseWish(monotonic))
-        self._wall_clock = wall_clock
+        self._control = Control(wish or PauseWish(monotonic, wall_clock))
         records = records or [TrainingRecord() for _ in parts.stages or (None,)]
         self._loops = compose(parts, records, Shared(self._control, wall_clock, monotonic, self._loop_changed))
         self._state = NodeState.STARTING
@@ -102,6 +101,11 @@ class Trainer:
     def resume(self) -> None:
         """Go on after a pause."""
         self._control.resume()
+        self._wake_waiting()
+
+    def look_at_wish(self) -> None:
+        """Obey the wish for a pause, which somebody else has changed."""
+        self._control.look_again()
         self._wake_waiting()
 
     def stop(self, words: str = FINAL_CHECKPOINT) -> None:
@@ -164,8 +168,7 @@ class Trainer:
     def snapshot(self) -> TrainerSnapshot:
         """The trainer now, as values that any thread may read; costs well under a millisecond."""
         state, reason = self._present_state()
-        remaining = self._control.seconds_until_resume
-        until = None if remaining is None else self._wall_clock() + remaining
+        until = self._control.paused_until
         return trainer_snapshot(self.parts, self._loops, TrainerState(state, reason, until), self._data_status())
 
     async def _work(self, last_step: int | None) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from itertools import pairwise
 from threading import Event
 
 import pytest
@@ -117,3 +118,45 @@ def test_computing_gives_way_to_everything_else(compute: ComputeThread) -> None:
     own = niceness()
     assert compute.submit(niceness).result() == max(own, NICENESS)
     assert niceness() == own
+
+
+def test_throttled_training_rests_between_its_jobs_and_other_work_does_not(compute: ComputeThread) -> None:
+    """Ratios of one run: a job as long as those before it, at a fifth of the time."""
+    compute.throttle(0.2)
+    begun: list[tuple[float, float]] = []
+
+    def job() -> None:
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.02:
+            pass
+        begun.append((start, time.perf_counter()))
+
+    jobs = [compute.submit(job) for _ in range(3)]
+    jobs[0].result()
+    compute.submit(lambda: None, Priority.SMALL).result()
+    compute.submit(lambda: None, Priority.TEXT).result()
+    assert len(begun) == 1
+    for one in jobs:
+        one.result()
+    for (start, end), (following, _) in pairwise(begun):
+        assert following - end >= 3.9 * (end - start)
+
+
+def test_a_rest_ends_as_soon_as_training_may_go_on(compute: ComputeThread) -> None:
+    compute.throttle(0.0001)
+    compute.submit(lambda: time.sleep(0.02)).result()
+    waiting = compute.submit(lambda: "done")
+    assert not waiting.done()
+    compute.throttle(1.0)
+    assert waiting.result(timeout=60) == "done"
+    with pytest.raises(ValueError, match="share"):
+        compute.throttle(0.0)
+
+
+def test_a_thread_that_rests_closes_at_once() -> None:
+    thread = ComputeThread(cpu_threads=1)
+    thread.throttle(0.0001)
+    thread.submit(lambda: time.sleep(0.02)).result()
+    last = thread.submit(lambda: "the last one")
+    thread.close()
+    assert last.result(timeout=0) == "the last one"

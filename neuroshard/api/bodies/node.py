@@ -9,6 +9,7 @@ from neuroshard.api.bodies.contribution import WorkBody
 from neuroshard.api.bodies.data import DataBody
 from neuroshard.api.bodies.network import NetworkBody, PeerBody, SwarmBody
 from neuroshard.api.bodies.pipeline import PipelineSummary
+from neuroshard.status.kindness import Action
 from neuroshard.status.snapshot import LossTrend, NodeState, StageState, Verdict
 from neuroshard.types import Role
 
@@ -183,6 +184,31 @@ class PathsBody(Answer):
     api_secret: Text
 
 
+class DecisionBody(Answer):
+    """What training may do by the owner's rules, or by word."""
+
+    action: Action
+    reason: Text
+    rule: Text = Field(description='the setting that decided, "user" for a pause by hand, "" when nothing holds it up')
+    until: Number = Field(description="when this ends, seconds since the epoch; null: not known")
+    share: Number = Field(description="of the time, in which training computes; 0 while it pauses")
+
+
+class ReadingBody(Answer):
+    """One thing that is looked at because a setting asks for it."""
+
+    name: Text
+    value: Text = Field(description="in words; why not, where it is not known")
+    is_known: bool = Field(description="false: it never pauses or slows training down")
+
+
+class KindnessBody(Answer):
+    """How training gives way to the owner of this computer."""
+
+    decision: DecisionBody
+    readings: list[ReadingBody]
+
+
 class StatusBody(Answer):
     """GET /api/status: the whole snapshot but for the training curve."""
 
@@ -200,6 +226,7 @@ class StatusBody(Answer):
     paths: PathsBody
     is_demo: bool
     paused_until: Number
+    kindness: KindnessBody
     warnings: list[Text]
     roles: list[Role]
     layers: Layers | None

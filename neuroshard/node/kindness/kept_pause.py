@@ -1,0 +1,64 @@
+"""What people asked for survives a restart: a pause lies in the data folder until it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import cast
+
+from neuroshard.config.atomic_write import write_atomically
+from neuroshard.errors import StorageError
+from neuroshard.training.control import PAUSED_BY_USER, AskedPause, PauseWish
+
+PAUSE_FILE = "pause.json"
+MAX_PAUSE_BYTES = 10_000
+
+
+def keep_pause(folder: Path, asked: AskedPause | None) -> None:
+    """Store what was asked for, for the next start; None: nothing is. Raises StorageError."""
+    file = folder / PAUSE_FILE
+    try:
+        if asked is None:
+            file.unlink(missing_ok=True)
+        else:
+            write_atomically(file, json.dumps({"begun": time.time(), "until": asked.until}).encode())
+    except OSError as error:
+        raise StorageError(
+            f"This does not survive a restart: {file} cannot be written ({error.strerror}).", "Look at the disk."
+        ) from error
+
+
+def restore_pause(wish: PauseWish, folder: Path) -> tuple[str, ...]:
+    """Ask for the pause of an earlier start again, unless it is over; warnings.
+
+    One that cannot be read any more has no end: whoever asked for it did not want training to begin by itself.
+    """
+    file = folder / PAUSE_FILE
+    try:
+        begun, until = read_pause(file)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        wish.begin(PAUSED_BY_USER)
+        return (f"{file} is damaged ({error}): the node stays paused until it is resumed.",)
+    wish.go_on_with(PAUSED_BY_USER, begun, until)
+    return ()
+
+
+def read_pause(file: Path) -> tuple[float, float | None]:
+    """When it began and when it ends (None: not by itself), in seconds since the epoch. Raises OSError, ValueError."""
+    with file.open("rb") as stream:
+        text = stream.read(MAX_PAUSE_BYTES)
+    content: object = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - one error for all that is wrong with a file
+    table = cast("dict[str, object]", content)
+    begun, until = table.get("begun"), table.get("until")
+    if not _is_time(begun) or not (until is None or _is_time(until)):
+        raise ValueError("it has other members")
+    return float(cast("float", begun)), None if until is None else float(cast("float", until))
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12

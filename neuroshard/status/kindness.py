@@ -1,0 +1,44 @@
+"""What the owner sees of the rules by which training gives way: the decision, why, and what was looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+USER = "user"  # in place of a rule: somebody asked for the pause
+
+
+class Action(StrEnum):
+    """What training may do now."""
+
+    RUN = "run"
+    THROTTLE = "throttle"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What training may do, and why."""
+
+    action: Action = Action.RUN
+    reason: str = "Nothing holds training up."  # a sentence
+    rule: str = ""  # the setting that decided, or USER; "" when nothing holds training up
+    until: float | None = None  # seconds since the epoch, where it is known when this ends
+    share: float = 1.0  # of the time, in which training computes; 0 while it pauses
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One thing that is looked at because a setting asks for it."""
+
+    name: str  # for people: "keyboard and mouse"
+    value: str  # "idle for 3 minutes", or why it is not known
+    is_known: bool = True
+
+
+@dataclass(frozen=True)
+class KindnessStatus:
+    """The decision that holds, and what it rests on."""
+
+    decision: Decision = Decision()
+    readings: tuple[Reading, ...] = ()

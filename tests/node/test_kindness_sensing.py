@@ -1,0 +1,293 @@
+"""What is looked at: real files, processes and X server, and outputs as the programs of a system print them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from find_xvfb import find_xvfb
+
+from neuroshard.node.kindness.policy import GpuReading, Rules, Unknown
+from neuroshard.node.kindness.sensing.battery import runs_on_battery, runs_on_battery_linux
+from neuroshard.node.kindness.sensing.gpu import GpuSensor
+from neuroshard.node.kindness.sensing.look import Sensors
+from neuroshard.node.kindness.sensing.outputs import hid_idle_seconds, monitor_idle_seconds, session_idle_seconds
+from neuroshard.node.kindness.sensing.programs import running_of
+from neuroshard.node.kindness.sensing.windows import full_screen_from_state, idle_from_ticks
+from neuroshard.node.kindness.sensing.x11 import X11Display
+
+IOREG = """+-o Root  <class IORegistryEntry, id 0x100000100, retain 33>
+  +-o IOResources  <class IOResources, id 0x10000011a, registered, matched, active, busy 0 (0 ms), retain 60>
+    +-o IOHIDSystem  <class IOHIDSystem, id 0x1000003a1, registered, matched, active, busy 0 (0 ms), retain 19>
+        {
+          "HIDIdleTime" = 83522117458
+          "HIDParameters" = {"HIDIdleTime" = 83522117458,"HIDClickTime"=500000000}
+        }
+"""
+
+
+@pytest.mark.parametrize(
+    ("supplies", "expected"),
+    [
+        ({}, False),  # a computer without a battery
+        ({"AC": "Mains  1 ", "BAT0": "Battery   Charging"}, False),
+        ({"AC": "Mains  0 ", "BAT0": "Battery   Discharging"}, True),
+        ({"AC": "Mains  0 ", "BAT0": "Battery   Not charging"}, False),
+        ({"hidpp_battery_0": "Battery Device  Discharging"}, False),  # of a mouse
+        ({"hidpp_battery_0": "Battery Device  Discharging", "BAT1": "Battery System  Discharging"}, True),
+        ({"ADP1": "Mains  0 ", "ucsi-source-psy-1": "USB  1 ", "BAT0": "Battery   Discharging"}, False),
+        ({"BAT0": "Battery   Unknown"}, False),
+    ],
+)
+def test_the_battery_as_the_kernel_tells_it(tmp_path: Path, supplies: dict[str, str], expected: bool) -> None:
+    for name, facts in supplies.items():
+        (tmp_path / name).mkdir()
+        for file, text in zip(("type", "scope", "online", "status"), facts.split(" ", 3), strict=True):
+            if text:
+                (tmp_path / name / file).write_text(f"{text}\n")
+    assert runs_on_battery_linux(tmp_path) is expected
+
+
+def test_no_power_supplies_are_no_battery(tmp_path: Path) -> None:
+    assert runs_on_battery_linux(tmp_path / "none") is False
+    (tmp_path / "file").write_text("")
+    assert isinstance(runs_on_battery_linux(tmp_path / "file"), Unknown)
+    assert isinstance(runs_on_battery(), bool | Unknown)
+
+
+def test_programs_that_run_are_found_by_name(tmp_path: Path) -> None:
+    program = tmp_path / "A-Very-Long-Game-Name"  # longer than the 15 letters that the kernel keeps
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    wanted = ("a-very-long-game-name.exe", "another-game", Path(sys.executable).name)
+    assert "a-very-long-game-name.exe" not in running_of(wanted)
+    with subprocess.Popen([program, "60"]) as process:
+        try:
+            found = running_of(wanted)
+        finally:
+            process.kill()
+    assert "a-very-long-game-name.exe" in found
+    assert "another-game" not in found
+
+
+def test_this_process_is_no_reason_to_pause_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    own = psutil.Process()
+    monkeypatch.setattr(psutil, "process_iter", lambda: iter([own]))
+    assert running_of((own.name(),)) == frozenset()
+    assert own.pid == os.getpid()
+
+
+def test_idle_times_as_systems_tell_them() -> None:
+    assert hid_idle_seconds(IOREG) == pytest.approx(83.522117458)
+    assert isinstance(hid_idle_seconds("+-o Root"), Unknown)
+    assert session_idle_seconds("State=active\nIdleHint=no\nIdleSinceHint=0\n", 1e9) == 0.0
+    assert session_idle_seconds("State=active\nIdleHint=yes\nIdleSinceHint=1699999400000000\n", 1.7e9) == 600.0
+    assert isinstance(session_idle_seconds("IdleHint=yes\nIdleSinceHint=n/a\n", 1.7e9), Unknown)
+    assert isinstance(session_idle_seconds("", 1.7e9), Unknown)
+    assert monitor_idle_seconds("(uint64 61234,)\n") == 61.234
+    assert isinstance(monitor_idle_seconds("()\n"), Unknown)
+
+
+def test_windows_ticks_begin_again_after_49_days() -> None:
+    assert idle_from_ticks(5_000, 2_000) == 3.0
+    assert idle_from_ticks(1_000, 2**32 - 2_000) == 3.0
+    assert idle_from_ticks(-2_000, 2**32 - 5_000) == 3.0
+
+
+def test_what_windows_says_of_full_screen() -> None:
+    told = [full_screen_from_state(0, state) for state in range(1, 8)]
+    assert told == [False, True, True, True, False, False, False]
+    assert isinstance(full_screen_from_state(-2147467259, 0), Unknown)
+    assert isinstance(full_screen_from_state(0, 99), Unknown)
+
+
+class Driver:
+    """As much of pynvml as is asked; the driver restarts when told so."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        """As in pynvml."""
+
+    class NVMLError_NotSupported(NVMLError):  # noqa: N801, N818 - as in pynvml
+        """As in pynvml."""
+
+    def __init__(self) -> None:
+        self.is_lost = self.has_power = False
+        self.begun = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802 - as in pynvml
+        self.begun += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802 - as in pynvml
+        return uuid
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: N802 - as in pynvml
+        if self.is_lost:
+            raise self.NVMLError("GPU is lost")
+        return 71 if (handle, sensor) == ("GPU-1", 0) else 0
+
+    def nvmlDeviceGetPowerUsage(self, _: str) -> int:  # noqa: N802 - as in pynvml
+        if not self.has_power:
+            raise self.NVMLError_NotSupported("Not Supported")
+        return 215_400
+
+
+def test_a_gpu_that_does_not_tell_its_power_and_a_driver_that_restarts() -> None:
+    driver = Driver()
+    sensor = GpuSensor("GPU-1", driver)
+    assert sensor.look() == GpuReading(71, None)
+    driver.has_power = True
+    assert sensor.look() == GpuReading(71, 215.4)
+    driver.is_lost = True
+    assert sensor.look() == Unknown("the NVIDIA driver says: GPU is lost")
+    driver.is_lost = False
+    assert sensor.look() == GpuReading(71, 215.4)
+    assert driver.begun == 2
+
+
+def test_without_a_driver_a_gpu_is_unknown() -> None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        assert isinstance(GpuSensor("GPU-1").look(), Unknown)
+
+
+@pytest.fixture(scope="module")
+def screen() -> Iterator[str]:
+    """The name of a display."""
+    xvfb = find_xvfb()
+    if xvfb is None:
+        pytest.skip("no Xvfb here")
+    with display(xvfb) as (name, _):
+        yield name
+
+
+@contextmanager
+def display(xvfb: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A display of its own, and its server."""
+    reading, writing = os.pipe()
+    command = [xvfb, "-displayfd", str(writing), "-noreset", "-nolisten", "tcp", "-screen", "0", "640x480x24"]
+    with subprocess.Popen(command, pass_fds=[writing], stderr=subprocess.DEVNULL) as process:
+        os.close(writing)
+        try:
+            with os.fdopen(reading) as stream:
+                yield f":{stream.readline().strip()}", process
+        finally:
+            process.terminate()
+
+
+def test_a_real_display_tells_the_last_input(screen: str) -> None:
+    from Xlib import X
+    from Xlib.display import Display
+    from Xlib.ext import xtest
+
+    seen = X11Display(screen)
+    person: Any = Display(screen)
+    try:
+        before = seen.idle_seconds()
+        assert isinstance(before, float)
+        while (waited := seen.idle_seconds()) == before:
+            pass
+        assert isinstance(waited, float)
+        assert waited > before
+        xtest.fake_input(person, X.MotionNotify, x=10, y=10)
+        person.sync()
+        touched = seen.idle_seconds()
+        assert isinstance(touched, float)
+        assert touched < 1.0
+    finally:
+        seen.close()
+        person.close()
+
+
+def test_a_real_display_tells_whether_a_window_fills_the_screen(screen: str) -> None:
+    """The test is the window manager: it says which window is active, and what state that is in."""
+    from Xlib import Xatom
+    from Xlib.display import Display
+
+    seen = X11Display(screen)
+    desktop: Any = Display(screen)
+    try:
+        root = desktop.screen().root
+        assert seen.is_full_screen() == Unknown("no window manager tells which window is active")
+        atom = desktop.intern_atom
+        root.change_property(atom("_NET_SUPPORTED"), Xatom.ATOM, 32, [atom("_NET_WM_STATE_FULLSCREEN")])
+        desktop.sync()
+        assert seen.is_full_screen() is False
+        window = root.create_window(0, 0, 640, 480, 0, desktop.screen().root_depth)
+        root.change_property(atom("_NET_ACTIVE_WINDOW"), Xatom.WINDOW, 32, [window.id])
+        desktop.sync()
+        assert seen.is_full_screen() is False
+        states = [atom("_NET_WM_STATE_ABOVE"), atom("_NET_WM_STATE_FULLSCREEN")]
+        window.change_property(atom("_NET_WM_STATE"), Xatom.ATOM, 32, states)
+        desktop.sync()
+        assert seen.is_full_screen() is True
+        window.destroy()
+        desktop.sync()
+        assert seen.is_full_screen() is not True
+    finally:
+        seen.close()
+        desktop.close()
+
+
+def test_the_session_of_a_real_display(screen: str) -> None:
+    """What a rule asks for is looked at, and nothing else."""
+    sensors = Sensors("linux", {"DISPLAY": screen})
+    everything = sensors.look(Rules(only_idle=True, programs=("no-such-program",), gpu_celsius=60), None)
+    sensors.close()
+    assert isinstance(everything.idle_seconds, float)
+    assert everything.programs == frozenset()
+    assert isinstance(everything.gpu, Unknown)
+    nothing = sensors.look(Rules(pause_on_battery=False, pause_on_full_screen=False), None)
+    assert nothing == type(nothing)()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # python-xlib leaves sockets that it cannot connect
+def test_a_display_that_is_not_there_is_unknown_and_ends_nothing() -> None:
+    assert isinstance(X11Display(":987").idle_seconds(), Unknown)
+    sensors = Sensors("linux", {"DISPLAY": ":987", "WAYLAND_DISPLAY": "wayland-0", "PATH": ""})
+    seen = sensors.look(Rules(only_idle=True), None)
+    assert isinstance(seen.full_screen, Unknown)
+    assert isinstance(Sensors("linux", {}).look(Rules(), None).full_screen, Unknown)
+    assert isinstance(Sensors("freebsd", {}).look(Rules(only_idle=True), None).idle_seconds, Unknown)
+    gc.collect()
+
+
+def test_a_display_that_goes_away_is_unknown_until_it_is_back() -> None:
+    xvfb = find_xvfb()
+    if xvfb is None:
+        pytest.skip("no Xvfb here")
+    with display(xvfb) as (name, process):
+        seen = X11Display(name)
+        assert isinstance(seen.idle_seconds(), float)
+        process.kill()
+        process.wait()
+        assert seen.idle_seconds() == Unknown(f"the display {name} does not answer (ConnectionClosedError)")
+
+
+def test_what_costs_time_is_looked_at_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = [100.0], list[float]()
+
+    def told() -> float:
+        looks.append(clock[0])
+        return 30.0
+
+    monkeypatch.setattr("neuroshard.node.kindness.sensing.look.macos_idle_seconds", told)
+    sensors = Sensors("darwin", {}, lambda: clock[0])
+    idle = list[object]()
+    for clock[0] in (100.0, 101.0, 104.0, 105.0):
+        idle.append(sensors.look(Rules(only_idle=True), None).idle_seconds)
+    assert looks == [100.0, 105.0]
+    assert idle == [30.0, 31.0, 34.0, 30.0]
