@@ -29,8 +29,8 @@ class SliceStatistics:
     """Sums over the numbers of a slice, or of the whole vector, for each of n contributions by row number.
 
     A row with a number that is not finite has zeros in their place. The center is the coordinate-wise median, in every
-    block of 4,096 numbers that of the rows which are finite there; of fewer than MIN_ROBUST_MEMBERS rows, where no
-    majority has a direction, it is zero. All numbers are finite, and zero is +0.0.
+    block of 4,096 numbers that of the rows which are finite there (of sparse rows it is the mean); of fewer than
+    MIN_ROBUST_MEMBERS rows, where no majority has a direction, it is zero. All numbers are finite, and zero is +0.0.
     Raises ValueError when the fields contradict each other.
     """
 
@@ -72,14 +72,16 @@ class SliceStatistics:
             raise ValueError("a row that is not finite has no dot products")
 
 
-def slice_statistics(rows: SliceRows, *, with_gram: bool = False) -> SliceStatistics:
+def slice_statistics(rows: SliceRows, *, with_gram: bool = False, is_sparse: bool = False) -> SliceStatistics:
     """Statistics of one slice in one pass over its rows; `with_gram` costs n / 2 times as much arithmetic.
+
+    Of sparse rows the center is the mean: their median is zero nearly everywhere.
 
     Every block of 4,096 numbers is summed in float64 in the order of `sums`, and the sums of the blocks are added
     exactly and rounded once (Python's fsum). So vectors that are cut elsewhere, at multiples of 4,096, come to sums
     that differ in the last bits, and in nothing else.
     """
-    workspace = _Workspace(rows.count, with_gram)
+    workspace = _Workspace(rows.count, with_gram, is_sparse)
     pieces = [workspace.sums(chunk.numpy()) for _, chunk in rows.chunks(tuple(range(rows.count)))]
     finite = [all(flags) for flags in zip(*(flags for flags, _ in pieces), strict=True)]
     sums = [fsum(row) for row in np.concatenate([sums for _, sums in pieces], axis=1)]
@@ -103,8 +105,9 @@ def sum_statistics(slices: Sequence[SliceStatistics]) -> SliceStatistics:
 class _Workspace:
     """Memory for one chunk after the other: new memory for each would cost more than the arithmetic."""
 
-    def __init__(self, count: int, with_gram: bool) -> None:
+    def __init__(self, count: int, with_gram: bool, is_sparse: bool) -> None:
         self._count = count
+        self._is_sparse = is_sparse
         self._pairs = [(i, j) for i in range(count) for j in range(i)] if with_gram else []
         self._values = self._scratch = self._lanes = np.empty(0)
 
@@ -134,7 +137,8 @@ class _Workspace:
         if count < MIN_ROBUST_MEMBERS:
             lanes[count : 2 * count + 1] = 0.0
             return
-        center = _center(chunk, finite)
+        # what is not finite has become zero; the mean's length says nothing here, only its direction
+        center = self._values.sum(axis=0) / count if self._is_sparse else _center(chunk, finite)
         for row in range(count):
             fold_products(self._values[row], center, self._scratch, lanes[count + row])
         fold_products(center, center, self._scratch, lanes[2 * count])

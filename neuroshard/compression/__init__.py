@@ -6,7 +6,7 @@ from neuroshard.compression.error_feedback import next_residual, with_residual
 from neuroshard.compression.fp32 import Fp32Codec
 from neuroshard.compression.int4 import INT4_BLOCK, Int4Codec
 from neuroshard.compression.int8 import BLOCK, Int8Codec
-from neuroshard.compression.named import make_codec
+from neuroshard.compression.named import aggregate_codec, has_outer_momentum, make_codec, residual_decay
 
 __all__ = [
     "BLOCK",
@@ -17,8 +17,11 @@ __all__ = [
     "Int4Codec",
     "Int8Codec",
     "MalformedVectorError",
+    "aggregate_codec",
     "checked_vector",
+    "has_outer_momentum",
     "make_codec",
     "next_residual",
+    "residual_decay",
     "with_residual",
 ]

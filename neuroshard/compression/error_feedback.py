@@ -11,10 +11,13 @@ def with_residual(contribution: Tensor, residual: Tensor | None) -> Tensor:
     return contribution if residual is None else torch.add(contribution, residual)
 
 
-def next_residual(encoded: Tensor, decoded: Tensor | None) -> Tensor | None:
-    """encoded - decode(encode(encoded)) (d,): what the others did not get of it; None when nothing was lost.
+def next_residual(encoded: Tensor, decoded: Tensor | None, decay: float = 1.0) -> Tensor | None:
+    """decay * (encoded - decode(encode(encoded))) (d,): what the others did not get; None when nothing was lost.
 
     It is kept when the round commits; an abort keeps the old one, and a contribution that was refused leaves none. What
     clipping or trimming took away is no part of it: that was taken on purpose.
     """
-    return None if decoded is None or decoded is encoded else torch.sub(encoded, decoded)
+    if decoded is None or decoded is encoded:
+        return None
+    lost = torch.sub(encoded, decoded)
+    return lost if decay == 1.0 else lost.mul_(decay)

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from neuroshard.types import Architecture
 
 MAX_SEEDS = 16
-CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4"]
+CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from neuroshard.config.multiaddr import checked_multiaddr
-from neuroshard.config.run_parameters import MAX_SEEDS, GenesisPins, RunParameters
+from neuroshard.config.run_parameters import MAX_SEEDS, GenesisPins, OuterOptimization, RunParameters
 from neuroshard.identity.fields import hex_field
 from neuroshard.identity.signing import PUBLIC_KEY_BYTES
 from neuroshard.types import Architecture
@@ -36,11 +36,23 @@ def check_parameters(parameters: RunParameters) -> None:
         raise ValueError(f"seeds must be at most {MAX_SEEDS} addresses")
     for seed in parameters.seeds:
         checked_multiaddr(seed)
+    if (objection := scheme_objection(parameters.outer)) is not None:
+        raise ValueError(objection)
     if parameters.routing == "balanced" and parameters.admission == "strangers":
         raise ValueError(
             "routing must be lanes where strangers are admitted: balanced routing would let one hostile node touch "
             "the work of every driver"
         )
+
+
+def scheme_objection(outer: OuterOptimization) -> str | None:
+    """Why this codec and this aggregator cannot be together, or None (DESIGN 4.5)."""
+    if outer.codec == "topk" and outer.aggregator != "mean":
+        return (
+            f"codec must not be topk with aggregator {outer.aggregator}: of sparse contributions most numbers are zero "
+            "at every place, so what is trimmed or in the middle says nothing about them; use aggregator = mean"
+        )
+    return None
 
 
 def check_digests(pins: GenesisPins) -> None:

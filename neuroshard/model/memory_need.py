@@ -26,8 +26,8 @@ CACHED_TEXTS = 4  # that are continued with a stage at the same time
 OPEN_SESSIONS = 2  # microbatches whose ends are there while they are under way, of a model in one stage
 REMEMBERED_MICROBATCHES = 24  # that a stage has accumulated and whose drivers have not closed their sessions yet
 
-# Of a vector, in a round.
-ENCODED_SHARE: Mapping[CodecName, float] = {"fp32": 1.0, "bf16": 0.5, "int8": 0.25, "int4": 0.13}
+# Of a vector, in a round; of top-k mostly the aggregate, which is less sparse than the contributions.
+ENCODED_SHARE: Mapping[CodecName, float] = {"fp32": 1.0, "bf16": 0.5, "int8": 0.25, "int4": 0.13, "topk": 0.17}
 
 DeviceKind = Literal["cpu", "cuda", "mps"]
 

@@ -32,7 +32,7 @@ LATER_NAMES: Mapping[str, LaterName] = {
     "averager_rank": LaterName("averaging of gradients"),
 }
 LATER_VALUES: Mapping[str, frozenset[str]] = {
-    "codec": frozenset({"powersgd", "topk"}),
+    "codec": frozenset({"powersgd"}),
 }
 _HINT = "Leave the name out."
 

@@ -65,6 +65,7 @@ NAMES: Mapping[str, str] = {
     "wire_precision": "wire_precision",
     "routing": "routing",
 }
+SCHEME = frozenset({"aggregator", "codec"})  # what is allowed is a matter of both
 TABLES: Mapping[str, frozenset[str]] = {
     "architecture": frozenset({"depth", *(item.name for item in fields(Architecture))}),
     "genesis": frozenset(item.name for item in fields(GenesisPins)),
@@ -122,27 +123,32 @@ def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
 
     A table `architecture` is completed from the vocabulary of the parameters; one of `genesis` must be whole.
     """
-    for key, value in config.items():
+    scheme = {key: value for key, value in config.items() if key in SCHEME}
+    rest = [{key: value} for key, value in config.items() if key not in SCHEME]
+    for entries in [scheme, *rest] if scheme else rest:
         written = copy.deepcopy(cast("dict[str, Any]", run_parameters_to_json(parameters)))
-        if key == "architecture":
-            shape = _architecture(value, parameters.genesis.next_merge_id)
-            written["architecture"] = asdict(shape)
-        else:
-            *outer, name = NAMES.get(key, key).split(".")
-            target = written[outer[0]] if outer else written
-            target[name] = value
-        parameters = _checked(key, value, written)
+        for key, value in entries.items():
+            if key == "architecture":
+                written["architecture"] = asdict(_architecture(value, parameters.genesis.next_merge_id))
+            else:
+                *outer, name = NAMES.get(key, key).split(".")
+                target = written[outer[0]] if outer else written
+                target[name] = value
+        parameters = _checked(entries, written)
     return parameters
 
 
-def _checked(key: str, value: JsonValue, written: Mapping[str, JsonValue]) -> RunParameters:
+def _checked(entries: RunConfig, written: Mapping[str, JsonValue]) -> RunParameters:
     """Entries are put in place one by one, so that what is wrong can be told by the name the owner wrote."""
     try:
         return run_parameters_from_json(written)
     except RunParametersError as error:
         reason = error.message.removeprefix("The parameters of the run cannot be used: ")
-        shown = f" = {value!r}"[:100] if isinstance(value, str | int | float) else ""
-        raise UsageError(f"{key}{shown} cannot be used: {reason}", "Mend it in the file of the run.") from None
+        shown = ", ".join(
+            f"{key} = {value!r}"[:100] if isinstance(value, str | int | float) else key
+            for key, value in entries.items()
+        )
+        raise UsageError(f"{shown} cannot be used: {reason}", "Mend it in the file of the run.") from None
 
 
 def _architecture(value: JsonValue, vocabulary_size: int) -> Architecture:

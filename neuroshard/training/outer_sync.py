@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 from torch import Tensor
 
-from neuroshard.compression import next_residual, with_residual
+from neuroshard.compression import has_outer_momentum, next_residual, residual_decay, with_residual
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.model.tensor_schema import flatten, load_vector
 from neuroshard.model.transformer import StageModel
@@ -174,7 +174,8 @@ class OuterSync:
                     residual = self.residual
                     if not outcome.is_without_own:
                         encoded = contribution if outcome.late_for is None else outcome.late_for
-                        residual = await anyio.to_thread.run_sync(next_residual, encoded, outcome.sent)
+                        decay = residual_decay(parameters.codec)
+                        residual = await anyio.to_thread.run_sync(next_residual, encoded, outcome.sent, decay)
                         del encoded
                     del contribution  # its memory is wanted for the next state
                     after = await anyio.to_thread.run_sync(next_outer_state, before, local, outcome, parameters)
@@ -281,7 +282,8 @@ class OuterSync:
 
 
 def _stepped(state: OuterState, aggregate: Tensor, parameters: OuterOptimization) -> OuterState:
-    momentum = momentum_at(state.outer_step, parameters.momentum)
+    target = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
+    momentum = momentum_at(state.outer_step, target)
     return nesterov_outer_step(state, aggregate, parameters.learning_rate, momentum)
 
 

@@ -138,3 +138,27 @@ def test_who_did_too_little_work_is_neither_accepted_nor_refused() -> None:
     assert verdict.abort_reason is None
     with pytest.raises(ValueError, match="work of 3 members"):
         judge_statistics(slice_statistics(SliceRows.of(rows)), work=[1.0, 1.0, 1.0])
+
+
+def sparse_rows(count: int, seed: int = 0) -> torch.Tensor:
+    """The 16 largest of 512 numbers with a weak common direction, as top-k leaves them: hardly two share a place."""
+    rows = honest_rows(count, seed, common=0.5)
+    kept = rows.abs().topk(16, dim=1).indices
+    return torch.zeros_like(rows).scatter(1, kept, rows.gather(1, kept))
+
+
+@pytest.mark.parametrize("count", range(3, 9))
+def test_sparse_contributions_are_measured_against_their_mean(count: int) -> None:
+    rows = sparse_rows(count, seed=count)
+    total = slice_statistics(SliceRows.of(rows), is_sparse=True)
+    mean = rows.double().mean(dim=0)
+    assert total.center_dots == pytest.approx((rows.double() @ mean).tolist())
+    assert total.center_squared_norm == pytest.approx(mean.square().sum().item())
+    assert judge_statistics(total).accepted == tuple(range(count))
+
+
+def test_a_sparse_contribution_against_the_others_is_refused() -> None:
+    rows = sparse_rows(8)
+    rows[3] = -3 * sparse_rows(8)[[0, 1, 2, 4, 5]].mean(dim=0)
+    total = slice_statistics(SliceRows.of(rows), is_sparse=True)
+    assert dict(judge_statistics(total).refused) == {3: Refusal.DIRECTION}

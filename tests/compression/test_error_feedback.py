@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neuroshard.compression import Codec, make_codec, next_residual, with_residual
+from neuroshard.compression import Codec, make_codec, next_residual, residual_decay, with_residual
 
 
 def contribution(round_index: int, size: int = 5000) -> torch.Tensor:
@@ -24,17 +24,30 @@ def total(codec: Codec, rounds: int, *, feedback: bool) -> tuple[torch.Tensor, t
     return sent, residual
 
 
-@pytest.mark.parametrize("name", ["int8", "bf16"])
+@pytest.mark.parametrize("name", ["int8", "bf16", "int4"])
 def test_what_was_sent_and_the_residual_are_what_was_contributed(name: str) -> None:
     codec = make_codec(name)
     wanted = sum((contribution(index).double() for index in range(40)), torch.zeros(5000, dtype=torch.float64))
     sent, residual = total(codec, 40, feedback=True)
     assert residual is not None
     torch.testing.assert_close(sent + residual, wanted, atol=1e-5, rtol=0)
-    assert residual.abs().max() <= 1.01 / 127 / 2 if name == "int8" else residual.abs().max() < 0.01
+    assert residual.abs().max() <= {"int8": 1.01 / 127 / 2, "bf16": 0.01, "int4": 1.1 / 7 / 2}[name]
     plain, _ = total(codec, 40, feedback=False)
     if name == "int8":
         assert (plain - wanted).abs().max() > 3 * (sent - wanted).abs().max()
+
+
+def test_of_what_top_k_holds_back_a_part_is_forgotten_every_round() -> None:
+    codec, vector = make_codec("topk"), contribution(0)
+    decay, sent = residual_decay("topk"), codec.round_trip(vector)
+    residual = next_residual(vector, sent, decay)
+    assert residual is not None
+    torch.testing.assert_close(residual, 0.95 * (vector - sent))
+    assert residual_decay("int4") == 1.0
+    for _ in range(60):  # everything has its turn: 5,000 numbers, 64 + 64 of them a round
+        residual = next_residual(residual, codec.round_trip(residual), 1.0)
+        assert residual is not None
+    assert residual.norm() < 0.2 * (vector - sent).norm()
 
 
 def test_nothing_lost_is_no_residual_and_no_copy() -> None:

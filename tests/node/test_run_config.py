@@ -139,12 +139,24 @@ def test_what_this_version_does_anyway_may_be_said_and_makes_the_same_run(tmp_pa
         ('strategy = "sparta"', "strategy: synchronisation other than diloco is not in this version"),
         ("strategy = 0", "strategy: synchronisation"),
         ("sparse_avg = false", "sparse_avg: sparse averaging is not in this version"),
-        ('codec = "topk"', "codec: topk is not in this version"),
+        ('codec = "powersgd"', "codec: powersgd is not in this version"),
     ],
 )
 def test_values_that_come_later_are_told_as_such(tmp_path: Path, entry: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read(tmp_path, entry)
+
+
+@pytest.mark.parametrize("entries", ['codec = "topk"\naggregator = "mean"', 'aggregator = "mean"\ncodec = "topk"'])
+def test_codec_and_aggregator_are_looked_at_together(tmp_path: Path, entries: str) -> None:
+    shape = "architecture = { depth = 4 }"
+    made = new_parameters(read(tmp_path, f"{entries}\n{shape}"), PINS)
+    assert (made.outer.codec, made.outer.aggregator) == ("topk", "mean")
+    back = apply_config(made, read(tmp_path, 'aggregator = "median"\ncodec = "int8"'))
+    assert (back.outer.codec, back.outer.aggregator) == ("int8", "median")
+    for wrong in ('codec = "topk"', 'codec = "topk"\naggregator = "krum"'):
+        with pytest.raises(UsageError, match=r"codec = 'topk'.*sparse contributions.*use aggregator = mean"):
+            new_parameters(read(tmp_path, f"{wrong}\n{shape}"), PINS)
 
 
 def test_what_is_left_out_is_as_in_a_run_of_ones_own(tmp_path: Path) -> None:
