@@ -112,7 +112,8 @@ def _read_blocks(data: bytes | memoryview, first: int, last: int, length: int) -
     places = unpack_places(blocks[:, _LEVEL_BYTES:middle].reshape(-1), count * KEPT).reshape(count, KEPT)
     if count and not (places[:, 1:] > places[:, :-1]).all():
         raise MalformedVectorError("A topk vector has places that repeat or are not in order.")
-    codes = (blocks[:, middle:, None] >> np.array([0, 2, 4, 6], dtype=np.uint8) & 3).reshape(count, KEPT)
+    quarters = blocks[:, middle:, None] >> np.array([0, 2, 4, 6], dtype=np.uint8)
+    codes = (quarters & 3).astype(np.uint8).reshape(count, KEPT)
     values = np.take_along_axis(levels, (codes & 1).astype(np.int64), axis=1)
     values = np.where(codes & 2, np.float32(0) - values, values)  # 0 - 0 is 0, not -0
     everywhere = places.astype(np.int64) + PLACES * np.arange(first, last)[:, None]

@@ -33,7 +33,7 @@ from neuroshard.swarm.certified.member import RoundMember
 from neuroshard.swarm.certified.messages import ContributionSent, Message, ResultSaid, Signed
 from neuroshard.swarm.certified.roster import Member, Roster, Step
 from neuroshard.swarm.certified.setting import AnyBody, Contribution, Setting, Timing
-from neuroshard.swarm.certified.slices import SlicePlan, digest_of
+from neuroshard.swarm.certified.slices import Encoded, SlicePlan, digest_of
 from neuroshard.types import NodeId, RunId, WalletId
 
 PLAN = SlicePlan(3 * 4096)
@@ -198,7 +198,11 @@ class World:
             return Signed(one.member, body, repr((one.member, body)).encode())
 
         expected = frozenset(node for node, other in self.nodes.items() if other.root == one.root)
-        return Setting(step, self.plan, one.member, expected, sign, lambda _, part: len(part) <= 64, TIMING)
+
+        def fits(_index: int, part: Encoded) -> bool:
+            return len(part) <= 64
+
+        return Setting(step, self.plan, one.member, expected, sign, fits, fits, TIMING)
 
     def _part(self, node: NodeId, one: Participant, index: int) -> bytes:
         return sha256(f"{node} {one.number} {one.attempts} {index}".encode()).digest()

@@ -12,6 +12,7 @@ from donors import at_once
 from torch import Tensor
 from trio.testing import MockClock
 
+from neuroshard.compression import next_residual, residual_decay, with_residual
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork
@@ -82,6 +83,9 @@ class SimulatedReplica:
     objection: str = ""  # why it votes for nothing
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
     most_members: int = MAX_MEMBERS  # of a round
+    outer: OuterOptimization = OUTER
+    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
+    residual: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.weights = self.state.anchor.clone()
@@ -91,7 +95,7 @@ class SimulatedReplica:
         replica = Replica(
             Member(self.name, identity.wallet_id),
             STAGE,
-            StageRounds(RUN, 0, "schema", OUTER),
+            StageRounds(RUN, 0, "schema", self.outer, self.versions),
             SEQUENCES_PER_STEP,
             self._standing,
             self._peers,
@@ -124,6 +128,11 @@ class SimulatedReplica:
         door.add(self.group)
         door.serve(transport)
 
+    @property
+    def parameters(self) -> OuterOptimization:
+        """Those that hold at the present outer step."""
+        return self.outer if self.versions is None else self.versions(self.state.outer_step)
+
     def standing(self) -> Standing:
         return self.group.gathering.standing()
 
@@ -152,18 +161,25 @@ class SimulatedReplica:
     async def _step(self) -> None:
         self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
         self.steps, self.sequences = self.steps + 1, self.sequences + SEQUENCES_PER_STEP
-        is_due = self.sequences >= OUTER.inner_steps * SEQUENCES_PER_STEP
+        is_due = self.sequences >= self.outer.inner_steps * SEQUENCES_PER_STEP
         if self.may_be_alone and is_due and self.group.gathering.is_alone:
             await self.take_part()
 
     async def take_part(self) -> None:
         before = self.state
-        outcome = await self.group.exchange(before.anchor - self.weights, before.outer_step)
+        contribution = with_residual(before.anchor - self.weights, self.residual)
+        outcome = await self.group.exchange(contribution, before.outer_step)
         self.outcomes.append(outcome)
         if isinstance(outcome, Agreed):
-            sent = self.weights if outcome.late_for is None else before.anchor - outcome.late_for
+            late, carried = outcome.late_for, self.residual
+            if not outcome.is_without_own:
+                encoded = contribution if late is None else late
+                self.residual = next_residual(encoded, outcome.sent, residual_decay(self.parameters.codec))
+            sent = self.weights
+            if late is not None:
+                sent = before.anchor - (late if carried is None else late - carried)
             sent = before.anchor if outcome.is_without_own else sent
-            self.state = next_outer_state(before, self.weights, outcome, OUTER)
+            self.state = next_outer_state(before, self.weights, outcome, self.parameters)
             self.weights = self.state.anchor + (self.weights - sent)
             self.sequences = self.sequences if outcome.is_without_own else 0
             self.wallet_rounds += outcome.members if outcome.members > 1 else 0
@@ -179,7 +195,7 @@ class SimulatedReplica:
         await anyio.lowlevel.checkpoint()
         if outer_step != self.state.outer_step:
             return ""
-        return state_root(next_outer_state(self.state, self.weights, Agreed(aggregate, 2), OUTER))
+        return state_root(next_outer_state(self.state, self.weights, Agreed(aggregate, 2), self.parameters))
 
     async def _object(self, _aggregate: Tensor, _root: str) -> str:
         await anyio.lowlevel.checkpoint()

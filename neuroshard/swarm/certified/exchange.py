@@ -173,7 +173,7 @@ class Exchange:
         fitting = dict[int, Encoded]()
         said = dict(message.signed.body.digests)
         for index, content in message.slices.items():
-            is_slice = index in said and index < len(self._slices) and self._setting.is_part(index, content)
+            is_slice = index in said and index < len(self._slices) and self._setting.is_result(index, content)
             if is_slice and digest_of(content).hex() == said[index]:
                 fitting[index] = content
         return self._note_result(message.signed, _by_themselves(fitting, message.slices))

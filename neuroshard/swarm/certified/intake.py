@@ -119,7 +119,8 @@ class Views:
             is_fit = all(len(one) <= most for one in message.statistics.values())
         else:
             setting, count = self._setting, self._setting.plan.count
-            is_fit = all(index < count and setting.is_part(index, part) for index, part in message.slices.items())
+            is_slice = setting.is_part if isinstance(message, ContributionSent) else setting.is_result
+            is_fit = all(index < count and is_slice(index, part) for index, part in message.slices.items())
         if not is_fit:
             return
         kept = self._early.setdefault(sender, deque(maxlen=MAX_EARLY))

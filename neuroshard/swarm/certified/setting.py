@@ -63,7 +63,8 @@ class Setting:
     member: Member  # this node
     expected: frozenset[NodeId]  # who was called: a proposer waits for them
     sign: Sign
-    is_part: Callable[[int, Encoded], bool]  # whether bytes can be the encoded slice of this number
+    is_part: Callable[[int, Encoded], bool]  # whether bytes can be the slice of this number of a contribution
+    is_result: Callable[[int, Encoded], bool]  # and that of an aggregate
     timing: Timing = Timing()
     most_members: int = MAX_MEMBERS  # who contribute
 

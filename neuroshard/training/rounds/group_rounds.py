@@ -262,7 +262,7 @@ class GroupRounds:
         work = self._work(step.number, step.tolerated)
         timing = self._timing(work)
         own, most = self._replica.member, self._replica.most_members
-        return Setting(step, self._plan, own, expected, self._sign, work.is_part, timing, most), work
+        return Setting(step, self._plan, own, expected, self._sign, work.is_part, work.is_result, timing, most), work
 
     def _timing(self, work: RoundWork) -> Timing:
         """Deadlines from what rounds have taken: median + k MAD; before the first from the size."""
@@ -298,7 +298,7 @@ class GroupRounds:
         decoded = None
         if sent is not None and own in value.accepted and work.codec.name != "fp32":
             parts = sent.promised.parts
-            decoded = await self._offload(lambda: work.decoded(parts))
+            decoded = await self._offload(lambda: work.decoded_parts(parts))
         # only now, with nothing to wait for any more: who is stopped before finds the end here again
         self._note(complete.certificate)
         self._certified = number + 1, value.next_root

@@ -24,7 +24,7 @@ from neuroshard.aggregation import (
     statistics_bytes,
     sum_statistics,
 )
-from neuroshard.compression import Codec, MalformedVectorError
+from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec
 from neuroshard.swarm.certified.effects import Computation, Judge, Judged, MakeStatistics, Reduce
 from neuroshard.swarm.certified.slices import Encoded, SlicePlan
 
@@ -42,30 +42,50 @@ class RoundWork:
         """The slices of a contribution (d,) fp32."""
         return tuple(self.codec.encode(vector[slice(*self.plan.bounds(index))]) for index in range(self.plan.count))
 
-    def decoded(self, slices: Sequence[Encoded]) -> Tensor:
-        """The vector (d,) fp32 of encoded slices. Raises MalformedVectorError."""
+    @property
+    def results(self) -> Codec:
+        """How the aggregate travels."""
+        return aggregate_codec(self.codec)
+
+    def decoded(self, aggregate: Sequence[Encoded]) -> Tensor:
+        """The vector (d,) fp32 of an aggregate's slices. Raises MalformedVectorError."""
+        return self._decoded(self.results, aggregate)
+
+    def decoded_parts(self, parts: Sequence[Encoded]) -> Tensor:
+        """The vector (d,) fp32 of a contribution's slices. Raises MalformedVectorError."""
+        return self._decoded(self.codec, parts)
+
+    def _decoded(self, codec: Codec, slices: Sequence[Encoded]) -> Tensor:
         # memory from NumPy: what is as large as this comes in large pages, which costs a fraction
         vector = torch.from_numpy(np.empty(self.plan.length, np.float32))  # pyright: ignore[reportUnknownMemberType]
         for index, data in enumerate(slices):
             size = self.plan.size(index)
-            self.codec.decode_range(data, 0, size, size, out=vector[slice(*self.plan.bounds(index))])
+            codec.decode_range(data, 0, size, size, out=vector[slice(*self.plan.bounds(index))])
         return vector
 
     def is_part(self, index: int, data: Encoded) -> bool:
-        """Whether this can be the encoded slice of that number."""
+        """Whether this can be the slice of that number of a contribution."""
+        return self._is_slice(self.codec, index, data)
+
+    def is_result(self, index: int, data: Encoded) -> bool:
+        """Whether this can be the slice of that number of an aggregate."""
+        return self._is_slice(self.results, index, data)
+
+    def _is_slice(self, codec: Codec, index: int, data: Encoded) -> bool:
         size = self.plan.size(index)
-        if len(data) > self.codec.encoded_size(size):
+        if len(data) > codec.encoded_size(size):
             return False
         try:
-            self.codec.check(data, size)
+            codec.check(data, size)
         except MalformedVectorError:
             return False
         return True
 
     @property
     def encoded_bytes(self) -> int:
-        """Most bytes of a whole contribution."""
-        return sum(self.codec.encoded_size(self.plan.size(index)) for index in range(self.plan.count))
+        """Most bytes of a whole contribution, or of an aggregate when that is more."""
+        sizes = [self.plan.size(index) for index in range(self.plan.count)]
+        return max(sum(map(codec.encoded_size, sizes)) for codec in (self.codec, self.results))
 
     def answer(self, job: Computation) -> Mapping[int, bytes] | Judged:
         """What the job is answered with."""
@@ -79,9 +99,11 @@ class RoundWork:
 
     def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
         """See MakeStatistics."""
-        with_gram = needs_gram(self.aggregator)
+        with_gram, is_sparse = needs_gram(self.aggregator), self.results is not self.codec
         return {
-            index: statistics_bytes(slice_statistics(self._rows(index, parts), with_gram=with_gram))
+            index: statistics_bytes(
+                slice_statistics(self._rows(index, parts), with_gram=with_gram, is_sparse=is_sparse)
+            )
             for index, parts in job.rows.items()
         }
 
@@ -104,7 +126,7 @@ class RoundWork:
     def reduced(self, job: Reduce) -> Mapping[int, bytes]:
         """See Reduce."""
         return {
-            index: self.codec.encode(reduce_slice(self._rows(index, parts), job.reduction))
+            index: self.results.encode(reduce_slice(self._rows(index, parts), job.reduction))
             for index, parts in job.rows.items()
         }
 
