@@ -29,11 +29,11 @@ from neuroshard.errors import (
 MEDIA_TYPE = "application/problem+json"
 NO_SUCH_PAGE = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark"><title>No such page - NeuroShard</title></head><body>
+<meta name="color-scheme" content="light dark"><title>No such page - NeuroShard</title></head><body><main>
 <h1>There is no such page</h1>
 <p>This is a NeuroShard node, but it has nothing at this address.</p>
 <p><a href="/">Open the dashboard</a>, or read <a href="/openapi.json">all routes</a>.</p>
-</body></html>
+</main></body></html>
 """
 MOST_DETAIL_CHARACTERS = 1_000
 

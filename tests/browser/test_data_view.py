@@ -27,7 +27,7 @@ def with_data(**changes: object) -> NodeStatus:
 
 def test_each_shard_is_told(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(start_node(snapshots.training()).url + "#data")
-    table = page.get_by_role("region", name="Shards of this computer").last
+    table = page.get_by_role("region", name="List of the shards")
     expect(table.get_by_role("row")).to_have_count(6)
     rows = [row.inner_text().split("\t") for row in table.get_by_role("row").all()]
     assert [[cell.strip() for cell in row] for row in rows[:4]] == [

@@ -71,7 +71,7 @@ export function App({ store, actions }: { store: Store; actions: NodeActions }) 
         </div>
         <nav class="tabs" aria-label="Views" ref={tabs}>
           {VIEWS.map((name) => (
-            <a key={name} href={`#${name.toLowerCase()}`} {...(name === view ? { "aria-current": "page" as const } : {})}>
+            <a key={name} href={`#/${name.toLowerCase()}`} {...(name === view ? { "aria-current": "page" as const } : {})}>
               {name}
             </a>
           ))}
@@ -128,7 +128,7 @@ function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: V
     case "Settings":
       return <Settings {...{ status, nodeNow, reachable, actions }} onMessage={say} />;
     case null:
-      return <NotFound wanted={location.hash.slice(1)} views={VIEWS} />;
+      return <NotFound wanted={wantedView()} views={VIEWS} />;
   }
 }
 
@@ -177,8 +177,13 @@ function skipToMain(event: Event): void {
   document.getElementById("main")?.focus();
 }
 
+/** "#/data" and "#data" are the same: with a slash it is told as a page, without as a place in this one. */
+function wantedView(): string {
+  return location.hash.replace(/^#\/?/, "");
+}
+
 function viewFromHash(): View {
-  const wanted = location.hash.slice(1).toLowerCase();
+  const wanted = wantedView().toLowerCase();
   return wanted === "" ? "Overview" : (VIEWS.find((name) => name.toLowerCase() === wanted) ?? null);
 }
 

@@ -10,7 +10,7 @@ const LEVELS = ["nobody", "in part", "one computer", "several"];
 export function ShardList({ data }: { data: DataStatus }) {
   return (
     <Card title="Shards of this computer" hint="In the order in which it reads them; then those it has read and still keeps." wide>
-      <div class="scroll" role="region" aria-label="Shards of this computer" tabIndex={0}>
+      <div class="scroll" role="region" aria-label="List of the shards" tabIndex={0}>
         <table class="shards">
           <thead>
             <tr>

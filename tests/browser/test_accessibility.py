@@ -1,0 +1,102 @@
+"""axe-core finds nothing wrong with any view, in both themes, nor with what opens on top of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import files
+
+import pipeline_snapshots
+import pytest
+import round_snapshots
+import snapshots
+import swarm_snapshots
+from dashboard_session import OpenPage, StartNode
+from playwright.sync_api import Page, ViewportSize, expect
+
+from neuroshard.status.snapshot import NodeState, NodeStatus
+
+pytestmark = pytest.mark.browser
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+VIEWS = ("overview", "contribution", "chat", "training", "swarm", "pipeline", "rounds", "data", "checkpoints", "log")
+PHONE = ViewportSize(width=360, height=740)
+RUN = """async () => {
+  const { violations } = await axe.run(document, { resultTypes: ['violations'] });
+  return violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map((n) => n.html.slice(0, 150)).join(' | ')}`);
+}"""
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core says is wrong with the page as it is."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE)
+    found: list[str] = page.evaluate(RUN)
+    return found
+
+
+def show(page: Page, url: str) -> None:
+    """Go to a view and wait until it has read what it shows."""
+    page.goto(url)
+    expect(page.locator(".view")).to_be_visible()
+    expect(page.get_by_text("Reading the ")).to_have_count(0)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_view_is_clean(theme: str, start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node(snapshots.with_a_past())
+    node.ring.append(1.0, "WARNING", "neuroshard", "a line of the log")
+    page = open_page(node.url, theme=theme, still=True)
+    for view in (*VIEWS, "settings", "nowhere"):
+        show(page, f"{node.url}#{view}")
+        assert violations(page) == [], view
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_node_among_others_is_clean(theme: str, start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url, theme=theme, still=True)
+    seen: tuple[tuple[str, Callable[[], NodeStatus]], ...] = (
+        ("swarm", lambda: swarm_snapshots.among(6)),
+        ("pipeline", pipeline_snapshots.driver),
+        ("pipeline", pipeline_snapshots.gap),
+        ("rounds", round_snapshots.eventful),
+        ("overview", snapshots.starting),
+        ("overview", snapshots.waiting_for_data),
+        ("overview", snapshots.in_trouble),
+    )
+    for view, situation in seen:
+        told = situation()
+        node.publish(lambda _, told=told: told)
+        page.goto("about:blank")
+        show(page, f"{node.url}#{view}")
+        assert violations(page) == [], (view, situation)
+
+
+def test_what_opens_on_top_is_clean_on_a_phone(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node(snapshots.with_a_past())
+    excused = "Failed to load resource"
+    page = open_page(f"{node.url}#settings", viewport=PHONE, still=True, excused=excused)
+    page.get_by_role("button", name="Change max_storage").click()
+    page.get_by_label("max_storage", exact=True).fill("5")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    page.get_by_text("For a while…").click()
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    node.publish(lambda status: replace(status, state=NodeState.FAILED, state_reason="The disk is gone."))
+    expect(page.get_by_role("alert")).to_contain_text("The disk is gone.")
+    assert violations(page) == []
+    node.stop()
+    expect(page.get_by_role("alert")).to_contain_text("The node is gone")
+    assert violations(page) == []
+
+
+def test_the_page_for_an_unknown_address_is_clean(start_node: StartNode, open_page: OpenPage) -> None:
+    page = open_page(f"{start_node().url}nowhere", excused="responded with a status of 404")
+    assert violations(page) == []
