@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.aggregation.slices import SliceRows
+from neuroshard.aggregation.slices import VALUES_AT_ONCE, SliceRows
 from neuroshard.aggregation.sorting import middle_mean
 from neuroshard.aggregation.sums import BLOCK, LANES, Doubles, Floats, fold_products, folded
 
@@ -82,7 +82,9 @@ def slice_statistics(rows: SliceRows, *, with_gram: bool = False, is_sparse: boo
     that differ in the last bits, and in nothing else.
     """
     workspace = _Workspace(rows.count, with_gram, is_sparse)
-    pieces = [workspace.sums(chunk.numpy()) for _, chunk in rows.chunks(tuple(range(rows.count)))]
+    # half as many as else: their float64 form lies beside them
+    chunks = rows.chunks(tuple(range(rows.count)), VALUES_AT_ONCE // 2)
+    pieces = [workspace.sums(chunk.numpy()) for _, chunk in chunks]
     finite = [all(flags) for flags in zip(*(flags for flags, _ in pieces), strict=True)]
     sums = [fsum(row) for row in np.concatenate([sums for _, sums in pieces], axis=1)]
     return arranged(finite, sums, with_gram=with_gram)

@@ -12,7 +12,7 @@ from torch import Tensor
 from neuroshard.aggregation.sums import BLOCK
 
 _DECODED_AT_ONCE = 1 << 20  # numbers of all rows together: beginning to decode costs something, too
-_VALUES_AT_ONCE = 1 << 17  # what is made of them stays in a core's own cache
+VALUES_AT_ONCE = 1 << 18  # that stay in a core's own cache
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class SliceRows:
 
         return cls(rows.shape[0], rows.shape[1], decode)
 
-    def chunks(self, among: tuple[int, ...]) -> Iterator[tuple[int, Tensor]]:
+    def chunks(self, among: tuple[int, ...], values_at_once: int = VALUES_AT_ONCE) -> Iterator[tuple[int, Tensor]]:
         """The rows of these numbers, some columns at a time: (first column, (rows, columns) fp32).
 
         Every chunk overwrites the one before. The columns of the last one are filled up to whole blocks with zeros.
         """
         most = -(-self.length // BLOCK)
         decoded, given = (
-            BLOCK * min(max(1, values // (BLOCK * len(among))), most) for values in (_DECODED_AT_ONCE, _VALUES_AT_ONCE)
+            BLOCK * min(max(1, values // (BLOCK * len(among))), most) for values in (_DECODED_AT_ONCE, values_at_once)
         )
         buffer = torch.empty(len(among), decoded)
         for start in range(0, self.length, decoded):

@@ -1,4 +1,4 @@
-"""Sorting many short columns at once: a network of minima and maxima over whole rows."""
+"""The middle of many short columns at once: a sorting network of minima and maxima over whole rows."""
 
 from __future__ import annotations
 
@@ -33,18 +33,24 @@ def comparators(count: int) -> Iterator[tuple[int, int]]:
 
 @cache
 def pruned_comparators(count: int, first: int, last: int) -> tuple[tuple[int, int, bool, bool], ...]:
-    """The `comparators` on which places first .. last - 1 depend: (i, j, the lower value is needed, the higher is)."""
-    needed = set(range(first, last))
+    """The `comparators` that bring the right numbers to places first .. last - 1, in any order among themselves.
+
+    (i, j, the lower value is needed, the higher is).
+    """
+    needed = unordered = set(range(first, last))
     steps: list[tuple[int, int, bool, bool]] = []
     for low, high in reversed(list(comparators(count))):
-        if low in needed or high in needed:
+        if not {low, high} <= unordered and (low in needed or high in needed):
             steps.append((low, high, low in needed, high in needed))
-            needed |= {low, high}
+            needed, unordered = needed | {low, high}, unordered - {low, high}
     return tuple(reversed(steps))
 
 
-def sorted_middle(rows: Floats, trim: int) -> list[Floats]:
-    """The columns of (n, d) in ascending order without the `trim` lowest and highest numbers; overwrites the rows."""
+def middle_rows(rows: Floats, trim: int) -> list[Floats]:
+    """The columns of (n, d) without their `trim` lowest and highest numbers, in an order that only n and trim decide.
+
+    Overwrites the rows.
+    """
     count = rows.shape[0]
     if count > _MAX_NETWORK_ROWS:
         rows.sort(axis=0)
@@ -65,7 +71,7 @@ def sorted_middle(rows: Floats, trim: int) -> list[Floats]:
 
 def middle_mean(rows: Floats, trim: int) -> Doubles:
     """Float64 mean (d,) of every column of (n, d) without its `trim` lowest and highest numbers; overwrites rows."""
-    middle = sorted_middle(rows, trim)
+    middle = middle_rows(rows, trim)
     # beginning with zero makes -0.0 and 0.0, which sorting does not order, one value
     total = np.add(middle[0], 0.0, dtype=np.float64)
     for row in middle[1:]:

@@ -57,7 +57,7 @@ class Blocks:
         count = numbers.shape[0]
         blocks = numbers.view(-1, min(self.size, count))
         codes = workspace[:count].view_as(blocks)
-        largest = torch.abs(blocks, out=codes).amax(dim=1)  # NaN where there is one
+        largest = torch.maximum(blocks.amax(dim=1), blocks.amin(dim=1).neg_())  # NaN where there is one
         if not bool(largest.isfinite().all()):
             raise ValueError(f"numbers that are not finite cannot be encoded as {self.name}")
         scales = largest.div_(self.largest_code).clamp_(max=self._largest_scale)
@@ -82,8 +82,11 @@ class Blocks:
 
         The piece is one of `pieces`.
         """
-        blocks = codes.reshape(-1, min(self.size, len(codes)))
-        np.multiply(blocks, scales[begin // self.size - start // self.size :][: len(blocks), None], out=blocks)
+        # PyTorch's: NumPy copies a factor that is the same for a whole row many times over
+        blocks, factors = (torch.from_numpy(one) for one in (codes, scales))  # pyright: ignore[reportUnknownMemberType]
+        blocks = blocks.view(-1, min(self.size, len(codes)))
+        of_piece = factors[begin // self.size - start // self.size :][: len(blocks), None]
+        torch.mul(blocks, of_piece, out=blocks)
 
     @property
     def _largest_scale(self) -> float:
