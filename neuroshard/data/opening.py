@@ -106,7 +106,11 @@ class Genesis:
 
 @dataclass(frozen=True)
 class TableLoader:
-    """Brings tokenizer tables: from the store, from tokenizer.json, or from the archive when the table grew."""
+    """Brings tokenizer tables: from the store, else by the name of their digest.
+
+    Under that every table stays, whatever the data set grows to. One that was put together by hand may have its only
+    table as tokenizer.json alone.
+    """
 
     fetcher: Fetcher
     store: Descriptions
@@ -120,15 +124,15 @@ class TableLoader:
         stored = self.store.read(tokenizer_copy(digest), digest)
         if stored is not None:
             return stored
-        refusals = min(2, give_up_after)
-        current = FileRequest(TOKENIZER_NAME, 2, self.most_bytes, digest, give_up_after=refusals, address=digest)
-        archived = replace(current, name=archived_tokenizer_name(digest), give_up_after=give_up_after)
+        name = archived_tokenizer_name(digest)
+        archived = FileRequest(name, 2, self.most_bytes, digest, give_up_after=min(2, give_up_after), address=digest)
         try:
-            data = await self.fetcher.fetch_bytes(current, bytes)
-        except DataError:
-            _LOG.warning("tokenizer.json is not the table %s; looking for it in the archive.", digest[:16])
+            data = await self.fetcher.fetch_bytes(archived, bytes)
+        except DataError as refused:
+            _LOG.info("%s Looking at %s.", refused, TOKENIZER_NAME)
+            current = replace(archived, name=TOKENIZER_NAME, give_up_after=give_up_after)
             try:
-                data = await self.fetcher.fetch_bytes(archived, bytes)
+                data = await self.fetcher.fetch_bytes(current, bytes)
             except DataError as error:
                 raise DataError(
                     f"The tokenizer of this run ({digest[:16]}) is not at {self.fetcher.source.description}: {error}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from neuroshard.data.refresh import SourceWatch
@@ -11,8 +11,9 @@ from neuroshard.data.shard_ranges import copies_by_cell, held_somewhere
 from neuroshard.node.society import Society
 from neuroshard.status.data import DataCoverage, DataStatus
 from neuroshard.swarm.global_view import GlobalView
+from neuroshard.types import NodeId, ShardRange
 
-COVERAGE_SECONDS = 10.0  # reports come no faster; adding up those of a thousand nodes takes some milliseconds
+COVERAGE_SECONDS = 2.0  # between two; adding up the reports of a thousand nodes takes some milliseconds
 
 
 class DataView:
@@ -36,12 +37,14 @@ class DataView:
         """The status with what is known here."""
         participant, now = self._society.participant, self._clock()
         if participant is not None and now - self._looked_at >= COVERAGE_SECONDS:
-            self._coverage = coverage_of(participant.membership.view, self._total_shards)
+            membership = participant.membership
+            self._coverage = coverage_of(membership.view, membership.node_id, data.shared, self._total_shards)
             self._looked_at = now
         return replace(data, refresh=self._watch.status, coverage=self._coverage)
 
 
-def coverage_of(view: GlobalView, total_shards: int) -> DataCoverage:
-    """Which shards the nodes of a run report to have."""
-    held = [member.report.cached for member in view.members.values() if member.report.cached]
+def coverage_of(view: GlobalView, node_id: NodeId, own: Sequence[ShardRange], total_shards: int) -> DataCoverage:
+    """Which shards the nodes of a run have: `own` are those of this node now, the others' are in their reports."""
+    others = (member.report.cached for node, member in view.members.items() if node != node_id)
+    held = [ranges for ranges in (own, *others) if ranges]
     return DataCoverage(len(held), held_somewhere(held, total_shards), copies_by_cell(held, total_shards))

@@ -147,7 +147,10 @@ def test_rewritten_history_is_refused(tmp_path: Path) -> None:
         open_at(tmp_path / "g", tmp_path / "b", pins=pins)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "tokenizer.json", "pages/00000.bin"])
+TABLE_NAME = f"tokenizers/{sha256(TOKENIZER).hexdigest()}.json"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", TABLE_NAME, "pages/00000.bin"])
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -193,6 +196,28 @@ def test_what_stays_wrong_ends_with_a_data_error(tmp_path: Path, name: str, body
     files.pop(name) if body is None else files.update({name: body})
     with HostileServer(files) as server, pytest.raises(DataError, match=words):
         open_at(server.url, tmp_path / "store")
+
+
+def test_tables_are_asked_for_by_their_digests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The newest one, and the one of an older run: nothing is fetched in vain, nothing is called damaged."""
+    write_genesis(tmp_path / "g", shards=16, signer=TestSigner())
+    pins = open_at(tmp_path / "g", tmp_path / "a").pins(VOCABULARY)
+    grown = b'{"next_merge_id": 1001, "merges": []}'
+    write_genesis(tmp_path / "g", shards=20, signer=TestSigner(), tokenizer=grown, next_merge_id=VOCABULARY + 1)
+    with HostileServer(folder_files(tmp_path / "g")) as server:
+        assert open_at(server.url, tmp_path / "b", pins=pins).tokenizer == TOKENIZER
+        assert open_at(server.url, tmp_path / "c").tokenizer == grown
+        tables = [name for name, _ in server.requests if "tokenizer" in name]
+    assert tables == [TABLE_NAME, f"tokenizers/{sha256(grown).hexdigest()}.json"]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_folder_whose_only_table_is_not_named_by_its_digest(tmp_path: Path) -> None:
+    write_genesis(tmp_path / "g", signer=TestSigner())
+    files = folder_files(tmp_path / "g")
+    del files[TABLE_NAME]
+    with HostileServer(files) as server:
+        assert open_at(server.url, tmp_path / "b").tokenizer == TOKENIZER
 
 
 def test_a_replaced_manifest_is_refused_at_start(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_only_a_shard_that_needs_a_table_fetches_it_and_a_404_heals(grown: Path,
             feed = await make_feed(server.url, tmp_path, SMALL.next_merge_id)
             (tmp_path / "store" / f"tokenizer-{GROWN.sha256}.json").unlink()
             server.files = {**files, "tokenizer.json": SMALL.to_json()}
+            server.requests.clear()
             server.behaviours[name] = [hostile.answers(404)]
             rows = rows_of(await feed.next_batch(len(stream_of(NODE, SMALL.next_merge_id, 10_000))))
             assert rows == stream_of(NODE, SMALL.next_merge_id, 10_000)
