@@ -17,6 +17,7 @@ from node_reading import read_everything
 
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.genesis.layout import MAX_PAGE_BYTES
 from neuroshard.data.genesis.manifest import ManifestTrust
 from neuroshard.data.loading import ShardLoader
 from neuroshard.data.opening import open_genesis
@@ -24,6 +25,7 @@ from neuroshard.data.retry import RetryPolicy
 from neuroshard.data.source import open_source
 from neuroshard.genesis import verify
 from neuroshard.genesis.destination import open_place
+from neuroshard.genesis.served_files import cache_control
 from neuroshard.types import ShardId
 from tests.data.genesis_samples import VOCABULARY, TestSigner, shard_tokens, write_genesis
 
@@ -67,6 +69,21 @@ def test_caches_are_told_the_same_as_by_our_own_server(nginx: Nginx) -> None:
         assert (other.status_code, other.content) == (200, shard.content)
         assert client.head("/shard_0.pt").headers["content-length"] == str(len(shard.content))
         assert client.put("/shard_0.pt", content=b"").status_code in {403, 405}
+
+
+def test_only_a_full_page_may_be_kept(nginx: Nginx, tmp_path: Path) -> None:
+    """The last one grows with the data set: whoever kept it asks again and gets the longer one."""
+    page = tmp_path / "g" / "pages" / "00000.bin"
+    with httpx.Client(base_url=nginx.url, trust_env=False) as client:
+        short = client.get("/pages/00000.bin")
+        assert short.headers["cache-control"] == "no-cache"
+        page.write_bytes(short.content.ljust(MAX_PAGE_BYTES, b"x"))
+        grown = client.get("/pages/00000.bin", headers={"If-None-Match": short.headers["etag"]})
+        assert (grown.status_code, len(grown.content)) == (200, MAX_PAGE_BYTES)
+        part = client.get("/pages/00000.bin", headers={"Range": "bytes=100-", "If-Range": grown.headers["etag"]})
+        assert part.status_code == 206
+        for answer in (grown, part, client.head("/pages/00000.bin")):
+            assert answer.headers["cache-control"] == cache_control("pages/00000.bin", MAX_PAGE_BYTES)
 
 
 def test_nothing_else_is_served(nginx: Nginx, tmp_path: Path) -> None:

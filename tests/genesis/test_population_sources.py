@@ -221,3 +221,35 @@ def test_files_come_in_one_order_from_any_of_them_on(tmp_path_factory: pytest.Te
     assert found == sorted(tuple(name.split("/")) for name in names if name.endswith(".txt"))
     for place, first in enumerate(found):
         assert list(files_from(root, (".txt",), first)) == found[place:]
+
+
+@pytest.fixture
+def half_read(tmp_path: Path) -> tuple[SourceConfiguration, Position]:
+    """A source of four files, and a position in the third."""
+    for number in range(4):
+        write_json_lines(tmp_path / f"{number}/lines.jsonl", TEXTS[number * 10 : number * 10 + 10])
+    source = configuration("jsonl", tmp_path)
+    reader = open_source(source).open({})
+    for _ in zip(range(25), reader.records(), strict=False):
+        pass
+    return source, reader.position()
+
+
+def test_what_comes_later_is_read_and_what_was_read_may_go(
+    half_read: tuple[SourceConfiguration, Position], tmp_path: Path
+) -> None:
+    source, position = half_read
+    write_json_lines(tmp_path / "4.jsonl", TEXTS[40:50])
+    (tmp_path / "0/lines.jsonl").unlink()
+    assert read_all(source, position) == TEXTS[25:50]
+
+
+@pytest.mark.parametrize("name", ["0/lines.jsonl", "0/added.jsonl", "2/before.jsonl", "1.jsonl"])
+def test_what_would_never_be_read_is_told(
+    half_read: tuple[SourceConfiguration, Position], tmp_path: Path, name: str
+) -> None:
+    """A file that is new or longer before the place where reading goes on."""
+    source, position = half_read
+    write_json_lines(tmp_path / name, TEXTS[:60])
+    with pytest.raises(DataError, match=f"the newest of them is {name}"):
+        read_all(source, position)
