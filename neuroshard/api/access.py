@@ -68,7 +68,7 @@ class AccessPolicy:
 
     hosts: HostPolicy
     sessions: SessionKeys
-    secret_for_everything: bool  # the server can be reached from other computers
+    secret_for_everything: bool  # the server can be reached from other computers, or shows a new wallet
     public_paths: frozenset[str]  # the dashboard's own files, readable without a secret
 
     @classmethod

@@ -45,7 +45,7 @@ def create_app(context: ApiContext) -> FastAPI:
         live_routes(context),
         action_routes(context),
         diagnostic_routes(context),
-        session_routes(context, access),
+        session_routes(access, context.clock),
         stream_routes(broadcaster),
         completion_routes(context),
     ):

@@ -66,6 +66,14 @@ class TooManyRequestsError(NeuroShardError):
     """More completions at once than the node carries."""
 
 
+class WrongFieldsError(UsageError):
+    """A form with fields that cannot be used; `fields` has (name, message) of each."""
+
+    def __init__(self, *fields: tuple[str, str]) -> None:
+        super().__init__(" ".join(message for _, message in fields))
+        self.fields = fields
+
+
 class CommandTimeoutError(NeuroShardError):
     """A command that was not answered within its deadline; it may still be carried out."""
 
@@ -138,7 +146,8 @@ def problem_of(error: Exception) -> Problem:
     match error:
         case NeuroShardError():
             status = next(status for kind, status in STATUS_OF_ERROR if isinstance(error, kind))
-            return Problem(status, error.message, error.action, kind=_kind(error))
+            fields = error.fields if isinstance(error, WrongFieldsError) else ()
+            return Problem(status, error.message, error.action, kind=_kind(error), errors=fields)
         case HTTPException():
             return Problem(error.status_code, str(error.detail), headers=error.headers or {})
         case RequestValidationError():

@@ -25,7 +25,7 @@ THREAD_NAME: Final = "neuroshard-api"
 class _Server(Server):
     """Uvicorn's server, which says when it serves and ends event streams before it waits for them."""
 
-    def __init__(self, config: Config, broadcaster: Broadcaster) -> None:
+    def __init__(self, config: Config, broadcaster: Broadcaster | None) -> None:
         super().__init__(config)
         self._broadcaster = broadcaster
         self.serving = threading.Event()
@@ -37,7 +37,8 @@ class _Server(Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving."""
-        self._broadcaster.close()
+        if self._broadcaster is not None:
+            self._broadcaster.close()
         await super().shutdown(sockets)
 
 
@@ -60,7 +61,7 @@ class ApiServer:
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        self._server = _Server(config, app.state.broadcaster)
+        self._server = _Server(config, getattr(app.state, "broadcaster", None))
         self._listener = listener
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)  # a stop waits 5 s at most
         self._ended = threading.Event()

@@ -1,4 +1,4 @@
-"""The dashboard's session: a cookie and a CSRF token derived from the API secret, stored nowhere."""
+"""The dashboard's session: a cookie and a CSRF token derived from the API secret, stored nowhere; and entry keys."""
 
 from __future__ import annotations
 
@@ -50,6 +50,20 @@ class SessionKeys:
     def accepts_csrf(self, cookie: str, token: str) -> bool:
         """Whether the token belongs to the cookie, in constant time."""
         return hmac.compare_digest(self.csrf_token(cookie).encode(), token.encode("utf-8", "replace"))
+
+    def new_entry_key(self, now: float, seconds: int) -> str:
+        """A key that opens a session instead of the secret, for so long."""
+        expiry, nonce = str(int(now) + seconds), secrets.token_urlsafe(16)
+        return f"{expiry}.{nonce}.{self._seal('entry', expiry, nonce)}"
+
+    def entry_expiry(self, key: str, now: float) -> int | None:
+        """Until when an entry key is valid; None for one that is not ours or has expired."""
+        parts = key.split(".")
+        if len(key) > LONGEST_COOKIE or len(parts) != 3 or not (parts[0].isascii() and parts[0].isdigit()):
+            return None
+        expiry, nonce, seal = parts
+        genuine = hmac.compare_digest(self._seal("entry", expiry, nonce).encode(), seal.encode())
+        return int(expiry) if genuine and now < int(expiry) else None
 
     def _seal(self, *parts: str) -> str:
         """HMAC-SHA256 under the secret over length-prefixed parts, in hex."""

@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from neuroshard import __version__
-from neuroshard.cli import checkpoint, demo, doctor, genesis, remote, run, seed, text, trainer, update, wallet
+from neuroshard.cli import (
+    autostart,
+    checkpoint,
+    demo,
+    doctor,
+    genesis,
+    remote,
+    run,
+    seed,
+    text,
+    trainer,
+    update,
+    wallet,
+)
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, exit_codes_line, tell
 from neuroshard.cli.options import (
@@ -58,6 +71,7 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(genesis.app, name="genesis")
 app.add_typer(run.app, name="run")
 app.add_typer(update.app, name="update")
+app.add_typer(autostart.app, name="autostart")
 app.command("demo")(demo.demo)
 app.command("seed")(seed.seed)
 app.command("trainer")(trainer.trainer)
@@ -120,9 +134,13 @@ def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool) -> int:
     from neuroshard.config.loading import load_settings
 
     loaded = load_settings(flags, os.environ)
-    from neuroshard.node.launch import run_node  # only now: this takes a while, and mistakes are told before
+    from neuroshard.node.first_run import asks_first, run_first  # only now: mistakes are told before
+    from neuroshard.node.launch import run_node
 
-    return run_node(loaded, ends_with_stdin=ends_with_stdin)
+    if not asks_first(loaded, ends_with_stdin=ends_with_stdin):
+        return run_node(loaded, ends_with_stdin=ends_with_stdin)
+    ready = run_first(loaded, lambda: load_settings(flags, os.environ))
+    return 0 if ready is None else run_node(ready.loaded, ends_with_stdin=ends_with_stdin, seat=ready.seat)
 
 
 def _refuse_lost_options(context: typer.Context, command: str) -> None:

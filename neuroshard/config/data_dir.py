@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from neuroshard.errors import StorageError
+
+CONFIG_FILE = "config.toml"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class NodePaths:
         """The paths of a node with this data folder."""
         return cls(
             data_dir=data_dir,
-            config_file=data_dir / "config.toml",
+            config_file=data_dir / CONFIG_FILE,
             data_cache=data_dir / "data_cache",
             checkpoints=data_dir / "checkpoints",
             logs=data_dir / "logs",
@@ -39,12 +42,39 @@ class NodePaths:
         )
 
 
-def default_data_dir(home: Path | None = None) -> Path:
+def home_data_dir(home: Path | None = None) -> Path:
     """An existing ~/.neuroshard, otherwise the platform's folder for user data. Nothing is created."""
     classic = (home or Path.home()) / ".neuroshard"
     if classic.is_dir():
         return classic
     return platformdirs.user_data_path("neuroshard", appauthor=False)
+
+
+def default_data_dir(home: Path | None = None) -> Path:
+    """The folder that `data_dir` in the config.toml of `home_data_dir` names, else that folder. Nothing is created.
+
+    Raises StorageError when the named folder is not there: on a disk that is not connected nothing may start anew.
+    """
+    first = home_data_dir(home)
+    named = _named_elsewhere(first / CONFIG_FILE)
+    if named is None:
+        return first
+    folder = (first / Path(named).expanduser()).absolute()
+    if not folder.is_dir():
+        raise StorageError(
+            f"The data folder {folder}, which {first / CONFIG_FILE} names, is not there.",
+            "Connect its disk, or mend or remove the line data_dir in that file.",
+        )
+    return folder
+
+
+def _named_elsewhere(config_file: Path) -> str | None:
+    """The data_dir of a config.toml; None too for a file that cannot be read, which whoever needs it tells."""
+    try:
+        named = tomllib.loads(config_file.read_text(encoding="utf-8")).get("data_dir")
+    except (OSError, ValueError):
+        return None
+    return named if isinstance(named, str) and named else None
 
 
 def prepare_data_dir(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pydantic import SecretStr, ValidationError
 
-from neuroshard.config.data_dir import NodePaths, default_data_dir
+from neuroshard.config.data_dir import NodePaths, default_data_dir, home_data_dir
 from neuroshard.config.settings import ALIASES, OPPOSITES, SECRET_KEYS, Applies, Settings, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX = "NEUROSHARD_"
 MAX_CONFIG_BYTES = 1_000_000
 MAX_TOKEN_FILE_BYTES = 64_000
+_KEY = re.compile(r"""\s*\[*\s*["']?(?P<key>[A-Za-z0-9_-]+)["']?\s*[=.\]]""")
 
 Source: TypeAlias = Literal["flag", "environment", "config.toml", "default"]
 _STRENGTH: Mapping[Source, int] = {"default": 0, "config.toml": 1, "environment": 2, "flag": 3}
@@ -70,7 +72,7 @@ def load_settings(
     given = _collect({key: value for key, value in flags.items() if value is not None}, "flag")
     variables = _from_environment(os.environ if environment is None else environment)
     folder = _chosen_folder(given, variables, data_dir)
-    stored = read_config(NodePaths.below(folder).config_file)
+    stored = _placed(read_config(NodePaths.below(folder).config_file), folder)
     merged: dict[str, object] = {}
     sources: dict[str, Source] = dict.fromkeys(Settings.model_fields, "default")
     layers: tuple[tuple[Source, Mapping[str, object]], ...] = (
@@ -84,7 +86,9 @@ def load_settings(
         merged |= values
         sources |= dict.fromkeys(values, source)
     merged["data_dir"] = folder
-    settings = check_settings(merged, sources)
+    if sources["data_dir"] == "default" and data_dir is None and folder != home_data_dir().absolute():
+        sources["data_dir"] = "config.toml"
+    settings = check_settings(merged, sources, NodePaths.below(folder).config_file)
     if settings.token_file is None or _STRENGTH[sources["token"]] > _STRENGTH[sources["token_file"]]:
         return LoadedSettings(settings, sources)
     token, warnings = read_token_file(settings.token_file)
@@ -93,17 +97,20 @@ def load_settings(
 
 
 def resolve_data_dir(flag: Path | None, environment: Mapping[str, str] | None = None) -> Path:
-    """The data folder alone, for commands that need no other setting. Nothing is read or created."""
+    """The data folder alone, for commands that need no other setting. Nothing is created. Raises StorageError."""
     variables = _from_environment(os.environ if environment is None else environment)
     return _chosen_folder({} if flag is None else {"data_dir": flag}, variables, None)
 
 
-def check_settings(values: Mapping[str, object], sources: Mapping[str, Source]) -> Settings:
-    """Validate a merged mapping. Raises UsageError with one sentence for every wrong value."""
+def check_settings(
+    values: Mapping[str, object], sources: Mapping[str, Source], config_file: Path | None = None
+) -> Settings:
+    """Validate a merged mapping. Raises UsageError with one sentence for every wrong value; it names file and line."""
     try:
         return Settings.model_validate(dict(values))
     except ValidationError as error:
-        complaints = dict.fromkeys(_complaint(detail, values, sources) for detail in error.errors())
+        places = {} if config_file is None else _places(config_file)
+        complaints = dict.fromkeys(_complaint(detail, values, sources, places) for detail in error.errors())
         raise UsageError(" ".join(complaints)) from None  # pydantic's own text may quote a secret
 
 
@@ -112,16 +119,17 @@ def read_config(path: Path) -> dict[str, object]:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise UsageError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.", "It should hold a few settings.")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}.", "Make it readable for this user.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.", "Mend or remove that line.") from error
-    stored = _collect(table, f"key in {path}")
+    stored = _collect(table, f"key in {path}", _lines(text))
     for key in stored:
-        if note_of(key).applies is Applies.NOT_STORED:
+        if note_of(key).applies is Applies.NOT_STORED and path.parent != home_data_dir().absolute():
             raise UsageError(f"{key} cannot stand in {path}.", f"It is set {Applies.NOT_STORED}.")
     return stored
 
@@ -132,8 +140,8 @@ def read_token(loaded: LoadedSettings) -> SecretStr:
     if token is None:
         raise TokenError(
             "No wallet token was given.",
-            "Use --token, NEUROSHARD_TOKEN or --token-file; `neuroshard wallet new` makes one, "
-            "`neuroshard demo` needs none.",
+            "Use --token-file, NEUROSHARD_TOKEN, --token, or token_file in config.toml; `neuroshard wallet new` makes "
+            "one, at a desktop `neuroshard` asks for it in the browser, and `neuroshard demo` needs none.",
         )
     text = token.get_secret_value().strip()
     if not text:
@@ -178,7 +186,8 @@ def shown_value(key: str, value: object) -> JsonValue:
 
 
 def _chosen_folder(given: Mapping[str, object], variables: Mapping[str, object], default: Path | None) -> Path:
-    text = str(given.get("data_dir", variables.get("data_dir", default or default_data_dir())))
+    named = given.get("data_dir", variables.get("data_dir"))
+    text = str(named if named is not None else default or default_data_dir())
     if not text:
         raise UsageError("data_dir is empty.", "Name a folder, or leave it out.")
     return Path(text).expanduser().absolute()
@@ -192,18 +201,39 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     )
 
 
-def _collect(values: Mapping[str, object], place: str) -> dict[str, object]:
+def _placed(stored: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """Stored values with a token file below the data folder where that is now: the two may be moved together."""
+    file = stored.get("token_file")
+    return {**stored, "token_file": folder / Path(file).expanduser()} if isinstance(file, str) else dict(stored)
+
+
+def _lines(text: str) -> dict[str, int]:
+    """In which line, from 1, each key or table of a config.toml begins."""
+    found = ((number, _KEY.match(line)) for number, line in enumerate(text.splitlines(), start=1))
+    return {match["key"]: number for number, match in found if match}
+
+
+def _places(config_file: Path) -> dict[str, str]:
+    """For people: file and line of every setting in a config.toml."""
+    try:
+        lines = _lines(config_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):  # it was read a moment ago: without it the complaint names no line
+        return {}
+    return {ALIASES.get(key, key): f"{config_file}, line {number}" for key, number in lines.items()}
+
+
+def _collect(values: Mapping[str, object], place: str, lines: Mapping[str, int] | None = None) -> dict[str, object]:
     """The values under the settings' own names. Raises UsageError for an unknown key and for a key given twice."""
     collected: dict[str, object] = {}
     for key, value in values.items():
-        known = _known_key(key, place)
+        known = _known_key(key, place, (lines or {}).get(key))
         if known in collected:
             raise UsageError(f"{known} is given twice as {place}, once as an alias.", "Keep one of the two.")
         collected[known] = value
     return collected
 
 
-def _known_key(key: str, place: str) -> str:
+def _known_key(key: str, place: str, line: int | None) -> str:
     """The setting's own name. Raises UsageError with the nearest valid one."""
     name = ALIASES.get(key, key)
     if name in Settings.model_fields:
@@ -215,10 +245,12 @@ def _known_key(key: str, place: str) -> str:
         nearest = ALIASES.get(near[0], OPPOSITES.get(near[0], near[0])) if near else None
         hint = f"Did you mean {nearest}?" if nearest else f"Valid are: {', '.join(Settings.model_fields)}."
     label = f"{place}{key.upper()}" if place.endswith(ENVIRONMENT_PREFIX) else f"{place}: {key}"
-    raise UsageError(f"Unknown {label}.", hint)
+    raise UsageError(f"Unknown {label}{f' (line {line})' if line else ''}.", hint)
 
 
-def _complaint(detail: ErrorDetails, values: Mapping[str, object], sources: Mapping[str, Source]) -> str:
+def _complaint(
+    detail: ErrorDetails, values: Mapping[str, object], sources: Mapping[str, Source], places: Mapping[str, str]
+) -> str:
     location: tuple[Any, ...] = detail["loc"]
     key = str(location[0]) if location else "settings"
     source = sources.get(key, "default")
@@ -226,7 +258,8 @@ def _complaint(detail: ErrorDetails, values: Mapping[str, object], sources: Mapp
     # our own checks know more than "wrong", such as which address of a list it is
     reason = detail.get("ctx", {}).get("error") if detail["type"] == "value_error" and key not in SECRET_KEYS else None
     because = f" ({str(reason)[:200]})" if reason else ""
-    return f"{key} (from {source_name(source, key)}) cannot be {given}{because}: allowed is {note_of(key).allowed}."
+    origin = places.get(key, source) if source == "config.toml" else source_name(source, key)
+    return f"{key} (from {origin}) cannot be {given}{because}: allowed is {note_of(key).allowed}."
 
 
 def source_name(source: Source, key: str) -> str:

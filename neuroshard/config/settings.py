@@ -27,7 +27,7 @@ class Applies(StrEnum):
 
     AT_ONCE = "at once"
     AFTER_RESTART = "after a restart"
-    NOT_STORED = "only as a flag or an environment variable"
+    NOT_STORED = "only as a flag, as an environment variable, or in the config.toml of the default data folder"
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import time
-import webbrowser
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
-from threading import Thread
-from types import FrameType
 
 from neuroshard import __version__
 from neuroshard.api.app import create_app
@@ -28,7 +24,10 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.node.application import Application, ExitReport, Workplace
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.demo import DemoOptions
+from neuroshard.node.desktop import open_browser_at
 from neuroshard.node.identity import wallet_of
+from neuroshard.node.outside_requests import outside_requests
+from neuroshard.node.seat import Seat, show_first_instance
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.summary import summary
 from neuroshard.status.board import StatusBoard
@@ -39,7 +38,7 @@ from neuroshard.telemetry.counters import Counters
 from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, configure_logging
 from neuroshard.telemetry.redaction import Redactor
 from neuroshard.telemetry.ring import LogRing
-from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock, LockOwner
+from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +51,11 @@ def run_node(
     *,
     is_trainer: bool = False,
     ends_with_stdin: bool = False,
+    seat: Seat | None = None,
 ) -> int:
     """Run a node or a trainer until it is told to stop, by the end of its input too when wished; the exit code.
 
+    `seat` is the folder's lock and the port that a first run holds already; they are given back here.
     Raises NeuroShardError when it cannot run.
     """
     settings = loaded.settings
@@ -62,9 +63,9 @@ def run_node(
     wallet, _kind, warnings = wallet_of(loaded)  # a bad token must be told before anything else happens
     prepare_data_dir(settings.data_dir)
     try:
-        lock = InstanceLock.acquire(settings.data_dir)
+        lock = InstanceLock.acquire(settings.data_dir) if seat is None else seat.lock
     except AlreadyRunningError as running:
-        return _show_first_instance(running.owner, open_browser=settings.browser)
+        return show_first_instance(settings.data_dir, running.owner, open_browser=settings.browser)
     with ExitStack() as stack:
         stack.callback(lock.release)
         ring, commands, counters = LogRing(), CommandChannel(), Counters()
@@ -72,7 +73,8 @@ def run_node(
         stack.enter_context(_logging(settings, ring, redactor))
         secret = load_or_create_secret(settings.data_dir)
         redactor.add(secret)
-        listener = stack.enter_context(bind(settings.host, settings.port))
+        waiting = None if seat is None else seat.listener
+        listener = stack.enter_context(bind(settings.host, settings.port) if waiting is None else waiting)
         port = int(listener.getsockname()[1])
         lock.announce(settings.host, port)
         board = StatusBoard(_first_status(loaded, started_at, warnings, is_demo=demo is not None))
@@ -81,9 +83,9 @@ def run_node(
         server = ApiServer(create_app(context), listener)
         server.start()
         stack.callback(server.stop)
-        _show_dashboard(dashboard_url(settings.host, port), warnings, open_browser=settings.browser)
+        _show_dashboard(dashboard_url(settings.host, port), warnings, open_browser=settings.browser and seat is None)
         stop = StopRequest()
-        with _outside_requests(stop, ends_with_stdin=ends_with_stdin):
+        with outside_requests(stop, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
             place = Workplace(configuration, wallet, board, counters, stop, demo, is_trainer)
             report = _run_to_the_end(Application(place, commands).run)
@@ -115,28 +117,12 @@ def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...],
     )
 
 
-def _show_first_instance(running: LockOwner, *, open_browser: bool) -> int:
-    """A second start on the same data folder shows the first one's dashboard and ends well."""
-    url = dashboard_url(running.host, running.port) if running.port else "its dashboard"
-    sys.stdout.write(f"A node already runs on this data folder (process {running.pid}): {url}\n")
-    if open_browser and running.port:
-        _open_browser(url)
-    return 0
-
-
 def _show_dashboard(url: str, warnings: tuple[str, ...], *, open_browser: bool) -> None:
     log.info("NeuroShard %s. Dashboard: %s", __version__, url)
     for warning in warnings:
         log.warning("%s", warning)
     if open_browser:
-        _open_browser(url)
-
-
-def _open_browser(url: str) -> None:
-    """Show the dashboard. Not where only a browser in the terminal could: it would take the terminal over."""
-    has_desktop = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if has_desktop:
-        webbrowser.open(url)
+        open_browser_at(url)
 
 
 def _prepare_native_threads() -> None:
@@ -145,34 +131,6 @@ def _prepare_native_threads() -> None:
     # A thread of GNU OpenMP waits busily for the others before it sleeps. Beside another program that takes a core
     # the default wait is far too long: with this one training was 1.3 times as fast then, and as fast as ever alone.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-
-def _wait_for_end_of_input(stop: StopRequest) -> None:
-    while os.read(0, 4096):  # not sys.stdin: its lock would be held when the interpreter ends
-        pass
-    stop.ask("the program that started this node has ended")
-
-
-@contextmanager
-def _outside_requests(stop: StopRequest, *, ends_with_stdin: bool) -> Generator[None]:
-    """SIGINT and SIGTERM ask for a clean stop; a second one ends the process at once."""
-    if ends_with_stdin:
-        Thread(target=_wait_for_end_of_input, args=(stop,), name="neuroshard-leash", daemon=True).start()
-    received = 0
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        if received > 1:
-            os._exit(128 + number)
-        stop.ask(f"{signal.Signals(number).name} received")
-
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _run_to_the_end(run: Callable[[], ExitReport]) -> ExitReport:

@@ -202,7 +202,7 @@ def test_reachable_from_elsewhere_everything_needs_the_secret(open_api: Api) -> 
 def test_reachable_from_elsewhere_the_cookie_needs_the_secret_first(open_api: Api) -> None:
     here = {"Host": "192.168.1.5:8000", "Origin": "http://192.168.1.5:8000"}
     closed = open_api.get("/api/session", here)
-    assert closed.json() == {"authenticated": False, "secret_required": True, "csrf_token": None}
+    assert closed.json() == {"authenticated": False, "secret_required": True, "csrf_token": None, "setup": False}
     assert "set-cookie" not in closed.headers
     assert open_api.call("POST", "/api/session", headers=here, json={"secret": "wrong"}).status_code == 401
     opened = open_api.call("POST", "/api/session", headers=here, json={"secret": SECRET})

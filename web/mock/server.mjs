@@ -41,7 +41,7 @@ const globalView = () => {
 };
 
 const ANSWERS = {
-  "GET /api/session": () => ({ authenticated: true, secret_required: false, csrf_token: "mock" }),
+  "GET /api/session": () => ({ authenticated: true, secret_required: false, csrf_token: "mock", setup: false }),
   "GET /api/status": () => status(scenario, steps, started),
   "GET /api/training/history": () => ({ points: history(steps, started), held_out: [] }),
   "GET /api/training/global": globalView,

@@ -8,6 +8,8 @@ import { ThemeToggle } from "./components/ThemeToggle";
 import { Trouble } from "./components/Trouble";
 import { Unlock } from "./components/Unlock";
 import { runningFor, shortId } from "./format";
+import type { SetupCalls } from "./setup/setup";
+import { Wizard } from "./setup/Wizard";
 import type { NodeStatus } from "./state/node";
 import type { Dashboard, Store } from "./state/store";
 import { useDashboard, useNow } from "./state/store";
@@ -45,12 +47,13 @@ interface Message {
   failed: boolean;
 }
 
-export function App({ store, actions }: { store: Store; actions: NodeActions }) {
+export function App({ store, actions, setup }: { store: Store; actions: NodeActions; setup: SetupCalls }) {
   const dashboard = useDashboard(store);
   const now = useNow();
   const view = useView();
   const tabs = useShownTab(view);
   const [message, setMessage] = useMessage();
+  if (dashboard.link.kind === "setup") return <Wizard authenticated={dashboard.link.authenticated} calls={setup} />;
   if (dashboard.link.kind === "locked") return <Unlock actions={actions} />;
   const { status } = dashboard;
   const reachable = dashboard.link.kind === "live";

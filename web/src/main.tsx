@@ -4,6 +4,7 @@ import { render } from "preact";
 import { nodeActions } from "./api/actions";
 import { Client } from "./api/client";
 import { App } from "./app";
+import { setupCalls } from "./setup/setup";
 import { Connection } from "./state/connection";
 import { Store } from "./state/store";
 
@@ -17,7 +18,8 @@ if (root) {
     (stopRequested) => store.update({ stopRequested }),
     () => void connection.connect(),
   );
+  const setup = setupCalls(client, () => void connection.connect());
   root.replaceChildren();
-  render(<App store={store} actions={actions} />, root);
+  render(<App store={store} actions={actions} setup={setup} />, root);
   connection.start();
 }

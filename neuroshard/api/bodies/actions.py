@@ -48,3 +48,4 @@ class SessionBody(Answer):
     authenticated: bool
     secret_required: bool = Field(description="true: the owner must enter the API secret first")
     csrf_token: str | None = Field(description="value of the X-NeuroShard-CSRF header; null when not authenticated")
+    setup: bool = Field(description="true: the node waits to be set up; only the wizard's routes answer")

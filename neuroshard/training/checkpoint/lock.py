@@ -26,6 +26,7 @@ class LockOwner:
     pid: int | None
     port: int | None
     host: str = LOOPBACK
+    is_setup: bool = False  # it has no token yet and shows the wizard
 
 
 class AlreadyRunningError(NeuroShardError):
@@ -69,9 +70,9 @@ class InstanceLock:
             ) from error
         raise AlreadyRunningError(data_dir, owner)
 
-    def announce(self, host: str, port: int) -> None:
+    def announce(self, host: str, port: int, *, is_setup: bool = False) -> None:
         """Tell later starts and commands where this node answers. Raises OSError."""
-        self._write_note(LockOwner(os.getpid(), port, host))
+        self._write_note(LockOwner(os.getpid(), port, host, is_setup))
 
     def release(self) -> None:
         """Give the folder free; a second call does nothing."""
@@ -137,4 +138,5 @@ def _read_note(path: Path) -> LockOwner:
         pid if type(pid) is int else None,
         port if type(port) is int and 0 < port < 65536 else None,
         host if isinstance(host, str) else LOOPBACK,
+        note.get("is_setup") is True,
     )

@@ -4,15 +4,23 @@ export interface Session {
   authenticated: boolean;
   secret_required: boolean;
   csrf_token: string | null;
+  setup: boolean; // it waits to be set up: only the wizard's routes answer
 }
 
 const READ_TIMEOUT_MS = 10_000;
 const COMMAND_TIMEOUT_MS = 65_000; // saving or moving a model may take the node a minute
 
+interface Problem {
+  title?: string;
+  detail?: string;
+  errors?: { location: string; message: string }[];
+}
+
 export class NodeError extends Error {
   constructor(
     message: string,
     readonly status: number,
+    readonly fields: Readonly<Record<string, string>> = {},
   ) {
     super(message);
   }
@@ -102,8 +110,9 @@ export class Client {
 
 async function problem(response: Response): Promise<NodeError> {
   try {
-    const body = (await response.json()) as { title?: string; detail?: string };
-    return new NodeError(body.detail ?? body.title ?? response.statusText, response.status);
+    const body = (await response.json()) as Problem;
+    const fields = Object.fromEntries((body.errors ?? []).map(({ location, message }) => [location, message]));
+    return new NodeError(body.detail ?? body.title ?? response.statusText, response.status, fields);
   } catch {
     return new NodeError(`The node answered ${response.status} ${response.statusText}.`, response.status);
   }

@@ -1,6 +1,6 @@
 // Keeps the store in step with the node: first answers, then events; notices when it is gone and comes back alone.
 
-import type { Client } from "../api/client";
+import type { Client, Session } from "../api/client";
 import { NodeError } from "../api/client";
 import { emptyCurve, withHeldOut, withPoints } from "../curve/series";
 import type { PeersChange, PeerStatus } from "./network";
@@ -13,6 +13,7 @@ const HIDDEN_MS = 60_000; // a tab nobody looks at gives its connection back aft
 const GLOBAL_MS = 5_000;
 const MAX_LOGS = 1_000;
 const LONGEST_WAIT_SECONDS = 10;
+const SETUP_KEY = "#setup-key=";
 
 interface History {
   points: LossPoint[];
@@ -49,7 +50,11 @@ export class Connection {
     clearTimeout(this.retryTimer);
     this.close();
     try {
-      const session = await this.client.openSession();
+      const session = await this.enter();
+      if (session.setup) {
+        this.store.update({ link: { kind: "setup", authenticated: session.authenticated } });
+        return;
+      }
       if (session.secret_required && !session.authenticated) {
         this.store.update({ link: { kind: "locked", message: "" } });
         return;
@@ -63,6 +68,20 @@ export class Connection {
     } finally {
       this.busy = false;
     }
+  }
+
+  /** With the key that the program has put into the address, which is good for once, or with the cookie. */
+  private async enter(): Promise<Session> {
+    const key = location.hash.startsWith(SETUP_KEY) ? location.hash.slice(SETUP_KEY.length) : null;
+    if (key !== null) {
+      history.replaceState(null, "", location.pathname);
+      try {
+        return await this.client.openSession(key);
+      } catch (error) {
+        if (!(error instanceof NodeError) || error.status !== 401) throw error;
+      }
+    }
+    return await this.client.openSession();
   }
 
   private async readEverything(): Promise<void> {

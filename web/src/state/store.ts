@@ -9,6 +9,7 @@ import type { GlobalView, LogRecord, NodeStatus } from "./node";
 export type Link =
   | { kind: "connecting" }
   | { kind: "live" }
+  | { kind: "setup"; authenticated: boolean } // it has no token yet
   | { kind: "locked"; message: string } // started with --host: the secret is wanted first
   | { kind: "gone"; since: number; nextTry: number };
 

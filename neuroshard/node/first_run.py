@@ -1,0 +1,185 @@
+"""The first run on a desktop: the wizard in the browser, in the process and at the port of the node that follows."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from neuroshard.api.hosts import dashboard_url, is_loopback
+from neuroshard.api.secret import load_or_create_secret
+from neuroshard.api.server import ApiServer, bind
+from neuroshard.api.setup.app import SetupContext, create_setup_app
+from neuroshard.api.setup.desk import Finished, SetupDesk, Surroundings
+from neuroshard.api.setup.entry import entry_address
+from neuroshard.config.data_dir import prepare_data_dir
+from neuroshard.config.first_settings import FirstSettings, store_first_settings
+from neuroshard.config.loading import LoadedSettings, read_config
+from neuroshard.config.settings import SECRET_KEYS, Settings
+from neuroshard.errors import ConflictError, NeuroShardError, UsageError
+from neuroshard.model.memory_limit import available_mb, probe_memory
+from neuroshard.node.autostart import Place, places_of_this_computer, start_command, status, turn_on
+from neuroshard.node.cores import default_threads
+from neuroshard.node.desktop import has_browser, has_desktop, is_service, open_browser_at
+from neuroshard.node.outside_requests import outside_requests
+from neuroshard.node.seat import Seat, show_first_instance
+from neuroshard.node.stopping import StopRequest
+from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
+
+LOOPBACK = "127.0.0.1"
+WAIT_SECONDS = 0.2  # how often the main thread looks up, so that signals work on Windows as well
+NOT_CARRIED = {*SECRET_KEYS, "token_file", "data_dir"}
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A first run that came to its end: what the node starts with."""
+
+    loaded: LoadedSettings
+    seat: Seat
+
+
+def asks_first(loaded: LoadedSettings, *, ends_with_stdin: bool) -> bool:
+    """Whether there is no token, and somebody at a desktop who can be asked."""
+    if loaded.settings.token is not None or not loaded.settings.browser or ends_with_stdin:
+        return False
+    return has_desktop(sys.platform, os.environ) and not is_service(os.getpid(), os.environ) and has_browser()
+
+
+def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Ready | None:
+    """Show the wizard until it is finished; None when it was stopped, or is open in another process.
+
+    `load` reads the settings again once they are stored. Raises NeuroShardError when it cannot be shown.
+    """
+    settings = loaded.settings
+    prepare_data_dir(settings.data_dir)
+    try:
+        lock = InstanceLock.acquire(settings.data_dir)
+    except AlreadyRunningError as running:
+        show_first_instance(settings.data_dir, running.owner, open_browser=True)
+        return None
+    with ExitStack() as undo:
+        undo.callback(lock.release)
+        secret = load_or_create_secret(settings.data_dir)
+        host = settings.host if is_loopback(settings.host) else LOOPBACK
+        listener = undo.enter_context(bind(host, settings.port))
+        port = int(listener.getsockname()[1])
+        lock.announce(host, port, is_setup=True)
+        run = _FirstRun(loaded, load, lock, (host, port))
+        _serve(run, secret, listener.dup())  # its server closes this one: what comes in between waits in the other
+        if run.stored is None:
+            sys.stdout.write(f"Stopped: {run.stop.reason}. Nothing was stored.\n")
+            return None
+        if run.lock is not lock:
+            lock.release()
+        undo.pop_all()  # lock and port are the node's now
+    return Ready(run.stored, Seat(run.lock, _kept(listener, run.stored.settings, host, port)))
+
+
+def _serve(run: _FirstRun, secret: str, listener: socket.socket) -> None:
+    """Show the page until it is finished or somebody stops it."""
+    host, port = run.place
+    server = ApiServer(create_setup_app(SetupContext(run.desk, secret, host, port, run.stop.ask)), listener)
+    server.start()
+    try:
+        with outside_requests(run.stop, ends_with_stdin=False):
+            _show_page(dashboard_url(host, port), secret, port)
+            run.wait()
+    finally:
+        server.stop()
+
+
+def _show_page(url: str, secret: str, port: int) -> None:
+    """Open the page; its key is printed only where the one who started this reads it, never into a log."""
+    address = entry_address(url, secret, port, time.time())
+    shown = address if sys.stdout.isatty() else url
+    sys.stdout.write(f"NeuroShard is not set up yet. Your browser opens {shown}\n")
+    sys.stdout.write("Without a browser: give the token with --token-file, or see `neuroshard --help`.\n")
+    sys.stdout.flush()
+    open_browser_at(address)
+
+
+def _kept(listener: socket.socket, settings: Settings, host: str, port: int) -> socket.socket | None:
+    """The listener, when the stored settings want the same address; else it is closed."""
+    if (settings.host if is_loopback(settings.host) else None) == host and settings.port in (port, 0):
+        return listener
+    listener.close()
+    return None
+
+
+def _locked(first: FirstSettings) -> InstanceLock:
+    """The lock of the folder that was chosen. Raises ConflictError when a node runs there."""
+    prepare_data_dir(first.data_dir)
+    try:
+        return InstanceLock.acquire(first.data_dir)
+    except AlreadyRunningError as error:
+        raise ConflictError("A node runs on this folder.", "Stop it, or choose another folder.") from error
+
+
+def _places() -> tuple[Place, ...] | str:
+    """Where autostart would be written, or why nowhere."""
+    try:
+        return places_of_this_computer(os.environ)
+    except UsageError as error:
+        return error.message
+
+
+def _surroundings(places: tuple[Place, ...] | str) -> Surroundings:
+    measured = {"memory": available_mb(probe_memory(), None), "cpu_threads": default_threads()}
+    if isinstance(places, str):
+        return Surroundings(measured, autostart_possible=False, autostart_how=places)
+    now = status(places)
+    return Surroundings(measured, autostart_possible=True, autostart_how=f"{now.kind} {now.path}")
+
+
+class _FirstRun:
+    """The wizard's desk, and what happens when it is finished; that happens in the server's thread."""
+
+    def __init__(
+        self, loaded: LoadedSettings, load: Callable[[], LoadedSettings], lock: InstanceLock, place: tuple[str, int]
+    ) -> None:
+        self.stop = StopRequest()
+        self.lock = lock  # of the folder that was chosen
+        self.stored: LoadedSettings | None = None
+        self.place = place  # host and port
+        self._loaded, self._load = loaded, load
+        self._autostart = _places()
+        self._ended = threading.Event()
+        self.desk = SetupDesk(loaded, _surroundings(self._autostart), self._finish)
+
+    def wait(self) -> None:
+        """Until it is finished or stopped."""
+        while not self._ended.wait(WAIT_SECONDS) and self.stop.reason is None:
+            pass
+
+    def _finish(self, first: FirstSettings, starts_with_computer: bool) -> Finished:
+        folder = self._loaded.settings.data_dir
+        carried = read_config(self._loaded.config_file) if first.data_dir != folder else {}
+        kept = {key: value for key, value in carried.items() if key not in NOT_CARRIED}
+        lock = self.lock if first.data_dir == folder else _locked(first)
+        try:
+            store_first_settings(replace(first, settings={**kept, **first.settings}))
+            stored = self._load()
+        except BaseException:
+            if lock is not self.lock:
+                lock.release()
+            raise
+        warning = self._start_with_computer(stored) if starts_with_computer else None
+        self.lock, self.stored = lock, stored
+        self._ended.set()
+        return Finished(dashboard_url(stored.settings.host, stored.settings.port or self.place[1]), warning)
+
+    def _start_with_computer(self, stored: LoadedSettings) -> str | None:
+        """Why that did not work, if it did not: the node runs all the same."""
+        if isinstance(self._autostart, str):
+            return self._autostart
+        try:
+            turn_on(self._autostart, start_command(stored))
+        except NeuroShardError as error:
+            return f"{error.message} {error.action}".strip()
+        return None

@@ -1,0 +1,239 @@
+"""The wizard's routes: who may call them, what they refuse, and that nothing is stored before the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from neuroshard.api.setup.app import SetupContext, create_setup_app
+from neuroshard.api.setup.desk import Finished, SetupDesk, Surroundings
+from neuroshard.api.setup.entry import ENTRY_SECONDS, entry_address
+from neuroshard.config.first_settings import FirstSettings, stored_token
+from neuroshard.config.loading import load_settings
+from neuroshard.errors import StorageError
+from neuroshard.identity import Wallet, new_phrase, parse_token
+
+SECRET = "a-secret-of-the-tests-that-is-long-enough"
+PORT = 8000
+HERE = {"Origin": f"http://127.0.0.1:{PORT}"}
+PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+WRONG = "legal winner thank year wave sausage worth useful legal winner thank thank"
+
+
+@dataclass
+class SetupApi:
+    """A wizard that stores into a list."""
+
+    folder: Path
+    flags: dict[str, object] = field(default_factory=dict[str, object])
+    stored: list[tuple[FirstSettings, bool]] = field(default_factory=list[tuple[FirstSettings, bool]])
+    stopped: list[str] = field(default_factory=list[str])
+    now: float = 1_000.0
+    failure: StorageError | None = None
+    app: FastAPI = field(init=False)
+
+    def __post_init__(self) -> None:
+        loaded = load_settings(self.flags, {}, self.folder)
+        surroundings = Surroundings({"memory": 12_000, "cpu_threads": 6}, True, "desktop autostart entry")
+        desk = SetupDesk(loaded, surroundings, self.finish)
+        self.app = create_setup_app(
+            SetupContext(desk, SECRET, "127.0.0.1", PORT, self.stopped.append, lambda: self.now)
+        )
+
+    def finish(self, first: FirstSettings, autostart: bool) -> Finished:
+        if self.failure is not None:
+            raise self.failure
+        self.stored.append((first, autostart))
+        return Finished(f"http://localhost:{PORT}")
+
+    def call(
+        self, method: str, path: str, json: object = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        async def request() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{PORT}") as client:
+                return await client.request(method, path, headers=headers, json=json)
+
+        return anyio.run(request)
+
+    def owner(self, method: str, path: str, json: object = None) -> httpx.Response:
+        return self.call(method, path, json, {"Authorization": f"Bearer {SECRET}"})
+
+    def faults(self, path: str, json: object) -> dict[str, str]:
+        """What the node finds wrong, by field."""
+        answer = self.owner("POST", path, json)
+        assert answer.status_code == 422, answer.text
+        return {item["location"]: item["message"] for item in answer.json()["errors"]}
+
+
+@pytest.fixture
+def wizard(tmp_path: Path) -> SetupApi:
+    return SetupApi(tmp_path / "node")
+
+
+def key_of(wizard: SetupApi) -> str:
+    return entry_address("", SECRET, PORT, wizard.now).partition("=")[2]
+
+
+def test_nobody_reads_or_changes_anything_without_the_secret(wizard: SetupApi) -> None:
+    paths = wizard.app.openapi()["paths"]
+    assert {"/api/setup", "/api/setup/wallet", "/api/setup/finish"} <= set(paths)
+    for path, methods in paths.items():
+        for method in methods:
+            answer = wizard.call(method.upper(), path, {}, HERE)
+            allowed = path in {"/health", "/api/session"}
+            assert answer.status_code == 401 or allowed, (method, path, answer.status_code)
+    assert wizard.call("GET", "/api/session", headers=HERE).json() == {
+        "authenticated": False,
+        "secret_required": True,
+        "csrf_token": None,
+        "setup": True,
+    }
+    assert wizard.call("GET", "/").status_code == 200
+    assert wizard.stopped == []
+
+
+def test_a_foreign_page_is_refused_even_with_the_secret(wizard: SetupApi) -> None:
+    bearer = {"Authorization": f"Bearer {SECRET}"}
+    for foreign in ({"Host": "evil.example:8000"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert wizard.call("GET", "/api/setup", headers=bearer | foreign).status_code == 403, foreign
+
+
+def test_a_key_opens_one_session_and_then_no_more(wizard: SetupApi) -> None:
+    key = key_of(wizard)
+    opened = wizard.call("POST", "/api/session", {"secret": key}, HERE)
+    assert opened.json()["setup"] is True
+    cookie = {"Cookie": opened.headers["set-cookie"].partition(";")[0]}
+    assert "HttpOnly" in opened.headers["set-cookie"]
+    assert wizard.call("GET", "/api/setup", headers=HERE | cookie).status_code == 200
+    command = HERE | cookie | {"X-NeuroShard-CSRF": opened.json()["csrf_token"]}
+    assert wizard.call("POST", "/api/setup/wallet", {"source": "create"}, command).status_code == 200
+    assert wizard.call("POST", "/api/setup/wallet", {"source": "create"}, HERE | cookie).status_code == 403
+    assert wizard.call("POST", "/api/session", {"secret": key}, HERE).status_code == 401
+
+
+def test_old_forged_and_foreign_keys_open_nothing(wizard: SetupApi) -> None:
+    old = key_of(wizard)
+    expiry, nonce, seal = key_of(wizard).split(".")
+    wizard.now += ENTRY_SECONDS
+    later = str(int(expiry) + 600)
+    for key in (old, f"{later}.{nonce}.{seal}", f"{later}.x.{'0' * 64}", "..", "é.é.é", "x" * 200):
+        assert wizard.call("POST", "/api/session", {"secret": key}, HERE).status_code == 401, key
+    other = entry_address("", "another-secret-that-is-long-enough-too", PORT, wizard.now).partition("=")[2]
+    assert wizard.call("POST", "/api/session", {"secret": other}, HERE).status_code == 401
+
+
+def test_a_new_wallet_is_shown_until_its_words_were_given_back(wizard: SetupApi) -> None:
+    made = wizard.owner("POST", "/api/setup/wallet", {"source": "create"}).json()["wallet"]
+    assert wizard.owner("GET", "/api/setup").json()["wallet"] == made  # a reload goes on with the same words
+    words, asked = made["words"], made["asked"]
+    assert (len(words), len(set(asked)), made["confirmed"]) == (12, 3, False)
+    assert wizard.owner("POST", "/api/setup/finish").status_code == 422
+    right = [words[place - 1] for place in asked]
+    assert wizard.faults("/api/setup/backup", {"words": [right[0], "zebra", ""]}) == {
+        "words.1": f"Word {asked[1]} is another one.",
+        "words.2": f"Word {asked[2]} is missing.",
+    }
+    assert set(wizard.faults("/api/setup/backup", {"words": []})) == {"words.0", "words.1", "words.2"}
+    done = wizard.owner("POST", "/api/setup/backup", {"words": [f" {word.upper()} " for word in right]}).json()[
+        "wallet"
+    ]
+    assert (done["confirmed"], done["words"]) == (True, [])
+    assert Wallet.from_secret(parse_token(" ".join(words))).wallet_id == done["wallet_id"]
+    assert wizard.owner("POST", "/api/setup/finish").status_code == 202
+    ((first, autostart),) = wizard.stored
+    assert (first.token.get_secret_value(), autostart) == (" ".join(words), False)
+    assert not wizard.folder.exists()
+
+
+def test_a_damaged_phrase_is_told_at_its_field(wizard: SetupApi) -> None:
+    def fault(phrase: str) -> str:
+        return wizard.faults("/api/setup/wallet", {"source": "enter", "phrase": phrase})["phrase"]
+
+    assert "checksum" in fault(WRONG)
+    assert "Word 3" in fault(PHRASE.replace("thank", "thankk", 1))
+    assert "this one has 11" in fault(PHRASE.rpartition(" ")[0])
+    assert "does not have exactly 64" in fault("ab" * 31)
+    assert "this text has 3 words" in fault("correct horse battery")
+    assert "empty" in fault("")
+    assert wizard.owner("GET", "/api/setup").json()["wallet"] is None
+    short = {"source": "enter", "phrase": "abc", "is_text": True}
+    assert "at least 8" in wizard.faults("/api/setup/wallet", short)["phrase"]
+    text = wizard.owner("POST", "/api/setup/wallet", {**short, "phrase": "correct horse"}).json()["wallet"]
+    assert "short or simple" in text["warning"]
+    entered = wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": f"  {PHRASE.upper()}\n"}).json()
+    assert entered["wallet"]["wallet_id"] == Wallet.from_secret(parse_token(PHRASE)).wallet_id
+    assert (entered["wallet"]["confirmed"], entered["wallet"]["words"]) == (True, [])
+
+
+def test_choices_are_checked_one_by_one_and_kept(wizard: SetupApi, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("")
+    wrong = {"memory": "much", "cpu_threads": 0, "max_upload": -1, "port": 1}
+    faults = wizard.faults("/api/setup/choices", {"data_dir": "relative", "settings": wrong})
+    assert set(faults) == {"data_dir", "memory", "cpu_threads", "max_upload", "port"}
+    assert faults["cpu_threads"] == "Allowed is 1 to 1024; unset: measured."
+    for place, words in (
+        (tmp_path / "file" / "x", "is a file"),
+        (tmp_path / "full", "other things"),
+        ("", "from the top"),
+    ):
+        assert words in wizard.faults("/api/setup/choices", {"data_dir": str(place)})["data_dir"]
+    wanted = {"data_dir": str(tmp_path / "big"), "settings": {"memory": 900, "training": False}, "autostart": True}
+    chosen = wizard.owner("POST", "/api/setup/choices", wanted).json()
+    assert (chosen["folder"]["path"], chosen["settings"]["memory"]["value"]) == (str(tmp_path / "big"), 900)
+    assert (chosen["settings"]["memory"]["measured"], chosen["chosen"]) == (12_000, True)
+    assert not (tmp_path / "big").exists()
+    wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": PHRASE})
+    assert wizard.owner("POST", "/api/setup/finish", {}).json()["url"] == f"http://localhost:{PORT}"
+    ((first, autostart),) = wizard.stored
+    assert (first.data_dir, autostart) == (tmp_path / "big", True)
+    assert first.settings == {"memory": 900, "training": False}
+
+
+def test_what_a_flag_decides_is_not_asked(tmp_path: Path) -> None:
+    wizard = SetupApi(tmp_path / "node", {"data_dir": tmp_path / "node", "memory": 700})
+    shown = wizard.owner("GET", "/api/setup").json()
+    assert (shown["folder"]["fixed_by"], shown["settings"]["memory"]["fixed_by"]) == ("--data-dir", "--memory")
+    wizard.owner("POST", "/api/setup/choices", {"data_dir": str(tmp_path / "other"), "settings": {"memory": 5}})
+    wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": PHRASE})
+    wizard.owner("POST", "/api/setup/finish", {})
+    ((first, _),) = wizard.stored
+    assert (first.data_dir, first.settings) == (tmp_path / "node", {})
+
+
+def test_the_wallet_of_a_folder_is_found_and_never_replaced(wizard: SetupApi) -> None:
+    phrase = new_phrase()
+    (wizard.folder / "keys").mkdir(parents=True)
+    (wizard.folder / "keys" / "wallet").write_text(phrase + "\n")
+    wallet_id = Wallet.from_secret(parse_token(phrase)).wallet_id
+    assert wizard.owner("GET", "/api/setup").json()["folder"]["wallet_id"] == wallet_id
+    wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": PHRASE})
+    assert f"holds the wallet {wallet_id}" in wizard.faults("/api/setup/finish", {})["data_dir"]
+    assert wizard.owner("POST", "/api/setup/wallet", {"source": "found"}).json()["wallet"]["origin"] == "found"
+    assert wizard.owner("POST", "/api/setup/finish", {}).status_code == 202
+    token = stored_token(wizard.folder)
+    assert token is not None
+    assert token.get_secret_value() == phrase
+
+
+def test_what_cannot_be_stored_is_told_and_can_be_tried_again(wizard: SetupApi) -> None:
+    wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": PHRASE})
+    wizard.failure = StorageError("The disk is full.", "Choose another one.")
+    assert wizard.faults("/api/setup/finish", {}) == {"data_dir": "The disk is full. Choose another one."}
+    wizard.failure = None
+    assert wizard.owner("POST", "/api/setup/finish", {}).status_code == 202
+
+
+def test_commands_for_a_node_hear_that_it_waits(wizard: SetupApi) -> None:
+    answer = wizard.owner("GET", "/api/status")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "This node waits to be set up in the browser.")
+    assert wizard.call("GET", "/health").json() == {"status": "setup"}
+    assert wizard.owner("POST", "/api/shutdown", {}).status_code == 202
+    assert wizard.stopped == ["asked through the API"]

@@ -1,0 +1,217 @@
+"""The wizard as a user meets it: no token, a desktop, a browser; and what a kill, a reload and a second start leave."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from dashboard_session import OpenPage
+from first_run_process import FirstRun, listing, started
+from page_checks import FAINT, TWICE, UNNAMED
+from playwright.sync_api import Page, ViewportSize, expect
+
+from neuroshard.identity import Wallet, parse_token
+
+pytestmark = [pytest.mark.browser, pytest.mark.process]
+PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+WALLET = Wallet.from_secret(parse_token(PHRASE)).wallet_id
+REFUSALS = "responded with a status of"
+WAITING = {"api-secret": "0o600", "instance.lock": "0o600"}  # what lies in the data folder before the end
+SLOW_MS = 30_000
+
+
+@pytest.fixture
+def desktop(tmp_path: Path) -> FirstRun:
+    """A computer on which NeuroShard was never started; nothing leaves it."""
+    return FirstRun(tmp_path / "home", variables={"NEUROSHARD_NETWORK": "false"})
+
+
+def heading(page: Page, text: str) -> None:
+    expect(page.get_by_role("heading", level=1)).to_have_text(text)
+
+
+def press(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name).click()
+
+
+def check_page(page: Page) -> None:
+    """Named, readable, and not wider than the window."""
+    assert page.evaluate(UNNAMED) == []
+    assert page.evaluate(TWICE) == []
+    assert page.evaluate(FAINT) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def give_words_back(page: Page, words: list[str]) -> None:
+    for place in range(1, 13):
+        box = page.get_by_label(f"Word {place}", exact=True)
+        if box.count():
+            box.fill(words[place - 1])
+
+
+def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, open_page: OpenPage) -> None:
+    with started(desktop) as process:
+        page = open_page(desktop.wait_for_page(), excused=REFUSALS)
+        heading(page, "Welcome. Which wallet?")
+        assert "setup-key" not in page.url
+        check_page(page)
+        press(page, "Next")
+        heading(page, "Write these words down")
+        words = page.locator(".setup-words .mono").all_inner_texts()
+        check_page(page)
+        page.reload()  # the words on the paper stay the right ones
+        heading(page, "Write these words down")
+        assert page.locator(".setup-words .mono").all_inner_texts() == words
+        press(page, "I have written them down")
+        heading(page, "Check what you have written")
+        assert page.locator(".setup-words").count() == 0
+        give_words_back(page, ["zebra"] * 12)
+        press(page, "Check")
+        expect(page.get_by_role("alert").first).to_have_text(re.compile(r"Word \d+ is another one\."))
+        page.go_back()
+        heading(page, "Write these words down")
+        page.go_forward()
+        give_words_back(page, words)
+        press(page, "Check")
+        heading(page, "What may it use?")
+        page.go_back()  # to words that are not shown again
+        heading(page, "What may it use?")
+        check_page(page)
+        page.get_by_label("Memory (MB)").fill("lots")
+        press(page, "Next")
+        expect(page.get_by_role("alert")).to_contain_text("Allowed is megabytes, at least 1")
+        expect(page.get_by_label("Memory (MB)")).to_be_focused()
+        page.get_by_label("Memory (MB)").fill("800")
+        page.get_by_label("Upload (Mbit/s)").fill("2.5")
+        press(page, "Next")
+        heading(page, "When shall it work?")
+        check_page(page)
+        expect(page.get_by_label("Start with the computer")).not_to_be_checked()
+        page.get_by_label("Do not train yet").check()
+        press(page, "Next")
+        heading(page, "Ready to start")
+        check_page(page)
+        expect(page.get_by_text("800 MB")).to_be_visible()
+        assert listing(desktop.data_dir) == WAITING
+        press(page, "Start")
+        expect(page.get_by_role("navigation", name="Views")).to_be_visible(timeout=SLOW_MS)
+        assert desktop.health() == "ok"
+        assert process.poll() is None
+        with started(desktop) as second:  # as a second click on the icon
+            told, _ = second.communicate(timeout=60)
+            assert (second.returncode, "already runs" in told) == (0, True)
+            assert desktop.addresses()[-1] == f"http://localhost:{desktop.port}"
+        page.goto("about:blank")
+        process.terminate()
+        log, _ = process.communicate(timeout=60)
+    files = listing(desktop.data_dir)
+    assert (files["keys/wallet"], files["config.toml"]) == ("0o600", "0o600")
+    config = (desktop.data_dir / "config.toml").read_text()
+    assert config == 'memory = 800\nmax_upload = 2.5\ntraining = false\ntoken_file = "keys/wallet"\n'
+    assert (desktop.data_dir / "keys/wallet").read_text().split() == words
+    kept = log + (desktop.data_dir / "logs/node.log").read_text()
+    assert " ".join(words) not in kept
+    assert not (desktop.home / ".config").exists()  # autostart was not asked for
+
+
+def test_a_wallet_is_entered_by_keyboard_at_phone_width(desktop: FirstRun, open_page: OpenPage, tmp_path: Path) -> None:
+    folder = tmp_path / "big disk" / "node"
+    folder.parent.mkdir()
+    with started(desktop) as process:
+        url = desktop.wait_for_page()
+        page = open_page(url, theme="dark", viewport=ViewportSize(width=360, height=740), excused=REFUSALS)
+        heading(page, "Welcome. Which wallet?")
+        keys = page.keyboard
+        page.get_by_label("Make a new wallet").focus()
+        keys.press("ArrowDown")
+        keys.press("Tab")
+        keys.type(PHRASE.replace("yellow", "thank"))
+        keys.press("Tab")
+        keys.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("The checksum of the wallet phrase is wrong.")
+        expect(page.get_by_label("Wallet phrase")).to_be_focused()
+        check_page(page)
+        keys.press("Control+A")
+        keys.type(PHRASE)
+        keys.press("Tab")
+        keys.press("Enter")
+        heading(page, "What may it use?")
+        keys.press("Tab")
+        expect(page.get_by_label("Data folder")).to_be_focused()
+        keys.press("Control+A")
+        keys.type(str(folder))
+        check_page(page)
+        keys.press("Enter")
+        heading(page, "When shall it work?")
+        keys.press("Tab")
+        keys.press("ArrowUp")  # the last of the answers
+        expect(page.get_by_label("Do not train yet")).to_be_checked()
+        keys.press("Tab")
+        keys.press("Space")
+        expect(page.get_by_label("Start with the computer")).to_be_checked()
+        keys.press("Enter")
+        heading(page, "Ready to start")
+        expect(page.get_by_text(WALLET)).to_be_visible()
+        check_page(page)
+        keys.press("Tab")
+        keys.press("Enter")
+        expect(page.get_by_role("navigation", name="Views")).to_be_visible(timeout=SLOW_MS)
+        page.goto("about:blank")
+        process.terminate()
+        process.wait(60)
+    assert (folder / "keys/wallet").read_text() == PHRASE + "\n"
+    assert stat.S_IMODE((folder / "keys/wallet").stat().st_mode) == 0o600
+    assert (desktop.data_dir / "config.toml").read_text() == f'data_dir = "{folder}"\n'
+    (entry,) = (path for path in (desktop.home / ".config").rglob("*") if path.is_file())
+    assert str(folder) in entry.read_text()
+    assert "legal" not in entry.read_text()
+    with started(desktop, "--no-training") as again:  # the next start asks nothing and finds the folder
+        desktop.wait_for_page(2)
+        assert desktop.health() == "ok"
+        again.terminate()
+        assert again.wait(60) == 0
+
+
+def test_a_kill_leaves_nothing_and_only_the_key_opens_the_page(desktop: FirstRun, open_page: OpenPage) -> None:
+    with started(desktop) as process:
+        url = desktop.wait_for_page()
+        page = open_page(url, excused=REFUSALS)
+        page.get_by_label("I have a wallet").check()
+        page.get_by_label("Wallet phrase").fill(PHRASE)
+        press(page, "Next")
+        heading(page, "What may it use?")
+        stranger = open_page(url, excused=REFUSALS)  # the same address in another browser: its key is used up
+        heading(stranger, "NeuroShard waits to be set up")
+        check_page(stranger)
+        with started(desktop) as second:
+            told, _ = second.communicate(timeout=60)
+            assert (second.returncode, "already waits to be set up" in told) == (0, True)
+        stranger.goto(desktop.wait_for_page(2))
+        stranger.reload()
+        heading(stranger, "What may it use?")  # the same set-up, further on
+        page.goto("about:blank")
+        stranger.goto("about:blank")
+        process.kill()
+        process.wait()
+    assert listing(desktop.data_dir) == WAITING
+    with started(desktop) as process:
+        page.goto(desktop.wait_for_page(3))
+        heading(page, "Welcome. Which wallet?")
+        process.terminate()
+        told, _ = process.communicate(timeout=60)
+        assert (process.returncode, "Nothing was stored." in told) == (0, True)
+    assert listing(desktop.data_dir) == WAITING
+
+
+def test_without_a_desktop_the_ways_are_named(desktop: FirstRun) -> None:
+    for variables, arguments in (({"DISPLAY": ""}, []), ({}, ["--headless"]), ({"NEUROSHARD_BROWSER": "false"}, [])):
+        lone = FirstRun(desktop.home, desktop.port, desktop.variables | variables)
+        with started(lone, *arguments) as process:
+            told, _ = process.communicate(timeout=60)
+        assert process.returncode == 3, told
+        for way in ("--token-file", "NEUROSHARD_TOKEN", "token_file in config.toml"):
+            assert way in told
+    assert desktop.addresses() == []
+    assert not desktop.data_dir.exists()

@@ -1,0 +1,99 @@
+// Where the node keeps its things and what it may use.
+
+import { useState } from "preact/hooks";
+import { typedValue } from "../views/setting-rows";
+import { Buttons, Fault, Field, useSending } from "./fields";
+import type { SetupField } from "./setup";
+import type { StepProps } from "./Wizard";
+
+interface Limit {
+  name: string;
+  label: string;
+  unit: string;
+  about: (measured: string | null) => string;
+}
+
+const proposed = (words: string) => (measured: string | null) => (measured === null ? words : `Empty: ${measured}, ${words}`);
+
+export const LIMITS: readonly Limit[] = [
+  { name: "memory", label: "Memory", unit: "MB", about: proposed("all but a reserve for you.") },
+  { name: "cpu_threads", label: "Processor threads", unit: "", about: proposed("one for each core.") },
+  { name: "max_storage", label: "Space for training text", unit: "MB", about: proposed("on the disk of the data folder.") },
+  { name: "max_upload", label: "Upload", unit: "Mbit/s", about: () => "What others may get from you each second. Empty: no limit." },
+];
+
+export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
+  const { folder, settings } = setup;
+  const limits = LIMITS.filter(({ name }) => name in settings);
+  const [path, setPath] = useState(folder.path);
+  const [texts, setTexts] = useState<Record<string, string>>(() =>
+    Object.fromEntries(limits.map(({ name }) => [name, textOf(settings[name])])),
+  );
+  const { busy, faults, send } = useSending();
+  const submit = async () => {
+    const free = limits.filter(({ name }) => !settings[name]?.fixed_by);
+    const values = Object.fromEntries(free.map(({ name }) => [name, typedValue(texts[name] ?? "")]));
+    const changed = await calls.choose({ data_dir: path, settings: values });
+    const other = changed.folder.wallet_id;
+    onChange(changed, other === null || other === changed.wallet?.wallet_id ? "work" : undefined);
+  };
+  const useFound = async () => onChange(await calls.chooseWallet("found"), "work");
+  const free = folder.free_mb === null ? "" : ` ${(folder.free_mb / 1000).toFixed(1)} GB are free there.`;
+  const holdsAnother = folder.wallet_id !== null && folder.wallet_id !== setup.wallet?.wallet_id && path === folder.path;
+  return (
+    <form
+      onSubmit={(event) => {
+        event.preventDefault();
+        send(submit);
+      }}
+    >
+      <h1 tabIndex={-1}>What may it use?</h1>
+      <p>Everything can be changed later. What is left empty is measured.</p>
+      <Field
+        id="data_dir"
+        label="Data folder"
+        value={path}
+        onInput={setPath}
+        fault={faults.fields.data_dir}
+        fixedBy={folder.fixed_by}
+        hint={`Saved states of the model, training text, keys and logs.${path === folder.path ? free : ""}`}
+      />
+      {holdsAnother && (
+        <div class="banner tone-warn" role="alert">
+          <div class="banner-text">
+            This folder holds the wallet <span class="mono">{folder.wallet_id}</span> already. Use that one, or another folder.
+          </div>
+          <button type="button" class="button" onClick={() => send(useFound)}>
+            Use that wallet
+          </button>
+        </div>
+      )}
+      <div class="setup-limits">
+        {limits.map(({ name, label, unit, about }) => (
+          <Field
+            key={name}
+            id={name}
+            label={unit ? `${label} (${unit})` : label}
+            numeric
+            value={texts[name] ?? ""}
+            placeholder={measured(settings[name]) ?? "no limit"}
+            onInput={(value) => setTexts({ ...texts, [name]: value })}
+            fault={faults.fields[name]}
+            fixedBy={settings[name]?.fixed_by ?? null}
+            hint={about(measured(settings[name]))}
+          />
+        ))}
+      </div>
+      <Fault id="computer-fault" text={faults.other} />
+      <Buttons next="Next" busy={busy} back={() => go("wallet")} />
+    </form>
+  );
+}
+
+function textOf(field: SetupField | undefined): string {
+  return field?.value == null ? "" : String(field.value);
+}
+
+export function measured(field: SetupField | undefined): string | null {
+  return typeof field?.measured === "number" ? field.measured.toLocaleString("en") : null;
+}

@@ -1,0 +1,130 @@
+// The first run: a few steps, one at a time. The step stands after the # of the address, so that Back and reload work.
+
+import type { ComponentChildren } from "preact";
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { ThemeToggle } from "../components/ThemeToggle";
+import { CheckStep, WordsStep } from "./BackupSteps";
+import { ComputerStep } from "./ComputerStep";
+import { Locked } from "./Locked";
+import type { Setup, SetupCalls, Step } from "./setup";
+import { allowedStep, STEPS } from "./setup";
+import { StartStep } from "./StartStep";
+import { WalletStep } from "./WalletStep";
+import { WorkStep } from "./WorkStep";
+
+const HASH = "#setup-";
+const PARTS: readonly { name: string; steps: readonly Step[] }[] = [
+  { name: "Wallet", steps: ["wallet"] },
+  { name: "Backup", steps: ["words", "check"] },
+  { name: "Computer", steps: ["computer"] },
+  { name: "Work", steps: ["work"] },
+  { name: "Start", steps: ["start"] },
+];
+
+export interface StepProps {
+  setup: Setup;
+  calls: SetupCalls;
+  go: (step: Step) => void;
+  onChange: (setup: Setup, next?: Step) => void;
+}
+
+export function Wizard({ authenticated, calls }: { authenticated: boolean; calls: SetupCalls }) {
+  const [setup, setSetup] = useState<Setup | null>(null);
+  const [problem, setProblem] = useState("");
+  const wanted = useWantedStep();
+  const read = useCallback(() => {
+    calls.read().then(setSetup, (error: unknown) => setProblem(error instanceof Error ? error.message : String(error)));
+  }, [calls]);
+  useEffect(() => {
+    if (authenticated) read();
+  }, [authenticated, read]);
+  if (!authenticated) return <Frame>{<Locked calls={calls} />}</Frame>;
+  if (setup === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
+  const step = allowedStep(setup, wanted);
+  const onChange = (changed: Setup, next?: Step) => {
+    setSetup(changed);
+    if (next) go(next);
+  };
+  return (
+    <Frame step={step}>
+      <StepOf key={step} step={step} {...{ setup, calls, go, onChange }} />
+    </Frame>
+  );
+}
+
+function StepOf({ step, ...props }: StepProps & { step: Step }) {
+  const heading = useFocusedHeading();
+  return (
+    <div ref={heading} class="setup-step">
+      {step === "wallet" && <WalletStep {...props} />}
+      {step === "words" && <WordsStep {...props} />}
+      {step === "check" && <CheckStep {...props} />}
+      {step === "computer" && <ComputerStep {...props} />}
+      {step === "work" && <WorkStep {...props} />}
+      {step === "start" && <StartStep {...props} />}
+    </div>
+  );
+}
+
+function Frame({ step, children }: { step?: Step; children: ComponentChildren }) {
+  const current = PARTS.findIndex((part) => step !== undefined && part.steps.includes(step));
+  return (
+    <>
+      <header class="top">
+        <div class="top-row">
+          <div class="brand">
+            <img src="./favicon.svg" alt="" width="28" height="28" />
+            <span class="brand-name">NeuroShard</span>
+          </div>
+          <ThemeToggle />
+        </div>
+      </header>
+      <main id="main" class="setup">
+        {step && (
+          <ol class="setup-parts small" aria-label="Steps">
+            {PARTS.map((part, index) => (
+              <li
+                key={part.name}
+                class={index < current ? "setup-done" : ""}
+                {...(index === current ? { "aria-current": "step" as const } : {})}
+              >
+                {part.name}
+              </li>
+            ))}
+          </ol>
+        )}
+        <div class="card">{children}</div>
+      </main>
+    </>
+  );
+}
+
+function go(step: Step): void {
+  location.hash = HASH + step;
+}
+
+function useWantedStep(): Step | null {
+  const [wanted, setWanted] = useState(stepFromHash);
+  useEffect(() => {
+    const changed = () => setWanted(stepFromHash());
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  return wanted;
+}
+
+function stepFromHash(): Step | null {
+  return STEPS.find((step) => location.hash === HASH + step) ?? null;
+}
+
+/** A new step is read from its heading on; the very first page leaves the focus where the browser put it. */
+function useFocusedHeading() {
+  const place = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const heading = place.current?.querySelector("h1");
+    document.title = `${heading?.textContent ?? "Set up"} · NeuroShard`;
+    scrollTo({ top: 0 });
+    if (location.hash.startsWith(HASH)) heading?.focus();
+  }, []);
+  return place;
+}
