@@ -79,8 +79,8 @@ class FirstRun:
     def health(self) -> str:
         """What answers at the port: `setup`, `ok`, or nothing."""
         try:
-            return str(httpx.get(f"http://127.0.0.1:{self.port}/health", trust_env=False).json()["status"])
-        except httpx.TransportError:
+            return str(httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=30, trust_env=False).json()["status"])
+        except httpx.ConnectError:
             return ""
 
     def _browser(self) -> Path:

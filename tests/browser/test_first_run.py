@@ -51,6 +51,13 @@ def give_words_back(page: Page, words: list[str]) -> None:
             box.fill(words[place - 1])
 
 
+def check_second_start(desktop: FirstRun, words: str) -> None:
+    """As a second click on the icon: it opens the page of the first one and ends well."""
+    with started(desktop) as second:
+        told, _ = second.communicate(timeout=60)
+    assert (second.returncode, words in told) == (0, True), told
+
+
 def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, open_page: OpenPage) -> None:
     with started(desktop) as process:
         page = open_page(desktop.wait_for_page(), excused=REFUSALS)
@@ -97,12 +104,9 @@ def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, o
         assert listing(desktop.data_dir) == WAITING
         press(page, "Start")
         expect(page.get_by_role("navigation", name="Views")).to_be_visible(timeout=SLOW_MS)
-        assert desktop.health() == "ok"
-        assert process.poll() is None
-        with started(desktop) as second:  # as a second click on the icon
-            told, _ = second.communicate(timeout=60)
-            assert (second.returncode, "already runs" in told) == (0, True)
-            assert desktop.addresses()[-1] == f"http://localhost:{desktop.port}"
+        assert (desktop.health(), process.poll()) == ("ok", None)
+        check_second_start(desktop, "already runs")
+        assert desktop.addresses()[-1] == f"http://localhost:{desktop.port}"
         page.goto("about:blank")
         process.terminate()
         log, _ = process.communicate(timeout=60)
@@ -185,9 +189,7 @@ def test_a_kill_leaves_nothing_and_only_the_key_opens_the_page(desktop: FirstRun
         stranger = open_page(url, excused=REFUSALS)  # the same address in another browser: its key is used up
         heading(stranger, "NeuroShard waits to be set up")
         check_page(stranger)
-        with started(desktop) as second:
-            told, _ = second.communicate(timeout=60)
-            assert (second.returncode, "already waits to be set up" in told) == (0, True)
+        check_second_start(desktop, "already waits to be set up")
         stranger.goto(desktop.wait_for_page(2))
         stranger.reload()
         heading(stranger, "What may it use?")  # the same set-up, further on

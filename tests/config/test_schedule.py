@@ -102,8 +102,9 @@ def test_nonsense_by_hand_in_the_file_gets_the_usual_error(tmp_path: Path) -> No
     with pytest.raises(UsageError) as raised:
         load_settings({}, {}, tmp_path)
     told = str(raised.value)
-    for name in ("training_schedule", "idle_minutes", "cpu_percent", "train_when", "pause_for_programs"):
-        assert f"{name} (from config.toml) cannot be" in told
+    lines = {"training_schedule": 1, "idle_minutes": 2, "cpu_percent": 3, "train_when": 4, "pause_for_programs": 5}
+    for name, line in lines.items():
+        assert f"{name} (from {tmp_path / 'config.toml'}, line {line}) cannot be" in told
     assert '"nights" is no span' in told
     assert "gpu_max_temperature" in told
     assert "pause_on_battery" in told

@@ -26,7 +26,7 @@ from neuroshard.config.loading import LoadedSettings, check_settings, source_nam
 from neuroshard.config.settings import Settings, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
-FIELDS = ("memory", "cpu_threads", "max_storage", "max_upload", "training")
+FIELDS = ("memory", "cpu_threads", "max_storage", "max_upload", "training", "train_when")
 
 
 @dataclass(frozen=True)
