@@ -6,6 +6,7 @@ import io
 import json
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from dashboard_session import OpenPage, StartNode
 from playwright.sync_api import Page, expect
 
 from neuroshard.status.commands import Pause
+from neuroshard.status.kindness import Action, Decision, KindnessStatus, Reading
+from neuroshard.status.snapshot import NodeState
 
 pytestmark = pytest.mark.browser
 
@@ -151,3 +154,20 @@ def test_an_address_that_is_not_there_is_answered_with_a_page(start_node: StartN
     expect(page.get_by_role("heading", level=1)).to_have_text("There is no such page")
     page.get_by_role("link", name="Open the dashboard").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Your computer is teaching")
+
+
+def test_a_rule_that_holds_training_up_is_named(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url)
+    expect(page.get_by_text("Nothing holds training up.")).to_be_visible()
+    slowed = Decision(Action.THROTTLE, "Slowed down to 50% of the time, as set.", "cpu_percent", None, 0.5)
+    node.publish(lambda status: replace(status, kindness=KindnessStatus(slowed)))
+    expect(page.get_by_text("tokens (word pieces) a second. Slowed down to 50% of the time, as set.")).to_be_visible()
+    reason = "Paused while blender runs."
+    readings = (Reading("programs", "blender"), Reading("battery", "there is none", is_known=False))
+    paused = KindnessStatus(Decision(Action.PAUSE, reason, "pause_for_programs", None, 0.0), readings)
+    node.publish(lambda status: replace(status, state=NodeState.PAUSED, state_reason=reason, kindness=paused))
+    expect(page.get_by_text(f"{reason} Training goes on by itself; nothing is lost.")).to_be_visible()
+    expect(page.get_by_text("not known: there is none")).to_be_visible()
+    expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+    expect(page.get_by_role("button", name="Pause")).to_be_enabled()  # by hand as well

@@ -62,7 +62,7 @@ export function status(scenario, steps, started) {
     model: starting ? null : model(), memory: starting ? null : memory(), run: starting ? null : run(),
     training: training(state, steps, held), verification: verification(scenario), diloco: diloco(scenario, steps),
     data: starting ? null : data(scenario, steps), checkpoints: checkpoints(scenario, steps), resources: resources(starting),
-    pipeline: starting ? null : summary(scenario), network: network(scenario), swarm: swarm(scenario, steps), contribution: null,
+    pipeline: starting ? null : summary(scenario), network: network(scenario), swarm: swarm(scenario, steps), contribution: null, kindness: { decision: { action: "run", reason: "Nothing holds training up.", rule: "", until: null, share: 1 }, readings: [] },
   };
 }
 

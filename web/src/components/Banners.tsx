@@ -2,6 +2,7 @@
 
 import { ago, count, duration } from "../format";
 import type { DownloadStatus } from "../state/data";
+import { isPausedByRule } from "../state/kindness";
 import type { NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
 import { waitingSentence } from "../words/verdict";
@@ -64,6 +65,13 @@ function Gone({ dashboard, now }: { dashboard: Dashboard; now: number }) {
 function StateBanner({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
   if (status.state === "waiting_for_data") return <WaitingForData status={status} nodeNow={nodeNow} />;
   if (status.state === "waiting_for_stages") return <WaitingForStages status={status} />;
+  if (status.state === "paused" && isPausedByRule(status.kindness)) {
+    return (
+      <Banner tone="warn" title="A rule of yours holds." action={<a href="#settings">The rules</a>}>
+        {status.kindness.decision.reason} Training goes on by itself; nothing is lost.
+      </Banner>
+    );
+  }
   if (status.state === "paused") {
     const until = status.paused_until == null ? "until you press Resume" : `for another ${duration(status.paused_until - nodeNow)}`;
     return (

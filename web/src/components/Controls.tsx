@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
+import { isPausedByRule } from "../state/kindness";
 import type { NodeStatus } from "../state/node";
 import { Icon } from "./parts";
 import { PauseMenu } from "./PauseMenu";
@@ -27,7 +28,7 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
       setBusy(false);
     }
   };
-  const paused = status.state === "paused";
+  const paused = status.state === "paused" && !isPausedByRule(status.kindness); // what a rule holds up, nobody can resume
   const ending = status.state === "stopping";
   const cannotPause = busy || !reachable || ending || status.state === "starting";
   return (

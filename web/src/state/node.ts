@@ -2,6 +2,7 @@
 
 import type { Work } from "./contribution";
 import type { DataStatus } from "./data";
+import type { KindnessStatus } from "./kindness";
 import type { NetworkStatus, SwarmStatus } from "./network";
 import type { PipelineSummary } from "./pipeline";
 
@@ -160,6 +161,7 @@ export interface NodeStatus {
   data_dir: string;
   is_demo: boolean;
   paused_until: number | null;
+  kindness: KindnessStatus;
   warnings: string[];
   model: ModelStatus | null;
   memory: MemoryStatus | null;

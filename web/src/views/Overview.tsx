@@ -1,6 +1,7 @@
 // The first view: the verdict, the curve, and what this computer does, in that order.
 
 import { CheckpointCard, ComputerCard, RoundCard, ShardCard } from "../components/cards";
+import { KindnessCard } from "../components/KindnessCard";
 import { Card, Stat } from "../components/parts";
 import { Startup } from "../components/Startup";
 import { SwarmLine } from "../components/SwarmLine";
@@ -42,6 +43,7 @@ export function Overview({ dashboard, status, nodeNow }: Props) {
         <ShardCard data={status.data} />
         <RoundCard status={status} nodeNow={nodeNow} />
         <CheckpointCard status={status} nodeNow={nodeNow} />
+        <KindnessCard kindness={status.kindness} />
       </div>
     </div>
   );

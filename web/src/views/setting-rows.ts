@@ -26,7 +26,7 @@ export interface SettingGroup {
 const NEVER_HERE = new Set(["token", "token_file"]); // secrets are not typed into a page
 const REST = "More";
 const GROUPS: readonly (readonly [string, RegExp])[] = [
-  ["When it works", /^(training|autostart|schedule|idle|pause|quiet|battery|full_?screen|duty|gpu_|work_|programs)/],
+  ["When it works", /^(train|autostart|idle_|pause_|cpu_percent|gpu_)/],
   ["What it may use of this computer", /^(device|memory|cpu_threads|max_storage|max_checkpoint_storage|checkpoint_|nice)/],
   ["The network", /^(network|peer|p2p_|max_upload|upload|monthly|lan_discovery|port_mapping|relay|quota)/],
   ["The run and its data", /^(run$|genesis|inner_steps|max_stages|spare_stages)/],
@@ -78,7 +78,7 @@ export function shownValue(value: unknown): string {
 /** "true or false; ..." and "auto, cuda, mps or cpu" are lists of all that is allowed. */
 function choicesOf({ value, allowed }: Setting): readonly string[] {
   if (typeof value === "boolean") return ["true", "false"];
-  const words = /^([a-z_]+(?:, [a-z_]+)*) or ([a-z_]+)$/.exec(allowed);
+  const words = /^([a-z_]+(?:, [a-z_]+)*),? or ([a-z_]+)(?:[:;].*)?$/.exec(allowed);
   return words ? [...(words[1] ?? "").split(", "), words[2] ?? ""] : [];
 }
 

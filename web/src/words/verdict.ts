@@ -96,7 +96,7 @@ function isItWorking(status: NodeStatus, now: number): Answer {
       }
       const sentence =
         speed > 0
-          ? `It is training right now and reads about ${count(speed)} tokens (word pieces) a second.`
+          ? `It is training right now and reads about ${count(speed)} tokens (word pieces) a second.${slowedWords(status)}`
           : "It is training; the first steps are being measured.";
       return { question, tone: "good", short: "Yes", sentence };
     }
@@ -120,6 +120,10 @@ function isItWorking(status: NodeStatus, now: number): Answer {
     case "failed":
       return { question, tone: "bad", short: "No", sentence: status.state_reason };
   }
+}
+
+function slowedWords({ kindness }: NodeStatus): string {
+  return kindness.decision.action === "throttle" ? ` ${kindness.decision.reason}` : "";
 }
 
 function didItHelp(status: NodeStatus): Answer {
