@@ -1,4 +1,4 @@
-"""What 20 open dashboards and 20 requests a second cost the training."""
+"""What 20 open dashboards and 20 requests a second cost the training; and the page itself, in a real browser."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import cast
 
+from benchmarks.dashboard_page import page_rows
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.record import Report, Row, mean_with_interval
 from neuroshard.api.server import THREAD_NAME
@@ -44,6 +45,7 @@ def measure() -> Report:
                     latencies += crowd.latencies
                 else:
                     quiet.append(_rate(node))
+        page = page_rows(node)
     ratio, half = mean_with_interval([a / b for a, b in zip(crowded, quiet, strict=True)])
     latencies.sort()
     return Report(
@@ -69,6 +71,7 @@ def measure() -> Report:
                 "report",
                 None,
             ),
+            *page,
         ),
         ("The crowd itself runs on the same two cores and takes its share of them.",),
     )

@@ -1,6 +1,6 @@
 // The loss curve: training loss raw and smoothed, held-out loss, and the loss of merely knowing word frequencies.
 
-import { useMemo, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
 import { count, loss } from "../format";
 import { noCurveWords } from "../words/part";
@@ -19,7 +19,9 @@ interface Props {
 export function LossCurve({ curve, unigramEntropy, roles, height = "tall" }: Props) {
   const frame = useRef<HTMLDivElement>(null);
   const reading = useRef<HTMLParagraphElement>(null);
-  const data = useMemo(() => withReference(columns(curve), unigramEntropy), [curve, unigramEntropy]);
+  const drawn = useDrawn(curve);
+  const data = useMemo(() => withReference(columns(drawn), unigramEntropy), [drawn, unigramEntropy]);
+  const words = useMemo(() => curveInWords(curve), [curve]);
   const isEmpty = data[0].length === 0;
 
   usePlot(frame, (element) => plotOptions(element, (text) => setReading(reading.current, text)), data, isEmpty);
@@ -27,7 +29,7 @@ export function LossCurve({ curve, unigramEntropy, roles, height = "tall" }: Pro
   return (
     <figure class="curve">
       <Legend hasHeldOut={curve.heldOut.length > 0} hasReference={unigramEntropy !== null} />
-      <div class={`curve-frame curve-frame-${height}`} ref={frame} role="img" aria-label={curveInWords(curve)}>
+      <div class={`curve-frame curve-frame-${height}`} ref={frame} role="img" aria-label={words}>
         {isEmpty && <p class="curve-empty muted">{noCurveWords(roles)}</p>}
       </div>
       <p class="curve-reading small muted" ref={reading} aria-hidden="true">
@@ -38,6 +40,8 @@ export function LossCurve({ curve, unigramEntropy, roles, height = "tall" }: Pro
   );
 }
 
+const LONG_CURVE = 2_000; // points
+const REDRAW_MS = 1_000;
 const RESTING = "Lower is better. Drag to zoom in, double-click to see everything again.";
 
 function setReading(element: HTMLElement | null, text: string | null): void {
@@ -46,6 +50,20 @@ function setReading(element: HTMLElement | null, text: string | null): void {
 
 function withReference(data: ReturnType<typeof columns>, unigramEntropy: number | null): uPlot.AlignedData {
   return [...data, data[0].map(() => unigramEntropy)] as uPlot.AlignedData;
+}
+
+/** The curve as it is drawn: a long one is not drawn anew more often than once a second. */
+function useDrawn(curve: Curve): Curve {
+  const [drawn, setDrawn] = useState(curve);
+  const newest = useRef(curve);
+  newest.current = curve;
+  const isLong = curve.train.length > LONG_CURVE;
+  useEffect(() => {
+    if (!isLong) return;
+    const timer = setInterval(() => setDrawn(newest.current), REDRAW_MS);
+    return () => clearInterval(timer);
+  }, [isLong]);
+  return isLong && drawn.train.length > 0 ? drawn : curve;
 }
 
 function Legend({ hasHeldOut, hasReference }: { hasHeldOut: boolean; hasReference: boolean }) {
@@ -84,27 +102,34 @@ export function curveInWords(curve: Curve): string {
 }
 
 function CurveTable({ curve }: { curve: Curve }) {
+  const [open, setOpen] = useState(false);
   return (
-    <details class="small">
+    <details class="small" onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>The curve as a table</summary>
-      <table>
-        <thead>
-          <tr>
-            <th scope="col">Step</th>
-            <th scope="col">Training loss, smoothed</th>
-            <th scope="col">Held-out loss</th>
-          </tr>
-        </thead>
-        <tbody>
-          {tableRows(curve).map((row) => (
-            <tr key={row.step}>
-              <td>{count(row.step)}</td>
-              <td>{loss(row.train)}</td>
-              <td>{loss(row.heldOut)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+      {open && <RowsOfCurve curve={curve} />}
     </details>
+  );
+}
+
+function RowsOfCurve({ curve }: { curve: Curve }) {
+  return (
+    <table>
+      <thead>
+        <tr>
+          <th scope="col">Step</th>
+          <th scope="col">Training loss, smoothed</th>
+          <th scope="col">Held-out loss</th>
+        </tr>
+      </thead>
+      <tbody>
+        {tableRows(curve).map((row) => (
+          <tr key={row.step}>
+            <td>{count(row.step)}</td>
+            <td>{loss(row.train)}</td>
+            <td>{loss(row.heldOut)}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
   );
 }

@@ -43,7 +43,7 @@ export function withHeldOut(curve: Curve, heldOut: readonly HeldOutPoint[]): Cur
 
 /** Mean over about 2 % of the points around each one: no lag, unlike an exponential mean. It starts at the first value. */
 export function smoothed(values: readonly number[]): number[] {
-  const reach = Math.max(4, Math.round(values.length * 0.01));
+  const reach = reachOf(values.length);
   const sums = [0];
   for (const value of values) sums.push(sums[sums.length - 1]! + value);
   return values.map((_, index) => {
@@ -53,9 +53,14 @@ export function smoothed(values: readonly number[]): number[] {
   });
 }
 
-/** The smoothed training loss at the newest point. */
+/** The smoothed training loss at the newest point: the mean of the last ones, as in `smoothed`. */
 export function smoothedEnd(curve: Curve): number | null {
-  return smoothed(curve.train.map((point) => point.loss)).at(-1) ?? null;
+  const last = curve.train.slice(-reachOf(curve.train.length) - 1);
+  return last.length === 0 ? null : last.reduce((sum, point) => sum + point.loss, 0) / last.length;
+}
+
+function reachOf(count: number): number {
+  return Math.max(4, Math.round(count * 0.01));
 }
 
 export function columns(curve: Curve): Columns {
