@@ -12,13 +12,13 @@ PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/
 DEMO ?=
 TESTS ?=
 
-.PHONY: demo test check bench web clean chromium nginx xvfb native
+.PHONY: demo test check bench web clean chromium nginx xvfb nsis native frozen deb tarball
 
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
 
 # All tests, two at once. Choose some with: make test TESTS="tests/data -x"
-test: $(DEVELOPMENT) chromium nginx xvfb
+test: $(DEVELOPMENT) chromium nginx xvfb nsis
 	$(PY) -m pytest --numprocesses 2 --dist worksteal $(TESTS)
 
 # What a machine can say about the code: style, types, room diagram, sizes.
@@ -36,6 +36,17 @@ bench: $(DEVELOPMENT)
 # The dashboard alone; the build hook does nothing when web/ did not change.
 web: $(PY)
 	$(PY) -m pip install --quiet --no-deps --editable .
+
+# The program that needs no Python, in dist/neuroshard/ (some minutes, 3 GB of disk), and the packages around it.
+frozen: $(DEVELOPMENT)
+	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[installers]'
+	$(BIN)/pyinstaller --noconfirm --log-level WARN neuroshard.spec
+
+deb:
+	$(PY) installers/build_deb.py
+
+tarball:
+	$(PY) installers/build_tarball.py
 
 clean:
 	rm -rf $(VENV) web/node_modules neuroshard/api/static build dist *.egg-info
@@ -105,3 +116,12 @@ xvfb:
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends xvfb) >/dev/null \
 	    || echo "Xvfb could not be installed: its tests will skip"; \
 	else echo "No Xvfb found: its tests will skip"; fi
+
+# The compiler of the Windows installer and the checker of shell scripts, for their tests.
+nsis:
+	@if command -v makensis >/dev/null && command -v shellcheck >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ]; then \
+	  echo "Installing makensis and shellcheck for the tests of the installers"; \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nsis shellcheck) \
+	    >/dev/null || echo "makensis could not be installed: its test will skip"; \
+	else echo "No makensis found: its test will skip"; fi

@@ -1,0 +1,73 @@
+"""Builds the archive to install from on Linux, and the one that updates fetch, around a program folder.
+
+python installers/build_tarball.py --program dist/neuroshard
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tarfile
+from pathlib import Path
+from platform import machine
+
+sys.path.insert(0, str(Path(__file__).parent))
+from build_deb import ICON, ROOT, package_version
+
+HERE = Path(__file__).parent
+SCRIPTS = ("neuroshard", "install.sh", "uninstall.sh")
+
+
+def build_installer(program: Path, out: Path) -> Path:
+    """`neuroshard-VERSION-linux-x86_64.tar.gz`: the program and the scripts that put it in place."""
+    version = package_version()
+    name = f"neuroshard-{version}-linux-{machine()}"
+    target = out / f"{name}.tar.gz"
+    with tarfile.open(target, "w:gz", compresslevel=6) as archive:
+        archive.add(program, f"{name}/program", filter=_as_root)
+        for script in SCRIPTS:
+            archive.add(HERE / "unix" / script, f"{name}/{script}", filter=_executable)
+        archive.add(HERE / "linux/neuroshard.desktop", f"{name}/neuroshard.desktop", filter=_as_root)
+        archive.add(ICON, f"{name}/neuroshard.svg", filter=_as_root)
+        archive.add(ROOT / "LICENSE", f"{name}/LICENSE", filter=_as_root)
+        text = f"{version}\n".encode()
+        member = tarfile.TarInfo(f"{name}/VERSION")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    return target
+
+
+def build_artefact(program: Path, out: Path) -> Path:
+    """`neuroshard-VERSION-linux-x86_64.update.tar.gz`: the program alone, for `neuroshard update`."""
+    target = out / f"neuroshard-{package_version()}-linux-{machine()}.update.tar.gz"
+    with tarfile.open(target, "w:gz", compresslevel=6) as archive:
+        for path in sorted(program.iterdir()):
+            archive.add(path, path.name, filter=_as_root)
+    return target
+
+
+def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def _executable(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mode = 0o755
+    return _as_root(member)
+
+
+def main() -> None:
+    """Build both and print their paths."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", type=Path, default=ROOT / "dist/neuroshard")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    print(build_installer(arguments.program, arguments.out))
+    print(build_artefact(arguments.program, arguments.out))
+
+
+if __name__ == "__main__":
+    main()

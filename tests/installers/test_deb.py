@@ -1,0 +1,115 @@
+"""The Debian package's life in a clean root: installed, run, removed under a running node, purged.
+
+In every run its program is this checkout's; with `make installers` it is the frozen one, in a fresh Debian.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from neuroshard import __version__
+from tests.installers.clean_root import CleanRoot, clean_root, why_not
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "installers/build_deb.py"
+DATA = "home/someone/.local/share/neuroshard"
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package whose program is a script that runs this checkout."""
+    program = tmp_path_factory.mktemp("program") / "neuroshard"
+    program.mkdir()
+    start = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+    (program / "neuroshard").write_text(start + "from neuroshard.cli.main import main\nmain()\n", encoding="utf-8")
+    (program / "neuroshard").chmod(0o755)
+    command = [sys.executable, str(BUILD), "--program", str(program), "--out", str(program.parent)]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+
+
+@pytest.fixture
+def root(package: Path, tmp_path: Path, small_text: Path) -> Iterator[CleanRoot]:
+    """A root in which nothing of NeuroShard is installed."""
+    seen = [ROOT, package.parent, small_text, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
+    with clean_root(tmp_path / "place", Path("/"), seen) as root:
+        yield root
+
+
+def test_what_the_package_says_of_itself(package: Path) -> None:
+    fields = subprocess.run(["dpkg-deb", "--field", str(package)], capture_output=True, text=True, check=True).stdout
+    assert f"Package: neuroshard\nVersion: {__version__}\n" in fields
+    listed = subprocess.run(["dpkg-deb", "--contents", str(package)], capture_output=True, text=True, check=True).stdout
+    for place in (
+        "./usr/bin/neuroshard -> ../lib/neuroshard/neuroshard",
+        "./usr/share/applications/neuroshard.desktop",
+        "./usr/share/icons/hicolor/scalable/apps/neuroshard.svg",
+        "./usr/lib/systemd/user/neuroshard.service",
+        "./usr/share/doc/neuroshard/copyright",
+        "./usr/share/man/man1/neuroshard.1.gz",
+    ):
+        assert place in listed
+    assert {line.split()[1] for line in listed.splitlines()} == {"root/root"}
+    assert "default.target.wants" not in listed  # the unit is there, and nothing enables it
+
+
+def test_the_life_of_the_package(root: CleanRoot, package: Path, small_text: Path) -> None:
+    live(root, package, ("--text", str(small_text), "--memory", "1000", "--cpu-threads", "1"))
+
+
+@pytest.mark.installers
+def test_the_life_of_the_real_package_in_a_fresh_debian(tmp_path: Path) -> None:
+    """NEUROSHARD_DEB and NEUROSHARD_DEBIAN name the package and a folder that debootstrap filled."""
+    package, debian = (Path(os.environ[name]) for name in ("NEUROSHARD_DEB", "NEUROSHARD_DEBIAN"))
+    with clean_root(tmp_path / "place", debian, [package.parent]) as root:
+        assert root.run("sh", "-c", "command -v python3", check=False).returncode != 0
+        live(root, package, ())
+        root.run("dpkg", "-i", str(package))
+        doctor = root.run("neuroshard", "doctor", check=False)
+        assert doctor.returncode in {0, 1}
+        assert "data_dir" in doctor.stdout
+
+
+def live(root: CleanRoot, package: Path, limits: tuple[str, ...]) -> None:
+    """Install, run, remove while it runs, install again, purge."""
+    before = root.changed()
+    root.run("dpkg", "-i", str(package))
+    assert root.run("neuroshard", "--version").stdout == f"neuroshard {__version__}\n"
+    done = root.run("neuroshard", "demo", "--steps", "20", "--headless", "--port", "0", *limits)
+    assert "verdict" in done.stdout, done.stderr
+
+    node = root.start("neuroshard", "demo", "--headless", "--port", "0", *limits)
+    until(lambda: "training" in root.run("neuroshard", "status", "--demo", check=False).stdout)
+    removed = root.run("dpkg", "-r", "neuroshard")
+    assert "stopping running nodes after a final checkpoint" in removed.stdout
+    assert "stay in each user's ~/.local/share/neuroshard" in removed.stdout
+    assert node.wait(30) == 0  # it ended by itself, with its checkpoint
+    log = root.run("sh", "-c", f"find /{DATA} -path '*/logs/*' -exec cat {{}} +").stdout
+    assert "SIGTERM received" in log
+
+    root.run("dpkg", "-i", str(package))
+    root.run("dpkg", "-P", "neuroshard")
+    left = {path for path in root.changed() - before if not path.startswith((f"{DATA}/", "home/someone/."))}
+    assert {path for path in left if not is_cache(path)} == set()
+    assert any(
+        path.startswith(f"{DATA}/demo/") and path.endswith(".safetensors") for path in root.changed()
+    )  # what users made stays
+
+
+def is_cache(path: str) -> bool:
+    """What other programs of the system write when a menu entry comes or goes."""
+    return path.endswith((".cache", "mimeinfo.cache")) or path.startswith(("tmp/", "run/"))
+
+
+def until(holds: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
