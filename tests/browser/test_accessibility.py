@@ -11,7 +11,7 @@ import pytest
 import round_snapshots
 import snapshots
 import swarm_snapshots
-from dashboard_session import OpenPage, StartNode
+from dashboard_session import DESKTOP, OpenPage, StartNode
 from playwright.sync_api import Page, ViewportSize, expect
 
 from neuroshard.status.snapshot import NodeState, NodeStatus
@@ -41,11 +41,11 @@ def show(page: Page, url: str) -> None:
     expect(page.get_by_text("Reading the ")).to_have_count(0)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_view_is_clean(theme: str, start_node: StartNode, open_page: OpenPage) -> None:
+@pytest.mark.parametrize(("theme", "viewport"), [("light", DESKTOP), ("dark", PHONE)])
+def test_every_view_is_clean(theme: str, viewport: ViewportSize, start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node(snapshots.with_a_past())
     node.ring.append(1.0, "WARNING", "neuroshard", "a line of the log")
-    page = open_page(node.url, theme=theme, still=True)
+    page = open_page(node.url, theme=theme, viewport=viewport, still=True)
     for view in (*VIEWS, "settings", "nowhere"):
         show(page, f"{node.url}#{view}")
         assert violations(page) == [], view

@@ -35,11 +35,24 @@ def test_a_demo_starts_dies_and_comes_back_before_the_readers_eyes(open_page: Op
         page.get_by_role("link", name="Checkpoints").click()
         page.get_by_role("button", name="Save a checkpoint now").click()
         expect(page.locator(".message")).to_contain_text("saved", timeout=SLOW_MS)
+        page.get_by_role("link", name="Chat").click()
+        page.get_by_label("Max tokens").fill("8")
+        page.get_by_role("button", name="Continue the text").click()
+        expect(page.get_by_text("It reached the number of tokens you asked for.")).to_be_visible(timeout=SLOW_MS)
+        expect(page.get_by_role("heading", name="Before its first step")).to_be_visible()
+        page.get_by_role("link", name="Settings").click()
+        page.get_by_role("button", name="Change cpu_threads").click()
+        page.get_by_role("textbox", name="cpu_threads").fill("1")
+        page.get_by_role("button", name="Save", exact=True).click()
+        expect(page.get_by_text("After a restart: 1.")).to_be_visible(timeout=SLOW_MS)
         node.kill()
         gone = page.get_by_role("alert")
         expect(gone).to_contain_text("The node is gone: it does not answer any more.", timeout=SLOW_MS)
     with running_node(tmp_path, [], demo=True, port=port) as node:
         expect(gone).to_have_count(0, timeout=SLOW_MS)
+        expect(page.get_by_text("After a restart: 1.")).to_have_count(0, timeout=SLOW_MS)
+        setting = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="cpu_threads"))
+        expect(setting).to_contain_text("1 stored here", timeout=SLOW_MS)
         page.get_by_role("link", name="Overview").click()
         expect(headline).to_contain_text(TRAINS, timeout=FIRST_START_MS)
         expect(page.get_by_text(STEPS)).to_be_visible(timeout=SLOW_MS)
@@ -48,4 +61,6 @@ def test_a_demo_starts_dies_and_comes_back_before_the_readers_eyes(open_page: Op
         expect(headline).to_have_text("Training is paused. Nothing is lost.")
         status = node.get("/api/status")
         assert status["state"] == "paused"
+        assert status["resources"]["cpu_threads_limit"] == 1
+        assert node.get("/api/samples")["samples"][0]["step"] == 0
         assert "Restored step" in status["checkpoints"]["restored"]

@@ -53,7 +53,7 @@ export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: 
 
 function Generations({ status }: { status: NodeStatus }) {
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0} role="region" aria-label="List of checkpoints">
       <table>
         <thead>
           <tr>

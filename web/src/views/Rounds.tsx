@@ -107,7 +107,7 @@ function Contributors({ contributors, ownId }: { contributors: readonly Contribu
   const [shown, pager] = usePages(contributors, CONTRIBUTORS_SHOWN);
   return (
     <Card title="Who contributed" hint="To completed rounds, since the start of this computer's node." wide>
-      <div class="scroll">
+      <div class="scroll" tabIndex={0} role="region" aria-label="List of contributors">
         <table>
           <thead>
             <tr>

@@ -117,7 +117,7 @@ function Nodes({ status, peers, nodeNow }: { status: NodeStatus; peers: readonly
   const shown = useMemo(() => inOrder(peers, "active").slice(0, NODES_SHOWN), [peers]);
   return (
     <Card title="Nodes" wide>
-      <div class="scroll">
+      <div class="scroll" tabIndex={0} role="region" aria-label="List of nodes">
         <table>
           <thead>
             <tr>
