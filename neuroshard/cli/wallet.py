@@ -1,17 +1,27 @@
-"""`neuroshard wallet`: make a wallet phrase and show what a token stands for."""
+"""`neuroshard wallet`: make a wallet phrase, show what a token stands for, back an identity up and restore it."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from neuroshard.cli.options import AsJson, DataDir, given
 
-app = typer.Typer(help="Make or show a wallet.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from neuroshard.identity.backup import Identity
+
+app = typer.Typer(help="Make, show, back up and restore a wallet.", no_args_is_help=True)
+
+TokenOption = Annotated[str | None, typer.Option("--token", help="The token; NEUROSHARD_TOKEN is better.")]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File that holds the token.")]
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", metavar="FILE", help="File with the passphrase. (default: it is asked for)"),
+]
 
 
 @app.command("new")
@@ -38,8 +48,8 @@ def new(
 
 @app.command("show")
 def show(
-    token: Annotated[str | None, typer.Option(help="The token; NEUROSHARD_TOKEN is better.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    token: TokenOption = None,
+    token_file: TokenFile = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,3 +75,65 @@ def show(
             typer.echo(f"{name:12} {value or 'none yet: the first start makes it'}")
     for warning in warnings:
         typer.echo(f"Warning: {warning}", err=True)
+
+
+@app.command("backup")
+def backup(
+    file: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
+    passphrase_file: PassphraseFile = None,
+    token: TokenOption = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the wallet's token and this computer's node key to a file that only a passphrase opens."""
+    from neuroshard.config.loading import load_settings
+    from neuroshard.node.identity_backup import back_up
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
+    identity = back_up(loaded, file, _passphrase(passphrase_file, is_new=True))
+    told = f"{file} holds wallet {identity.wallet_id}{_and_key(identity)}. Keep it apart from its passphrase."
+    _tell(identity, told, as_json=as_json)
+
+
+@app.command("restore")
+def restore(
+    file: Annotated[Path, typer.Argument(help="File that `wallet backup` wrote.")],
+    passphrase_file: PassphraseFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a backed up identity into the data folder. It refuses where another one is."""
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.errors import UsageError
+    from neuroshard.node.identity_backup import restore as put_back
+    from neuroshard.training.checkpoint.lock import read_lock_owner
+
+    folder = resolve_data_dir(data_dir)
+    if read_lock_owner(folder) is not None:
+        raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.")
+    identity = put_back(file, _passphrase(passphrase_file, is_new=False), folder)
+    told = f"{folder} has wallet {identity.wallet_id}{_and_key(identity)}: start with `neuroshard`."
+    _tell(identity, told, as_json=as_json)
+
+
+def _passphrase(file: Path | None, *, is_new: bool) -> str:
+    """From a file, without the line's end, or typed unseen. Raises TokenError for an unreadable file."""
+    from neuroshard.config.loading import read_token_file
+    from neuroshard.errors import TokenError
+
+    if file is None:
+        return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
+    try:
+        return read_token_file(file)[0].get_secret_value()
+    except TokenError as error:
+        raise TokenError(error.message.replace("token file", "passphrase file"), "Check the file.") from error
+
+
+def _tell(identity: Identity, sentence: str, *, as_json: bool) -> None:
+    facts = {"wallet_id": identity.wallet_id, "has_node_key": identity.node_key is not None}
+    typer.echo(json.dumps(facts) if as_json else sentence)
+
+
+def _and_key(identity: Identity) -> str:
+    return "" if identity.node_key is None else " and the node's key"
