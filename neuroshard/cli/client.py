@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -20,13 +21,19 @@ class RequestRefusedError(NeuroShardError):
     """The node answered, but not as hoped."""
 
 
+def _connections() -> httpx.Client:
+    """Connections that are used again. Nothing goes over TLS: without this every command would read all roots."""
+    return httpx.Client(trust_env=False, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+
 @dataclass(frozen=True)
 class NodeClient:
     """A node on this computer."""
 
     base_url: str
-    secret: str
+    secret: str = field(repr=False)
     folder: Path  # its data folder
+    http: httpx.Client = field(default_factory=_connections, repr=False)
 
     def get(self, path: str) -> dict[str, Any]:
         """JSON body of a GET. Raises NetworkRefusedError when no node answers."""
@@ -41,7 +48,7 @@ class NodeClient:
     def answers(self) -> bool:
         """Whether the node is up."""
         try:
-            answer = httpx.get(f"{self.base_url}/health", headers=self.headers(), timeout=2, trust_env=False)
+            answer = self.http.get(f"{self.base_url}/health", headers=self.headers(), timeout=2)
         except httpx.TransportError:
             return False
         return answer.status_code == 200
@@ -62,13 +69,8 @@ class NodeClient:
 
     def _request(self, method: str, path: str, body: Mapping[str, object] | None, seconds: float) -> dict[str, Any]:
         try:
-            response = httpx.request(
-                method,
-                self.base_url + path,
-                json=body,
-                headers=self.headers(),
-                timeout=seconds,
-                trust_env=False,
+            response = self.http.request(
+                method, self.base_url + path, json=body, headers=self.headers(), timeout=seconds
             )
         except httpx.TransportError as error:
             raise no_node(self.base_url) from error

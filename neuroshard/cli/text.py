@@ -57,13 +57,12 @@ def _pieces(client: NodeClient, body: Mapping[str, object]) -> Iterator[str]:
     from neuroshard.cli.client import no_node
 
     try:
-        with httpx.stream(
+        with client.http.stream(
             "POST",
             f"{client.base_url}/v1/completions",
             json=body,
             headers=client.headers(),
             timeout=GENERATION_SECONDS,
-            trust_env=False,
         ) as response:
             if response.is_error:
                 response.read()
