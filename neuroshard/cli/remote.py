@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from neuroshard.cli.options import AsJson, DataDir, Port
+from neuroshard.errors import UsageError
 
 if TYPE_CHECKING:
     from neuroshard.cli.client import NodeClient
 
 STOP_SECONDS = 60.0
-FOLLOW_SECONDS = 1.0
 PEERS_SHOWN = 10
 PATH_NAMES = {
     "data_dir": "data folder",
@@ -35,16 +35,36 @@ def register(app: typer.Typer) -> None:
         app.command(command.__name__)(command)
 
 
-def status(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
+def status(
+    data_dir: DataDir = None,
+    port: Port = None,
+    demo: DemoNode = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second, until Ctrl+C.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show what the running node does, and every path it uses."""
+    from neuroshard.cli import following
     from neuroshard.cli.client import connect
 
+    if watch:
+        if as_json:
+            raise UsageError(
+                "--watch and --json do not go together.", "Programs ask again: `neuroshard status --json`."
+            )
+        following.watch(following.PatientClient(lambda: connect(data_dir, port, demo=demo)), watched_lines)
+        return
     answer = connect(data_dir, port, demo=demo).get("/api/status")
     if as_json:
         typer.echo(json.dumps(answer))
         return
     for line in status_lines(answer):
         typer.echo(line)
+
+
+def watched_lines(answer: Mapping[str, Any]) -> list[str]:
+    """What changes in the status: it without the paths, which a terminal has no room for."""
+    names = {PATH_NAMES.get(name, name) for name in answer["paths"]}
+    return [line for line in status_lines(answer) if line[:12].strip() not in names]
 
 
 def status_lines(answer: Mapping[str, Any]) -> list[str]:
@@ -178,22 +198,20 @@ def logs(
     data_dir: DataDir = None,
     port: Port = None,
     demo: DemoNode = False,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on printing new lines.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, also after a restart of the node.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the newest log lines of the running node."""
     from neuroshard.cli.client import connect
+    from neuroshard.cli.following import PatientClient, log_records
 
-    client = connect(data_dir, port, demo=demo)
-    after = 0
-    while True:
-        answer = client.get(f"/api/logs?after={after}")
-        for record in answer["records"]:
-            after = record["sequence"]
-            typer.echo(json.dumps(record) if as_json else log_line(record))
-        if not follow:
-            return
-        time.sleep(FOLLOW_SECONDS)
+    if follow:
+        node = PatientClient(lambda: connect(data_dir, port, demo=demo))
+        records: Iterable[Mapping[str, Any]] = log_records(node)
+    else:
+        records = connect(data_dir, port, demo=demo).get("/api/logs")["records"]
+    for record in records:
+        typer.echo(json.dumps(record) if as_json else log_line(record))
 
 
 def _local_time(seconds: float) -> str:

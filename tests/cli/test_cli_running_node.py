@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from command_run import Command
 
-from benchmarks.node_process import NodeProcess, running_node
+from benchmarks.node_process import NodeProcess, free_port, running_node
+from neuroshard.cli import doctor_network
+from neuroshard.cli.doctor_looks import Case
+from neuroshard.config.loading import load_settings
 from neuroshard.identity import Wallet, parse_token
 
 pytestmark = pytest.mark.process
@@ -143,11 +151,15 @@ def test_the_doctor_finds_everything_well(neuroshard: Command, node: NodeProcess
     assert outcome.code == 0
     facts = outcome.json()
     assert {finding["subject"] for finding in facts["findings"]} == {
-        "python", "torch", "memory", "disk", "port", "token", "data",
+        *("python", "torch", "device", "memory", "disk", "port", "p2p port", "nat", "peers", "token", "data", "clock"),
     }  # fmt: skip
     details = {finding["subject"]: finding["detail"] for finding in facts["findings"]}
     assert str(node.port) in details["port"]
     assert "16 shards, signed" in details["data"]
+    status = node.get("/api/status")
+    assert status["network"]["explanation"] in details["nat"]
+    assert all(address in details["p2p port"] for address in status["network"]["addresses"])
+    assert details["peers"].startswith("0 of the run")
     assert facts["settings"]["genesis"] == {**facts["settings"]["genesis"], "source": "environment"}
     assert SECRET_TOKEN not in outcome.out
 
@@ -159,6 +171,62 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(neuroshard: Command, tmp_p
     assert "neuroshard wallet new" in outcome.out
     assert "BAD data" in outcome.out
     assert str(tmp_path / "nowhere") in outcome.out
+
+
+def test_the_doctor_asks_the_given_peers_and_ports_when_no_node_runs(
+    neuroshard: Command, small_genesis: Path, tmp_path: Path
+) -> None:
+    nobody = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        alone = neuroshard.having(
+            NEUROSHARD_TOKEN=SECRET_TOKEN,
+            NEUROSHARD_DATA_DIR=str(tmp_path / "alone"),
+            NEUROSHARD_PEER=nobody,
+            NEUROSHARD_P2P_PORT=str(taken.getsockname()[1]),
+            NEUROSHARD_PORT=str(free_port()),
+        )
+        outcome = alone("doctor", "--genesis", small_genesis, "--json")
+    assert outcome.code == 1
+    findings = {finding["subject"]: finding for finding in outcome.json()["findings"]}
+    assert {name for name, finding in findings.items() if not finding["is_well"]} == {"p2p port", "peers"}
+    assert nobody in findings["peers"]["action"]
+    assert "--p2p-port" in findings["p2p port"]["action"]
+    assert "nobody was there to compare it with" in findings["clock"]["detail"]
+
+
+@pytest.mark.parametrize(("slow_seconds", "is_well"), [(0, True), (7200, False), (-7200, False)])
+def test_a_clock_that_is_wrong_by_the_word_of_the_server_is_told(slow_seconds: int, is_well: bool) -> None:
+    with dating_server(slow_seconds) as url:
+        found = doctor_network.clock(case_of(url))
+    assert found.is_well == is_well
+    if not is_well:
+        assert f"s {'ahead of' if slow_seconds > 0 else 'behind'} the data's server" in found.detail
+        assert "date and time" in found.action
+
+
+@contextmanager
+def dating_server(slow_seconds: int) -> Iterator[str]:
+    """Tells the date, as every HTTP server does, by a clock that is slow."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(time.time() - slow_seconds if timestamp is None else timestamp)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def case_of(url: str) -> Case:
+    return Case(load_settings({"genesis": url}, {}), None)
 
 
 def test_a_second_start_names_the_first_and_ends_well(neuroshard: Command, node: NodeProcess) -> None:

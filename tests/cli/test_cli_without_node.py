@@ -217,7 +217,7 @@ def test_a_source_that_does_not_answer_is_one_clear_line_of_the_doctor(neuroshar
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        program = "from neuroshard.cli import doctor, main; doctor.MANIFEST_SECONDS = 1.0; main.main()"
+        program = "from neuroshard.cli import doctor_looks, main; doctor_looks.MANIFEST_SECONDS = 1.0; main.main()"
         neuroshard.home.mkdir()
         ran = subprocess.run(
             [sys.executable, "-c", program, "doctor", "--genesis", address],
