@@ -7,6 +7,7 @@ from pathlib import Path
 
 from neuroshard.config.atomic_write import sync_folder, write_atomically
 from neuroshard.config.data_dir import NodePaths, prepare_data_dir
+from neuroshard.config.first_settings import TOKEN_FILE
 from neuroshard.config.loading import LoadedSettings, load_settings, read_token
 from neuroshard.config.saving import save_settings
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError
@@ -14,8 +15,6 @@ from neuroshard.identity import NodeKey, Wallet, parse_token
 from neuroshard.identity.backup import MAX_BACKUP_BYTES, Identity, seal, unseal
 from neuroshard.identity.node_key import MAX_KEY_FILE_BYTES
 from neuroshard.node.identity import wallet_of
-
-TOKEN_FILE = "keys/wallet"  # noqa: S105 - a place below the data folder
 
 
 def back_up(loaded: LoadedSettings, file: Path, passphrase: str) -> Identity:
@@ -55,7 +54,7 @@ def restore(file: Path, passphrase: str, data_dir: Path) -> Identity:
         raise StorageError(f"{data_dir} cannot be written: {error.strerror or error}.", "Name another.") from error
     if identity.node_key is not None:
         NodeKey.load_or_create(key)
-    save_settings(data_dir, {"token_file": str(token_file.absolute())})
+    save_settings(data_dir, {"token_file": TOKEN_FILE})
     return identity
 
 
