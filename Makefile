@@ -12,7 +12,7 @@ PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/
 DEMO ?=
 TESTS ?=
 
-.PHONY: demo test check bench web clean chromium nginx xvfb nsis native frozen deb tarball
+.PHONY: demo test check bench web clean chromium nginx xvfb nsis native frozen deb tarball windows-installer macos-archive
 
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
@@ -47,6 +47,12 @@ deb:
 
 tarball:
 	$(PY) installers/build_tarball.py
+
+windows-installer: $(DEVELOPMENT) nsis
+	$(PY) installers/build_payload.py windows
+
+macos-archive: $(DEVELOPMENT)
+	$(PY) installers/build_payload.py macos
 
 clean:
 	rm -rf $(VENV) web/node_modules neuroshard/api/static build dist *.egg-info

@@ -25,17 +25,22 @@ def build_installer(program: Path, out: Path) -> Path:
     name = f"neuroshard-{version}-linux-{machine()}"
     target = out / f"{name}.tar.gz"
     with tarfile.open(target, "w:gz", compresslevel=6) as archive:
-        archive.add(program, f"{name}/program", filter=_as_root)
-        for script in SCRIPTS:
-            archive.add(HERE / "unix" / script, f"{name}/{script}", filter=_executable)
-        archive.add(HERE / "linux/neuroshard.desktop", f"{name}/neuroshard.desktop", filter=_as_root)
-        archive.add(ICON, f"{name}/neuroshard.svg", filter=_as_root)
-        archive.add(ROOT / "LICENSE", f"{name}/LICENSE", filter=_as_root)
-        text = f"{version}\n".encode()
-        member = tarfile.TarInfo(f"{name}/VERSION")
-        member.size = len(text)
-        archive.addfile(member, io.BytesIO(text))
+        archive.add(program, f"{name}/program", filter=as_root)
+        add_scripts(archive, name)
+        archive.add(HERE / "linux/neuroshard.desktop", f"{name}/neuroshard.desktop", filter=as_root)
+        archive.add(ICON, f"{name}/neuroshard.svg", filter=as_root)
     return target
+
+
+def add_scripts(archive: tarfile.TarFile, name: str) -> None:
+    """What puts the content of an archive in place, on Linux and macOS."""
+    for script in SCRIPTS:
+        archive.add(HERE / "unix" / script, f"{name}/{script}", filter=_executable)
+    archive.add(ROOT / "LICENSE", f"{name}/LICENSE", filter=as_root)
+    text = f"{package_version()}\n".encode()
+    member = tarfile.TarInfo(f"{name}/VERSION")
+    member.size = len(text)
+    archive.addfile(member, io.BytesIO(text))
 
 
 def build_artefact(program: Path, out: Path) -> Path:
@@ -43,11 +48,12 @@ def build_artefact(program: Path, out: Path) -> Path:
     target = out / f"neuroshard-{package_version()}-linux-{machine()}.update.tar.gz"
     with tarfile.open(target, "w:gz", compresslevel=6) as archive:
         for path in sorted(program.iterdir()):
-            archive.add(path, path.name, filter=_as_root)
+            archive.add(path, path.name, filter=as_root)
     return target
 
 
-def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Nobody's name of this computer travels along."""
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member
@@ -55,7 +61,7 @@ def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _executable(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.mode = 0o755
-    return _as_root(member)
+    return as_root(member)
 
 
 def main() -> None:

@@ -34,30 +34,33 @@ if [ -x "$root/neuroshard" ]; then
     "$root/neuroshard" stop --demo >/dev/null 2>&1 || true
 fi
 
-folder=$root/versions/$version
 mkdir -p "$root/versions" "$bin"
-rm -rf "$folder"
-if [ -d "$here/program" ]; then
-    cp -R "$here/program" "$folder"
-else
-    sh "$here/make_environment.sh" "$folder"
-fi
-program=$folder/neuroshard
-[ -x "$program" ] || program=$folder/bin/neuroshard
-"$program" --version
-: >"$folder/.complete"
-
-# The pointer last, each file by a rename: a kill leaves the old version or the new one.
-place() { # FILE MODE: standard input becomes FILE
+place() { # FILE MODE: standard input becomes FILE by a rename: a kill leaves the old content or the new
     cat >"$1.new"
     chmod "$2" "$1.new"
     mv -f "$1.new" "$1"
 }
-old=$(cat "$root/current" 2>/dev/null || true)
-if [ -n "$old" ] && [ "$old" != "$version" ]; then echo "$old" | place "$root/previous" 644; fi
-place "$root/neuroshard" 755 <"$here/neuroshard"
+
+if [ -d "$here/program" ]; then
+    folder=$root/versions/$version
+    rm -rf "$folder"
+    cp -R "$here/program" "$folder"
+    "$folder/neuroshard" --version
+    : >"$folder/.complete"
+    old=$(cat "$root/current" 2>/dev/null || true)
+    if [ -n "$old" ] && [ "$old" != "$version" ]; then echo "$old" | place "$root/previous" 644; fi
+    place "$root/neuroshard" 755 <"$here/neuroshard"
+    echo "$version" | place "$root/current" 644
+else
+    # Python and all packages come from the package index, each checked against the digests in the payload.
+    UV_PYTHON_INSTALL_DIR=$root/python UV_CACHE_DIR=$root/cache UV_PYTHON_INSTALL_BIN=0
+    export UV_PYTHON_INSTALL_DIR UV_CACHE_DIR UV_PYTHON_INSTALL_BIN
+    "$here/payload/uv" python install --no-config 3.12
+    "$here/payload/uv" run --no-project --no-config --managed-python --python 3.12 \
+        "$here/payload/bootstrap.py" --root "$root"
+    rm -rf "$root/cache"
+fi
 place "$root/uninstall.sh" 755 <"$here/uninstall.sh"
-echo "$version" | place "$root/current" 644
 ln -sf "$root/neuroshard" "$bin/neuroshard"
 
 if [ "$desktop" = yes ] && [ "$(uname -s)" = Linux ]; then

@@ -8,6 +8,7 @@ import secrets
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.request import urlopen
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -30,9 +31,29 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
 
+def stop(folder):
+    """Ask the node with this folder to end and wait for that; 4 when none runs, as the real one says."""
+    try:
+        lock = os.open(folder / "instance.lock", os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        port = json.loads((folder / "instance.lock").read_text())["port"]
+        urlopen(f"http://127.0.0.1:{port}/api/shutdown", data=b"{}").read()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except FileNotFoundError:
+        sys.exit(4)
+    else:
+        sys.exit(4)
+
+
 def main():
     if "--version" in sys.argv:
         print(f"neuroshard {VERSION}")  # noqa: T201
+        return
+    if sys.argv[1:] == ["autostart", "off"]:
+        return
+    if sys.argv[1] == "stop":
+        stop(Path.home() / ".local/share/neuroshard" / ("demo" if "--demo" in sys.argv else "."))
         return
     if not WORKS:
         sys.exit("no such thing as this version here")

@@ -1,0 +1,188 @@
+"""Makes NeuroShard's environment from a payload: hash-locked packages, and the PyTorch that fits the graphics card.
+
+Runs on a bare Python 3.12 on Windows and macOS, from the installers and from `neuroshard update`; needs nothing but
+the standard library and the `uv` beside it.
+
+    bootstrap.py --root FOLDER      install the payload as a version of an installation, and start that from now on
+    bootstrap.py --into FOLDER      only make the environment in a folder that holds the payload (updates)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+WINDOWS = sys.platform == "win32"
+LOCK, CUDA_LOCK, BUILD_LOCK = "lock.txt", "lock-cuda.txt", "lock-build.txt"
+CACHE = ".uv-cache"
+LAUNCHER = "neuroshard.cmd" if WINDOWS else "neuroshard"
+PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==")
+LEAST_DRIVER = re.compile(r"^# least driver: (\d+)\.(\d+)", re.MULTILINE)
+
+
+class BootstrapError(Exception):
+    """What went wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class TorchChoice:
+    """Which build of PyTorch, and why."""
+
+    is_cuda: bool
+    reason: str
+
+
+def choose_torch(driver: str | None, cuda_lock: str) -> TorchChoice:
+    """The build for a computer with this NVIDIA driver (None: no such card), by what the payload has locked."""
+    if driver is None:
+        return TorchChoice(False, "no NVIDIA graphics card was found: PyTorch's build for processors")
+    if not any(PIN.match(line) for line in cuda_lock.splitlines()):
+        return TorchChoice(False, "an NVIDIA graphics card was found, but this installer has no locked build for it")
+    least, here = LEAST_DRIVER.search(cuda_lock), re.match(r"(\d+)\.(\d+)", driver)
+    if here is None or least is None:
+        return TorchChoice(False, f"the NVIDIA driver calls itself {driver[:20]!r}, which says nothing")
+    if tuple(map(int, here.groups())) < tuple(map(int, least.groups())):
+        needed = ".".join(least.groups())
+        return TorchChoice(False, f"the NVIDIA driver {driver} is older than {needed}: update it and install again")
+    return TorchChoice(True, f"an NVIDIA graphics card with driver {driver} was found: PyTorch's build with CUDA")
+
+
+def without(lock: str, package: str) -> str:
+    """The lock without one package and its hashes."""
+    kept: list[str] = []
+    is_dropped = False
+    for line in lock.splitlines():
+        match = PIN.match(line)
+        if match:
+            is_dropped = match["name"].lower() == package
+        elif not line.startswith((" ", "\t")):
+            is_dropped = False
+        if not is_dropped:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def nvidia_driver() -> str | None:
+    """The driver's version, as its own tool tells it; None without a card."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    try:
+        told = subprocess.run(
+            [tool, "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = told.stdout.split()
+    return lines[0] if told.returncode == 0 and lines else None
+
+
+def make_environment(folder: Path, say: object = print) -> None:
+    """Fill the folder, which holds the payload, with an environment that runs. Raises BootstrapError."""
+    uv = folder / ("uv.exe" if WINDOWS else "uv")
+    python = folder / ("Scripts/python.exe" if WINDOWS else "bin/python")
+    wheels = sorted(folder.glob("neuroshard-*.whl"))
+    if len(wheels) != 1 or not uv.exists():
+        raise BootstrapError(f"{folder} does not hold one wheel and uv: get the installer again.")
+    lock = (folder / LOCK).read_text(encoding="utf-8")
+    cuda_file = folder / CUDA_LOCK
+    choice = choose_torch(nvidia_driver(), cuda_file.read_text(encoding="utf-8") if cuda_file.exists() else "")
+    tell(say, f"PyTorch: {choice.reason}.")
+    run(uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder))
+    install = ("pip", "install", "--python", str(python), "--require-hashes", "--no-config")
+    run(uv, *install, "-r", str(folder / BUILD_LOCK))
+    locked = folder / "lock-used.txt"
+    locked.write_text(without(lock, "torch") if choice.is_cuda else lock, encoding="utf-8")
+    if choice.is_cuda:
+        run(uv, *install, "-r", str(cuda_file))
+    run(uv, *install, "--no-build-isolation", "-r", str(locked))
+    run(uv, "pip", "install", "--python", str(python), "--no-config", "--no-deps", "--no-index", str(wheels[0]))
+    shutil.rmtree(folder / CACHE, ignore_errors=True)
+
+
+def program_of(folder: Path) -> Path:
+    """What starts the version."""
+    return folder / ("Scripts/neuroshard.exe" if WINDOWS else "bin/neuroshard")
+
+
+def install_version(payload: Path, root: Path) -> str:
+    """Install the payload beside earlier versions; the pointer moves last. Raises BootstrapError."""
+    version = (payload / "VERSION").read_text(encoding="ascii").strip()
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise BootstrapError(f"{payload / 'VERSION'} names no version: get the installer again.")
+    folder = root / "versions" / version
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(payload, folder)
+    make_environment(folder)
+    told = run(program_of(folder), "--version")
+    if told.split() != ["neuroshard", version]:
+        raise BootstrapError(f"The new program calls itself {told.strip()!r}, not {version}.")
+    (folder / ".complete").touch()
+    pointer = root / "current"
+    old = pointer.read_text(encoding="ascii").strip() if pointer.exists() else version
+    if old != version:
+        place(root / "previous", f"{old}\n".encode())
+    place(root / LAUNCHER, (payload / "launcher").read_bytes())
+    (root / LAUNCHER).chmod(0o755)
+    place(pointer, f"{version}\n".encode())
+    return version
+
+
+def place(path: Path, content: bytes) -> None:
+    """Write a file by a rename, so that a kill leaves the old content or the new."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def run(program: Path, *arguments: str) -> str:
+    """Run to the end; what it printed. Raises BootstrapError with its own words."""
+    environment = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+    environment["UV_CACHE_DIR"] = str(program.parent / CACHE)  # inside the version: nothing is left elsewhere
+    try:
+        done = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BootstrapError(f"{program} cannot be started: {error}.") from error
+    if done.returncode != 0:
+        raise BootstrapError(f"{program.name} {arguments[0]} failed:\n{(done.stdout + done.stderr).strip()[-3000:]}")
+    return done.stdout
+
+
+def tell(say: object, text: str) -> None:
+    """Print at once: an installer's window shows it."""
+    if callable(say):
+        say(text)
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Do what the arguments say; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    place_of = parser.add_mutually_exclusive_group(required=True)
+    place_of.add_argument("--root", type=Path, help="folder of the installation")
+    place_of.add_argument("--into", type=Path, help="folder that holds the payload")
+    arguments = parser.parse_args()
+    try:
+        if arguments.into is not None:
+            make_environment(arguments.into.resolve())
+        else:
+            version = install_version(Path(__file__).resolve().parent, arguments.root.resolve())
+            print(f"NeuroShard {version} is installed in {arguments.root}.")
+    except (BootstrapError, OSError) as error:
+        print(f"The installation did not succeed, and what was there before is unchanged.\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

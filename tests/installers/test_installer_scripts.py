@@ -1,0 +1,175 @@
+"""The scripts of the installers: their syntax, the Windows compiler, and a life on a made home folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from neuroshard import __version__
+from neuroshard.training.checkpoint.lock import read_lock_owner
+from tests.update.made_releases import program
+
+ROOT = Path(__file__).parents[2]
+INSTALLERS = ROOT / "installers"
+SHELL = [*sorted((INSTALLERS / "unix").iterdir()), INSTALLERS / "linux/prerm", INSTALLERS / "linux/postrm"]
+
+
+@pytest.mark.parametrize("script", SHELL, ids=lambda path: path.name)
+def test_shell_scripts_are_plain_and_clean(script: Path) -> None:
+    assert script.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
+    subprocess.run(["sh", "-n", str(script)], check=True)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed; sh -n found nothing")
+    checked = subprocess.run(["shellcheck", "-s", "sh", str(script)], capture_output=True, text=True, check=False)
+    assert checked.stdout == ""
+
+
+@pytest.mark.skipif(shutil.which("makensis") is None, reason="makensis is not installed")
+def test_the_windows_installer_compiles_without_a_warning(tmp_path: Path) -> None:
+    payload = tmp_path / "payload"
+    payload.mkdir()
+    for name in ("LICENSE", "installers/environment/bootstrap.py", "installers/windows/neuroshard.cmd"):
+        shutil.copy(ROOT / name, payload)
+    out = tmp_path / f"NeuroShard-{__version__}-windows-x86_64.exe"
+    defines = [f"-DVERSION={__version__}", f"-DPAYLOAD={payload}", f"-DOUT={out}"]
+    command = ["makensis", "-WX", "-V2", *defines, str(INSTALLERS / "windows/neuroshard.nsi")]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (compiled.returncode, compiled.stdout, compiled.stderr) == (0, "", "")
+    assert out.read_bytes()[:2] == b"MZ"
+
+
+def test_the_windows_installer_keeps_to_its_user() -> None:
+    script = (INSTALLERS / "windows/neuroshard.nsi").read_text(encoding="utf-8")
+    assert "RequestExecutionLevel user" in script
+    assert not re.search(r"HKLM|HKCR|RequestExecutionLevel (admin|highest)|SetShellVarContext all", script)
+    assert 'Section /o "Start with Windows"' in script  # not chosen by default
+    written = set(re.findall(r'WriteReg\w+ HKCU "([^"]+)"', script))
+    removed = set(re.findall(r'DeleteRegKey HKCU "([^"]+)"', script))
+    assert written == removed
+    assert script.count("!insertmacro STOP_NODE") == 2  # before installing and before uninstalling
+
+
+def test_what_the_frozen_program_names_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cheap half of `make frozen`: PyInstaller only warns about names that it does not find."""
+    told: dict[str, Any] = {}
+    hooks = ModuleType("PyInstaller.utils.hooks")
+    vars(hooks).update(
+        collect_data_files=lambda package: [(str(package_folder(package)), package)],
+        collect_submodules=lambda package: [package],
+        copy_metadata=lambda package: [(str(package_folder(package)), package)],
+    )
+    monkeypatch.setitem(sys.modules, "PyInstaller.utils.hooks", hooks)
+
+    def analysis(scripts: list[str], **named: object) -> SimpleNamespace:
+        told.update(scripts=scripts, **named)
+        return SimpleNamespace(pure=(), scripts=(), binaries=(), datas=())
+
+    names = {name: (lambda *_args, **_named: None) for name in ("PYZ", "EXE", "COLLECT")}
+    source = (ROOT / "neuroshard.spec").read_text(encoding="utf-8")
+    exec(compile(source, "neuroshard.spec", "exec"), {"SPECPATH": str(ROOT), "Analysis": analysis, **names})
+    assert all(Path(script).is_file() for script in told["scripts"])
+    elsewhere = {"coincurve._cffi_backend"}  # a library, not a module of the package
+    assert [name for name in told["hiddenimports"] if name not in elsewhere and find_spec(name) is None] == []
+    sources = [Path(source) for source, _place in told["datas"]]
+    assert [path for path in sources if not path.exists() and not list(path.parent.glob(path.name))] == []
+    assert not set(told["hiddenimports"]) & set(told["excludes"])
+
+
+def package_folder(package: str) -> Path:
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    """The archive for Linux, around a stand-in program, as a user unpacks it."""
+    folder = tmp_path / "neuroshard"
+    folder.mkdir()
+    (folder / "neuroshard").write_bytes(program(__version__))
+    (folder / "neuroshard").chmod(0o755)
+    command = [sys.executable, str(INSTALLERS / "build_tarball.py"), "--program", str(folder), "--out", str(tmp_path)]
+    archives = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    with tarfile.open(archives[1]) as update:
+        assert update.getnames() == ["neuroshard"]
+    return next((tmp_path / "unpacked").iterdir())
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the archive for Linux")
+def test_the_life_of_the_archive_on_linux(unpacked: Path, tmp_path: Path) -> None:
+    home = tmp_path / "a home"  # with a space, as some have
+    home.mkdir()
+    done = script(unpacked / "install.sh", home)
+    assert done.returncode == 0, done.stderr
+    launcher = home / ".local/bin/neuroshard"
+    told = subprocess.run([str(launcher), "--version"], capture_output=True, text=True, check=True).stdout
+    assert told == f"neuroshard {__version__}\n"
+    entry = (home / ".local/share/applications/neuroshard.desktop").read_text(encoding="utf-8")
+    assert f'Exec="{launcher}"\n' in entry
+    assert not (home / ".config").exists()  # nothing starts by itself
+
+    data = home / ".local/share/neuroshard"
+    with subprocess.Popen([str(launcher), "run", "--data-dir", str(data)]) as node:
+        until(lambda: data.exists() and (owner := read_lock_owner(data)) is not None and owner.port is not None)
+        again = script(unpacked / "install.sh", home)  # the same version once more, over a running node
+        assert again.returncode == 0, again.stderr
+        node.kill()
+    (data / "wallet-phrase").write_text("precious")
+    removed = script(home / ".local/lib/neuroshard/uninstall.sh", home)
+    assert removed.returncode == 0, removed.stderr
+    assert f"stay in {data}" in removed.stdout  # nobody could be asked
+    left = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() or path.is_symlink()}
+    assert {path for path in left if not path.startswith(".local/share/neuroshard/")} == set()
+    assert (data / "wallet-phrase").read_text() == "precious"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the archive for Linux")
+def test_data_go_when_that_is_asked_for(unpacked: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    data = home / ".local/share/neuroshard"
+    data.mkdir(parents=True)
+    assert script(unpacked / "install.sh", home).returncode == 0
+    removed = script(home / ".local/lib/neuroshard/uninstall.sh", home, "--delete-data")
+    assert (removed.returncode, data.exists()) == (0, False)
+    assert [path for path in home.rglob("*") if path.is_file()] == []
+
+
+def test_unknown_options_change_nothing(unpacked: Path, tmp_path: Path) -> None:
+    done = script(unpacked / "install.sh", tmp_path / "home", "--everything")
+    assert (done.returncode, (tmp_path / "home").exists()) == (2, False)
+
+
+def script(path: Path, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("NEUROSHARD_", "XDG_", "SUDO_"))}
+    return subprocess.run(
+        ["sh", str(path), *arguments],
+        env={**kept, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def until(holds: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
