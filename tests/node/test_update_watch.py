@@ -1,0 +1,76 @@
+"""A node that was asked to tells of a newer version, once a day at most, and installs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from neuroshard.config.settings import Settings
+from neuroshard.node.publisher import Publisher
+from neuroshard.node.update_watch import LOOK_SECONDS, watch_for_updates
+from neuroshard.status.board import StatusBoard
+from neuroshard.status.snapshot import NodeStatus
+from neuroshard.update.checking import daily_notice
+from tests.data.hostile_server import HostileServer
+from tests.update.made_releases import MANIFEST, NOW, PUBLISHER, ReleasePlace, archive_of
+
+
+@pytest.fixture
+def place() -> Iterator[ReleasePlace]:
+    """Version 9.9.9 is published."""
+    with HostileServer() as server:
+        place = ReleasePlace(server)
+        place.publish("9.9.9", archive_of({"neuroshard": b"x"}))
+        yield place
+
+
+def settings(place: ReleasePlace, folder: Path) -> Settings:
+    return Settings(data_dir=folder, update_check=True, update_url=place.url, update_key=PUBLISHER.public_key.hex())
+
+
+def test_a_newer_version_becomes_a_warning_that_stays(place: ReleasePlace, tmp_path: Path) -> None:
+    board = StatusBoard(NodeStatus(version="0.1.0", started_at=NOW, time=NOW))
+
+    async def until_told() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch_for_updates, settings(place, tmp_path), Publisher(board), lambda: NOW)
+            with anyio.fail_after(20):
+                while not board.current().warnings:
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(until_told)
+    assert board.current().warnings == ("Version 9.9.9 is available: install it as you installed this one.",)
+
+
+def test_the_publisher_is_asked_once_a_day_and_the_answer_is_kept(place: ReleasePlace, tmp_path: Path) -> None:
+    def notice(now: float) -> str | None:
+        return anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", now)
+
+    first = notice(NOW)
+    assert first is not None
+    assert notice(NOW + LOOK_SECONDS) == first
+    assert len(place.server.asked_for(MANIFEST)) == 1
+    assert notice(NOW + 90_000) == first
+    assert len(place.server.asked_for(MANIFEST)) == 2
+
+
+def test_nothing_is_told_after_the_update(place: ReleasePlace, tmp_path: Path) -> None:
+    anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW)
+    assert anyio.run(daily_notice, settings(place, tmp_path), "9.9.9", NOW + 60) is None
+
+
+def test_a_forged_manifest_is_told_as_what_it_is(place: ReleasePlace, tmp_path: Path) -> None:
+    from neuroshard.identity.signing import SigningKey
+
+    place.publish("9.9.9", b"x", signer=SigningKey.generate())
+    told = anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW)
+    assert told is not None
+    assert "not signed by the publisher" in told
+
+
+def test_by_default_nobody_is_asked() -> None:
+    assert Settings().update_check is False
