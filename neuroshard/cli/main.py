@@ -21,6 +21,7 @@ from neuroshard.cli import (
     seed,
     text,
     trainer,
+    tray,
     update,
     wallet,
 )
@@ -75,6 +76,7 @@ app.add_typer(autostart.app, name="autostart")
 app.command("demo")(demo.demo)
 app.command("seed")(seed.seed)
 app.command("trainer")(trainer.trainer)
+app.command("tray")(tray.tray)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(text.generate)
 remote.register(app)

@@ -1,0 +1,110 @@
+"""`neuroshard tray`: a small icon beside the clock, in a process of its own. Needs the extra neuroshard[tray]."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from neuroshard.cli.options import DataDir
+from neuroshard.cli.remote import DemoNode
+
+if TYPE_CHECKING:
+    from neuroshard.cli.tray_view import Mood, TrayNode
+
+LOOK_SECONDS = 3.0
+ICON_PIXELS = 64
+
+
+def tray(data_dir: DataDir = None, demo: DemoNode = False) -> None:
+    """Show an icon beside the clock: the node's state, the dashboard, pause and resume. The node runs on without it."""
+    from neuroshard.cli.tray_view import TrayNode
+
+    run_icon(TrayNode(data_dir, demo=demo))
+
+
+def run_icon(node: TrayNode) -> None:
+    """Show the icon until it is closed. Raises UsageError where there is no place for one."""
+    _icon(node).run(setup=partial(_keep_current, node))
+
+
+def _icon(node: TrayNode) -> Any:
+    """The icon with its menu. Raises UsageError."""
+    pystray = _library()
+    view = node.look()
+
+    def title(_item: Any) -> str:
+        return node.look().title
+
+    def may_pause(_item: Any) -> bool:
+        return node.look().may_pause
+
+    def may_resume(_item: Any) -> bool:
+        return node.look().may_resume
+
+    def close(icon: Any) -> None:
+        icon.stop()
+
+    entries = (
+        pystray.MenuItem(title, None, enabled=False),
+        pystray.MenuItem("Open dashboard", _telling(node.open_dashboard), default=True),
+        pystray.MenuItem("Pause for an hour", _telling(node.pause_an_hour), enabled=may_pause),
+        pystray.MenuItem("Resume", _telling(node.resume), enabled=may_resume),
+        pystray.MenuItem("Close this icon", close),
+    )
+    return pystray.Icon("neuroshard", icon=picture(view.mood), title=view.title, menu=pystray.Menu(*entries))
+
+
+def _telling(act: Callable[[], str]) -> Callable[[Any], None]:
+    """Do it, and tell what came of it where the desktop can."""
+
+    def on_click(icon: Any) -> None:
+        words = act()
+        if words and icon.HAS_NOTIFICATION:
+            icon.notify(words, "NeuroShard")
+
+    return on_click
+
+
+def picture(mood: Mood) -> Any:
+    """The sign of NeuroShard in the colour of a mood, ICON_PIXELS wide."""
+    from PIL import Image, ImageDraw
+
+    size = ICON_PIXELS
+    image = Image.new("RGBA", (size, size))
+    draw = ImageDraw.Draw(image)
+    draw.rounded_rectangle((0, 0, size - 1, size - 1), radius=size // 4, fill=mood.value)
+    left, right, top, bottom = size // 4, size * 3 // 4, size * 5 // 16, size * 11 // 16
+    draw.line([(left, bottom), (left, top), (right, bottom), (right, top)], fill="white", width=size // 10)
+    for x, y in ((left, top), (right, bottom)):
+        draw.ellipse((x - size // 12, y - size // 12, x + size // 12, y + size // 12), fill="white")
+    return image
+
+
+def _keep_current(node: TrayNode, icon: Any) -> None:
+    """Runs in a thread of the icon's as long as it is shown."""
+    icon.visible = True
+    shown = node.look()
+    while icon.visible:
+        view = node.look()
+        if view != shown:
+            shown, icon.title, icon.icon = view, view.title, picture(view.mood)
+            icon.update_menu()
+        time.sleep(LOOK_SECONDS)
+
+
+def _library() -> Any:
+    """pystray, which looks for the desktop while it is imported. Raises UsageError."""
+    from neuroshard.errors import UsageError
+
+    has_desktop = sys.platform in {"win32", "darwin"} or os.environ.get("DISPLAY")
+    if not has_desktop:
+        raise UsageError("There is no desktop for an icon here.", "Start it in a desktop session.")
+    try:
+        return import_module("pystray")
+    except ImportError as error:
+        raise UsageError(f"The icon's library is missing: {error}.", "pip install 'neuroshard[tray]'") from error

@@ -1,0 +1,93 @@
+"""What the tray icon shows of a status, and what its menu does: over the REST API, like any other program."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from neuroshard.cli.client import NodeClient, RequestRefusedError, connect
+from neuroshard.errors import NetworkRefusedError, NeuroShardError, StorageError, UsageError
+
+PAUSE_SECONDS = 3600.0
+MOST_TITLE_CHARACTERS = 120  # Windows shows 127
+
+
+class Mood(Enum):
+    """The icon's colour."""
+
+    WORKING = "#3457d5"
+    RESTING = "#8a8f98"
+    TROUBLE = "#c9362b"
+
+
+@dataclass(frozen=True)
+class TrayView:
+    """One look at the node."""
+
+    title: str
+    mood: Mood
+    may_pause: bool
+    may_resume: bool
+    is_running: bool
+
+
+def tray_view(status: Mapping[str, Any] | None) -> TrayView:
+    """The view of an answer of /api/status; None: no node answers."""
+    if status is None:
+        return TrayView("NeuroShard: no node is running", Mood.RESTING, False, False, False)
+    state = str(status.get("state"))
+    title = f"NeuroShard: {status.get('state_reason') or state}"
+    if len(title) > MOST_TITLE_CHARACTERS:
+        title = title[: MOST_TITLE_CHARACTERS - 1] + "…"
+    mood = Mood.TROUBLE if state == "failed" else Mood.WORKING if state == "training" else Mood.RESTING
+    may_pause = state not in {"paused", "failed", "stopping"}
+    return TrayView(title, mood, may_pause, state == "paused", True)
+
+
+class TrayNode:
+    """The node with this data folder, found anew for each wish: it may have been restarted meanwhile."""
+
+    def __init__(
+        self, data_dir: Path | None, *, demo: bool = False, open_page: Callable[[str], object] = webbrowser.open
+    ) -> None:
+        self._data_dir = data_dir
+        self._demo = demo
+        self._open_page = open_page
+
+    def look(self) -> TrayView:
+        """What the icon shows now."""
+        try:
+            return tray_view(self._client().get("/api/status"))
+        except (NetworkRefusedError, StorageError, UsageError):
+            return tray_view(None)
+        except RequestRefusedError as error:
+            return TrayView(f"NeuroShard: {error.message}"[:MOST_TITLE_CHARACTERS], Mood.TROUBLE, False, False, True)
+
+    def pause_an_hour(self) -> str:
+        """Pause training; what the node says to that, or why not."""
+        return self._tell("/api/training/pause", {"duration_seconds": PAUSE_SECONDS})
+
+    def resume(self) -> str:
+        """End a pause; what the node says to that, or why not."""
+        return self._tell("/api/training/resume", {})
+
+    def open_dashboard(self) -> str:
+        """Show the dashboard in the browser; why not, if it cannot be."""
+        try:
+            self._open_page(self._client().base_url)
+        except NeuroShardError as error:
+            return str(error)
+        return ""
+
+    def _tell(self, path: str, body: Mapping[str, object]) -> str:
+        try:
+            return str(self._client().post(path, body).get("message", ""))
+        except NeuroShardError as error:
+            return str(error)
+
+    def _client(self) -> NodeClient:
+        return connect(self._data_dir, None, demo=self._demo)
