@@ -255,3 +255,57 @@ def test_only_the_version_before_is_kept(computer: Computer) -> None:
 
 def files_of(folder: Path) -> set[Path]:
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
+def real_program(version: str) -> bytes:
+    """This checkout's program, which calls itself another version."""
+    lines = (
+        f"#!{sys.executable}",
+        "import sys",
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})",
+        "import neuroshard",
+        f"neuroshard.__version__ = {version!r}",
+        "from neuroshard.cli.main import main",
+        "main()",
+    )
+    return "\n".join(lines).encode()
+
+
+def test_a_real_node_goes_on_from_its_checkpoint_as_the_new_version(
+    tmp_path: Path, quick: list[str], saving_often: dict[str, str]
+) -> None:
+    from benchmarks.node_process import TOKEN
+
+    with HostileServer() as server:
+        installation = installed(tmp_path / "program", content=real_program("0.1.0"))
+        computer = Computer(tmp_path, ReleasePlace(server), installation)
+        publish(computer, "0.2.0", real_program("0.2.0"))
+        variables = {"NEUROSHARD_TOKEN": TOKEN, "NEUROSHARD_NETWORK": "false", "NEUROSHARD_PORT": "0", **saving_often}
+        start = [str(installation.program("0.1.0")), *quick, "--headless", "--data-dir", str(computer.data)]
+        node = subprocess.Popen(start, env={**os.environ, **variables}, stderr=subprocess.DEVNULL)
+        try:
+            until(lambda: steps_of(computer.data) > 10, 90)
+            done = computer.update("apply", "--yes")
+            assert done.returncode == 0, done.stderr
+            assert node.wait(30) == 0  # the old one ended well
+            from neuroshard.cli.client import connect
+
+            status = connect(computer.data, None).get("/api/status")
+            assert status["version"] == "0.2.0"
+            logs = (computer.data / "logs/node.log").read_text(encoding="utf-8")
+            assert "Going on at step" in logs.split("NeuroShard 0.2.0")[1]
+        finally:
+            computer.end_node()
+            node.kill()
+            node.wait()
+
+
+def steps_of(data: Path) -> int:
+    """Steps of the node that runs on the folder; 0 while none answers."""
+    from neuroshard.cli.client import connect
+    from neuroshard.errors import NeuroShardError
+
+    try:
+        return int(connect(data, None).get("/api/status")["training"]["steps"])
+    except NeuroShardError:
+        return 0
