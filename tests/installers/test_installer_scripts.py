@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from installers.frozen_main import restore_library_path
 from neuroshard import __version__
 from neuroshard.training.checkpoint.lock import read_lock_owner
 from tests.update.made_releases import program
@@ -92,6 +93,19 @@ def package_folder(package: str) -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"LD_LIBRARY_PATH": "/opt/frozen"}, {}),
+        ({"LD_LIBRARY_PATH": "/opt/frozen", "LD_LIBRARY_PATH_ORIG": "/mine"}, {"LD_LIBRARY_PATH": "/mine"}),
+        ({"HOME": "/home/me"}, {"HOME": "/home/me"}),
+    ],
+)
+def test_what_the_frozen_program_starts_finds_its_own_libraries(before: dict[str, str], after: dict[str, str]) -> None:
+    restore_library_path(before)
+    assert before == after
 
 
 @pytest.fixture
