@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -95,10 +94,6 @@ class Installation:
         (folder / COMPLETE).unlink(missing_ok=True)
         if folder.exists():
             shutil.rmtree(folder)
-
-    def is_writable(self) -> bool:
-        """Whether this user may change it; what an administrator or a package installed is not ours to change."""
-        return os.access(self.root, os.W_OK) and os.access(self.root / VERSIONS, os.W_OK)
 
     def _pointer(self, name: str) -> str | None:
         try:

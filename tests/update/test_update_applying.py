@@ -257,6 +257,24 @@ def files_of(folder: Path) -> set[Path]:
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("is_well", [True, False])
+def test_an_environment_is_made_where_it_stays(computer: Computer, is_well: bool) -> None:
+    """Archives of Windows and macOS hold no program but what makes one; when that fails nothing has changed."""
+    making = (
+        "import pathlib, sys",
+        "script = pathlib.Path(sys.argv[sys.argv.index('--into') + 1]) / 'bin/neuroshard'",
+        "script.parent.mkdir()" if is_well else "sys.exit('no package index')",
+        f"script.write_bytes({program('0.2.0')!r})",
+        "script.chmod(0o755)",
+    )
+    archive = archive_of({"bootstrap.py": "\n".join(making).encode()})
+    computer.place.publish("0.2.0", archive, issued_at=time.time(), expires_at=time.time() + DAY)
+    done = computer.update("apply", "--yes")
+    assert done.returncode == (0 if is_well else 1), done.stderr
+    assert is_well or "no package index" in done.stderr
+    assert computer.working_version() == ("0.2.0" if is_well else "0.1.0")
+
+
 def real_program(version: str) -> bytes:
     """This checkout's program, which calls itself another version."""
     lines = (
