@@ -131,6 +131,7 @@ def _spawn(
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # closing this window must not end it
             )
     except OSError as error:
         raise UpdateFailedError(f"{program} cannot be started: {error}.") from error

@@ -87,7 +87,7 @@ async def _fetch_part(artefact: Artefact, part: Path, progress: Progress) -> Non
 
 async def _attempt(artefact: Artefact, part: Path, progress: Progress) -> None:
     validator_file = _validator_file(part)
-    validator = validator_file.read_text(encoding="ascii") if validator_file.exists() else None
+    validator = validator_file.read_text(encoding="ascii", errors="ignore") if validator_file.exists() else None
     if validator is None or _size(part) > artefact.size:
         _forget(part)
     async with _opened(artefact.url, _size(part), validator) as file:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -139,13 +140,14 @@ def test_the_life_of_the_archive_on_linux(unpacked: Path, tmp_path: Path) -> Non
     assert not (home / ".config").exists()  # nothing starts by itself
 
     data = home / ".local/share/neuroshard"
-    with subprocess.Popen([str(launcher), "run", "--data-dir", str(data)]) as node:
-        until(lambda: data.exists() and (owner := read_lock_owner(data)) is not None and owner.port is not None)
+    with running(launcher, data) as node:
         again = script(unpacked / "install.sh", home)  # the same version once more, over a running node
         assert again.returncode == 0, again.stderr
-        node.kill()
+        assert node.wait(30) == 0
     (data / "wallet-phrase").write_text("precious")
-    removed = script(home / ".local/lib/neuroshard/uninstall.sh", home)
+    with running(launcher, data) as node:
+        removed = script(home / ".local/lib/neuroshard/uninstall.sh", home)
+        assert node.wait(30) == 0  # it was asked to end
     assert removed.returncode == 0, removed.stderr
     assert f"stay in {data}" in removed.stdout  # nobody could be asked
     left = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() or path.is_symlink()}
@@ -167,6 +169,17 @@ def test_data_go_when_that_is_asked_for(unpacked: Path, tmp_path: Path) -> None:
 def test_unknown_options_change_nothing(unpacked: Path, tmp_path: Path) -> None:
     done = script(unpacked / "install.sh", tmp_path / "home", "--everything")
     assert (done.returncode, (tmp_path / "home").exists()) == (2, False)
+
+
+@contextmanager
+def running(launcher: Path, data: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A node that answers."""
+    with subprocess.Popen([str(launcher), "run", "--data-dir", str(data)]) as node:
+        try:
+            until(lambda: data.exists() and (owner := read_lock_owner(data)) is not None and owner.port is not None)
+            yield node
+        finally:
+            node.kill()
 
 
 def script(path: Path, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
