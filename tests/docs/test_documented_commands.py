@@ -1,0 +1,197 @@
+"""Every block of commands in the documents, run as a reader would, on a node of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from documented_blocks import PAGES, ROOT, Block, blocks_of
+
+from benchmarks.node_process import TOKEN, NodeProcess, running_node
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        sys.platform != "linux" or shutil.which("bash") is None or shutil.which("curl") is None,
+        reason="the documents speak of bash, curl and Linux' folders",
+    ),
+]
+MOST_NOT_RUN = 12
+GOES_ON_SECONDS = 5
+FIRST_LINES = 3
+LONGEST_SECONDS = 240.0
+RUN_PAGES = [page for page in PAGES if any(block.reason is None for block in blocks_of(page))]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A user with a home folder, a wallet, texts and a running node in the default data folder."""
+
+    home: Path
+    node: NodeProcess
+
+    def environment(self) -> dict[str, str]:
+        """Nothing opens a browser, nothing leaves this computer, and every node takes a free port."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NEUROSHARD_", "XDG_"))}
+        return kept | {
+            "HOME": str(self.home),
+            "PATH": f"{self.home / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "NEUROSHARD_TOKEN": TOKEN,
+            "NEUROSHARD_GENESIS": str(self.home / "reading" / "data"),
+            "NEUROSHARD_PORT": "0",
+            "NEUROSHARD_P2P_HOST": "127.0.0.1",
+            "NEUROSHARD_NETWORK": "false",
+            "NEUROSHARD_BROWSER": "false",
+            "NEUROSHARD_CPU_THREADS": "1",
+            "COLUMNS": "200",
+        }
+
+    def script(self, block: Block) -> str:
+        """What the shell is given; the port of the documents is that of the node."""
+        return block.text.replace("localhost:8000", f"localhost:{self.node.port}")
+
+    def read(self, block: Block, state: Path) -> subprocess.CompletedProcess[str]:
+        """Run a block with the variables that earlier ones of its page left in `state`."""
+        begin = f"set -euo pipefail; source {state}; cd {self.home / 'reading'}\n"
+        end = f"\nset +u; declare -p AUTH SECRET 2>/dev/null > {state} || true"
+        command = ["bash", "-c", begin + self.script(block) + ("" if block.goes_on else end)]
+        if block.goes_on:
+            return read_and_interrupt(command, self.environment())
+        return subprocess.run(
+            command,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def read_and_interrupt(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Ctrl+C after the first lines, or after some seconds without: a table that is shown in place has no lines."""
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        seen, deadline = b"", time.monotonic() + GOES_ON_SECONDS
+        while seen.count(b"\n") < FIRST_LINES and (left := deadline - time.monotonic()) > 0:
+            if select.select([process.stdout], [], [], left)[0]:
+                piece = os.read(process.stdout.fileno(), 65536)
+                seen += piece
+                if not piece:
+                    break
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        rest, _ = process.communicate(timeout=LONGEST_SECONDS)
+    return subprocess.CompletedProcess(command, process.returncode, "", (seen + rest).decode())
+
+
+@pytest.fixture(scope="module")
+def reader(
+    small_genesis: Path, small_text: Path, saving_often: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Reader]:
+    home = tmp_path_factory.mktemp("reader")
+    place = home / "reading"
+    place.mkdir()
+    (home / "bin").mkdir()
+    program = home / "bin" / "neuroshard"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuroshard "$@"\n')
+    program.chmod(0o755)
+    shutil.copytree(small_text, place / "my-texts")
+    shutil.copytree(small_genesis, place / "data")
+    shutil.copytree(ROOT / "docs", place / "docs")
+    flags = ["--genesis", str(place / "data"), "--memory", "500", "--cpu-threads", "1", "--no-network"]
+    folder = home / ".local" / "share" / "neuroshard"
+    with running_node(folder, flags, variables=saving_often) as node:
+        node.wait_for("checkpoint", lambda status: status["checkpoints"]["last_saved_step"] is not None)
+        node.post("/api/training/pause")
+        yield Reader(home, node)
+
+
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_do_what_it_says(reader: Reader, page: Path, tmp_path: Path) -> None:
+    state = tmp_path / "variables"
+    state.touch()
+    for block in blocks_of(page):
+        if block.reason is not None:
+            continue
+        ran = reader.read(block, state)
+        fine = {0, 130, -signal.SIGINT} if block.goes_on else {0}
+        told = f"{page.name}:{block.line}\n{block.text}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
+        assert ran.returncode in fine, f"exit code {ran.returncode} of {told}"
+        assert "Traceback" not in ran.stderr, told
+        if block.goes_on:
+            assert ran.stdout.strip() or ran.stderr.strip(), f"nothing was shown: {told}"
+
+
+def test_few_blocks_are_not_run_and_each_says_why() -> None:
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    left_out = [block for block in blocks if block.reason is not None]
+    assert len(blocks) - len(left_out) >= 25
+    assert len(left_out) <= MOST_NOT_RUN
+    assert all(len(block.reason or "") > 20 for block in left_out)
+    unknown = [block for block in blocks if block.how and not block.goes_on and block.reason is None]
+    assert unknown == []
+
+
+def test_every_page_is_in_the_index_and_every_link_leads_somewhere() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages - set(re.findall(r"\]\(([A-Z]+\.md)\)", index)) == set()
+    broken = [
+        f"{page.name}: {link}"
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_the_board_asks_only_for_metrics_that_a_node_has(reader: Reader) -> None:
+    board = json.loads((ROOT / "docs" / "grafana" / "neuroshard.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    asked = {name for query in queries for name in re.findall(r"neuroshard_[a-z_]+", query)}
+    text = httpx.get(f"{reader.node.url}/metrics", trust_env=False, timeout=20).text
+    told = set(re.findall(r"^(neuroshard_[a-z_]+)", text, re.MULTILINE))
+    assert len(asked) > 20
+    assert asked - told == set()
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = (ROOT / "docs" / "systemd" / "neuroshard.service").read_text(encoding="utf-8")
+    (tmp_path / "neuroshard.service").write_text(unit.replace("%h/.venv/bin/neuroshard", "/bin/true"))
+    ran = subprocess.run(
+        ["systemd-analyze", "verify", "--user", str(tmp_path / "neuroshard.service")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "neuroshard.service" not in ran.stderr
+
+
+def test_the_log_is_one_object_a_line_when_asked(reader: Reader, tmp_path: Path) -> None:
+    command = "neuroshard --headless --log-json --no-training --data-dir ./logging\n"
+    (tmp_path / "variables").touch()
+    ran = reader.read(Block(PAGES[0], 0, command, "goes on"), tmp_path / "variables")
+    lines = [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
+    assert len(lines) > 2
+    assert all({"time", "level", "message"} <= line.keys() for line in lines)
