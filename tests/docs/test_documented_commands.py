@@ -193,5 +193,5 @@ def test_the_log_is_one_object_a_line_when_asked(reader: Reader, tmp_path: Path)
     (tmp_path / "variables").touch()
     ran = reader.read(Block(PAGES[0], 0, command, "goes on"), tmp_path / "variables")
     lines = [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
-    assert len(lines) > 2
+    assert len(lines) >= 2  # that it starts, and that it was stopped
     assert all({"time", "level", "message"} <= line.keys() for line in lines)
