@@ -19,6 +19,8 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "learning": ("learning", ()),
     "codecs": ("codecs", ()),
     "diloco": ("diloco", ()),
+    "schemes": ("schemes", ()),
+    "attacks": ("attacks", ()),
     "dashboards": ("dashboards", ()),
     "kill": ("kill", ()),
     "membership": ("membership", ()),

@@ -1,0 +1,277 @@
+"""Replicas that train real texts in one process and meet in rounds: what every benchmark of learning is made of.
+
+Inner step, codec, gates, aggregator and outer step are the node's own, and so is all that a round computes. Its
+messages are not there: what a member sends is at once with everybody.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import torch
+import trio
+from torch import Tensor
+
+from benchmarks.record import NotHereError
+from neuroshard.aggregation import aggregator_config
+from neuroshard.compression import make_codec
+from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
+from neuroshard.model.initial_weights import initialise
+from neuroshard.model.tensor_schema import flatten, load_vector
+from neuroshard.model.transformer import StageModel
+from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.optim.outer import fresh_outer_state
+from neuroshard.optim.schedule import learning_rate_at
+from neuroshard.swarm.certified.effects import Judge, MakeStatistics, Reduce
+from neuroshard.swarm.certified.slices import Encoded, SlicePlan
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.executor import StageExecutor
+from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync
+from neuroshard.training.rounds.work import RoundWork
+from neuroshard.types import Architecture, LayerRange
+
+TEXTS = Path(os.environ.get("BENCHMARK_TEXTS", Path(__file__).parents[2] / "shared" / "data"))
+SHAPE = Architecture(64, 2, 4, 2, 168, 256, 64)
+BATCH, HELD_OUT = 2, 512  # sequences of a replica's inner step; windows
+INNER = InnerOptimization(learning_rate=2e-3, warmup_steps=20, schedule="constant")
+
+Attack = Callable[[Mapping[int, Tensor], int, int], Tensor]
+"""What a hostile member sends: from the honest contributions of all by member, its own number and the outer step."""
+
+
+class Texts:
+    """Windows of all texts at random places, a byte a token; the last tenth of each is held out."""
+
+    def __init__(self) -> None:
+        """Raises NotHereError."""
+        paths = sorted(TEXTS.rglob("*.txt")) if TEXTS.is_dir() else []
+        if not paths:
+            raise NotHereError(f"no texts in {TEXTS}: name a folder in BENCHMARK_TEXTS")
+        texts = [torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) for path in paths]
+        self._trained = torch.cat([text[: len(text) * 9 // 10] for text in texts])
+        held_out = torch.cat([text[len(text) * 9 // 10 :] for text in texts])
+        stride = (len(held_out) - SHAPE.sequence_length - 1) // HELD_OUT
+        self.held_out = _windows(held_out, range(0, stride * HELD_OUT, stride))
+
+    def batch(self, sequences: int, generator: torch.Generator) -> Tensor:
+        """Inputs and labels in one, (sequences, length + 1)."""
+        last = len(self._trained) - SHAPE.sequence_length - 1
+        return _windows(self._trained, torch.randint(0, last, (sequences,), generator=generator).tolist())
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where all ways of one seed begin: what one replica has learnt in its first steps."""
+
+    seed: int
+    steps: int
+    weights: Tensor
+    moments: dict[str, Any]
+
+    @staticmethod
+    def of(texts: Texts, seed: int, steps: int, replicas: int) -> Start:
+        """Train one model for so many steps, on data that none of the replicas has."""
+        executor, generator = _new_executor(seed), _generator(seed, replicas)
+        for step in range(steps):
+            _inner_step(executor, texts.batch(BATCH, generator), step)
+        return Start(seed, steps, flatten(executor.model), executor.optimizer.state_dict())
+
+    def executor(self) -> StageExecutor:
+        """A replica that goes on from here."""
+        executor = _new_executor(self.seed)
+        load_vector(executor.model, self.weights)
+        executor.optimizer.load_state_dict(copy.deepcopy(self.moments))
+        return executor
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How replicas train together."""
+
+    outer: OuterOptimization
+    rounds: int
+    replicas: int = 4
+    keeps_residuals: bool = True
+    attacks: Mapping[int, Attack] = field(default_factory=dict[int, Attack])  # by member
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of a replica."""
+        return self.rounds * self.outer.inner_steps
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one way of training ended."""
+
+    loss: float  # held out, nats a byte
+    refused: int = 0  # honest contributions
+    caught: int = 0  # hostile contributions that were refused or could not be read
+    abandoned: int = 0  # rounds
+    bits: float = 0.0  # that a member sent, of a parameter and inner step
+
+
+@dataclass
+class Meeting:
+    """The rounds of the replicas: what a group's members do with what they sent each other."""
+
+    scheme: Scheme
+    length: int  # of a contribution
+    refused: int = 0
+    caught: int = 0
+    abandoned: int = 0
+    sent_bytes: float = 0.0
+    _contributions: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    _done: anyio.Event = field(default_factory=anyio.Event)
+    _aggregate: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        outer = self.scheme.outer
+        self.work = RoundWork(SlicePlan(self.length), make_codec(outer.codec), aggregator_config(outer))
+
+    async def exchange(self, replica: int, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
+        """See Exchange; the last one to come computes for all."""
+        contributions, done, count = self._contributions, self._done, self.scheme.replicas
+        contributions[replica] = contribution
+        if len(contributions) == count:
+            self._aggregate = self._aggregated(self._sent(contributions, outer_step))
+            self._contributions, self._done = {}, anyio.Event()
+            done.set()
+        await done.wait()
+        if self._aggregate is None:
+            return Abandoned("the gates refused too many")
+        sent = self.work.codec.round_trip(contribution) if self.scheme.keeps_residuals else None
+        return Agreed(self._aggregate, count, sent)
+
+    def _sent(self, contributions: Mapping[int, Tensor], outer_step: int) -> dict[int, tuple[Encoded, ...]]:
+        """The slices of everybody whose contribution can be read."""
+        sent = dict[int, tuple[Encoded, ...]]()
+        for member in range(self.scheme.replicas):
+            attack = self.scheme.attacks.get(member)
+            vector = contributions[member] if attack is None else attack(contributions, member, outer_step)
+            if bool(vector.isfinite().all()) or self.scheme.outer.codec == "fp32":
+                sent[member] = self.work.encoded(vector.contiguous())
+            else:  # no codec that loses something can say it: what comes is malformed, and its sender absent
+                self.caught += 1
+        return sent
+
+    def _aggregated(self, sent: Mapping[int, tuple[Encoded, ...]]) -> Tensor | None:
+        """One view after the other, each without those who were refused (decision 19)."""
+        members = sorted(sent)
+        while len(members) * 2 > self.scheme.replicas:
+            rows = {index: [sent[member][index] for member in members] for index in range(self.work.plan.count)}
+            first = {sent[member]: row for row, member in reversed(list(enumerate(members)))}
+            copies = frozenset(row for row, member in enumerate(members) if first[sent[member]] != row)
+            statistics = list(self.work.statistics(MakeStatistics("", rows)).values())
+            judged = self.work.judged(Judge("", statistics, copies, [1] * len(members)))
+            refused = [members[row] for row in judged.verdict.refused]
+            self.caught += sum(member in self.scheme.attacks for member in refused)
+            self.refused += sum(member not in self.scheme.attacks for member in refused)
+            if judged.reduction is not None:
+                results = self.work.reduced(Reduce("", rows, judged.reduction))
+                self._count(sent[members[0]], list(results.values()))
+                return self.work.decoded([results[index] for index in range(self.work.plan.count)])
+            if not refused:
+                break
+            members = [member for member in members if member not in refused]
+        self.abandoned += 1
+        return None
+
+    def _count(self, parts: Sequence[Encoded], results: Sequence[Encoded]) -> None:
+        """What a member sends: every slice to two reducers, and its share of the results to everybody."""
+        others = (self.scheme.replicas - 1) / self.scheme.replicas
+        self.sent_bytes += others * (2 * sum(map(len, parts)) + sum(map(len, results)))
+
+
+def apart(texts: Texts, start: Start, steps: int, batch: int) -> Outcome:
+    """One model without rounds."""
+    executor, generator = start.executor(), _generator(start.seed, 0)
+    for step in range(start.steps, start.steps + steps):
+        _inner_step(executor, texts.batch(batch, generator), step)
+    return Outcome(_held_out_loss(executor.model, texts))
+
+
+def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
+    """Replicas that train on data of their own and meet after every `inner_steps`."""
+    executors = [start.executor() for _ in range(scheme.replicas)]
+    meeting = Meeting(scheme, len(flatten(executors[0].model)))
+    with closing(ComputeThread(cpu_threads=1)) as compute:
+        outer = [
+            OuterSync(
+                compute=compute,
+                model=executor.model,
+                parameters=scheme.outer,
+                exchange=partial(meeting.exchange, replica),
+                state=fresh_outer_state(flatten(executor.model)),
+            )
+            for replica, executor in enumerate(executors)
+        ]
+
+        async def train() -> None:
+            async with anyio.create_task_group() as tasks:
+                for replica, executor in enumerate(executors):
+                    inner_step = partial(_replica_step, executor, texts, _generator(start.seed, replica))
+                    tasks.start_soon(_train, outer[replica], inner_step, start.steps, scheme, compute)
+
+        trio.run(train)
+    if len({one.state.anchor.numpy().tobytes() for one in outer}) != 1:
+        raise AssertionError("the replicas did not agree")
+    load_vector(executors[0].model, outer[0].state.anchor)
+    bits = 8 * meeting.sent_bytes / (meeting.length * scheme.steps)
+    loss = _held_out_loss(executors[0].model, texts)
+    return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, bits)
+
+
+def parameter_count() -> int:
+    """Of the model that all train."""
+    return sum(parameter.numel() for parameter in StageModel(SHAPE).parameters())
+
+
+async def _train(
+    outer: OuterSync, inner_step: Callable[[int], None], first_step: int, scheme: Scheme, compute: ComputeThread
+) -> None:
+    for done in range(scheme.steps):
+        await compute.run(partial(inner_step, first_step + done))
+        outer.after_step(BATCH)
+        if (done + 1) % scheme.outer.inner_steps == 0:
+            await outer.run_round(0.0)
+
+
+def _replica_step(executor: StageExecutor, texts: Texts, generator: torch.Generator, step: int) -> None:
+    _inner_step(executor, texts.batch(BATCH, generator), step)
+
+
+def _new_executor(seed: int) -> StageExecutor:
+    model = StageModel(SHAPE, LayerRange(0, SHAPE.layer_count))
+    initialise(model, seed)
+    return StageExecutor(model, make_inner_optimizer(model, INNER), torch.device("cpu"))
+
+
+def _inner_step(executor: StageExecutor, rows: Tensor, step: int) -> None:
+    labels = rows[:, 1:]
+    executor.loss(rows[:, :-1], labels)
+    result = executor.step(learning_rate_at(step, INNER), INNER.max_grad_norm, labels.numel())
+    if not result.finite:
+        raise AssertionError(f"step {step} was not finite")
+
+
+def _held_out_loss(model: StageModel, texts: Texts) -> float:
+    rows = texts.held_out
+    with torch.no_grad():
+        return (model.loss_sum(model(rows[:, :-1]), rows[:, 1:]) / rows[:, 1:].numel()).item()
+
+
+def _windows(ids: Tensor, starts: Sequence[int]) -> Tensor:
+    return torch.stack([ids[start : start + SHAPE.sequence_length + 1] for start in starts]).to(torch.int64)
+
+
+def _generator(seed: int, replica: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 * seed + replica)

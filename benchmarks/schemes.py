@@ -1,0 +1,96 @@
+"""What replicas learn at equal tokens, and the bytes that it takes, with every codec beside one replica alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
+
+from benchmarks.laboratory import (
+    BATCH,
+    HELD_OUT,
+    SHAPE,
+    Outcome,
+    Scheme,
+    Start,
+    Texts,
+    apart,
+    parameter_count,
+    together,
+)
+from benchmarks.record import Report, Row
+from neuroshard.config.run_parameters import OuterOptimization
+
+SEEDS = (1, 2, 3)
+REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS, LONG = 4, 25, 16, 400, 500
+OUTER = OuterOptimization(inner_steps=INNER_STEPS)
+SCHEMES: Mapping[str, OuterOptimization] = {
+    "fp32": replace(OUTER, codec="fp32"),
+    "fp32, mean, no momentum": replace(OUTER, codec="fp32", aggregator="mean", momentum=0.0),
+    "bf16": replace(OUTER, codec="bf16"),
+    "int8": OUTER,
+    "int4": replace(OUTER, codec="int4"),
+    "topk, mean": replace(OUTER, codec="topk", aggregator="mean"),
+    "topk, mean, outer step 1.0": replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0),
+}
+TOLERANCE, AIM = 0.02, 0.01  # nats; bits
+
+
+def measure() -> Report:
+    """One model for each seed and scheme."""
+    texts = Texts()
+    starts = [Start.of(texts, seed, WARM_STEPS, REPLICAS) for seed in SEEDS]
+    steps = INNER_STEPS * ROUNDS
+    alone = [apart(texts, start, steps, BATCH) for start in starts]
+    every = [apart(texts, start, steps, REPLICAS * BATCH) for start in starts]
+    found = {
+        name: [together(texts, start, Scheme(outer, ROUNDS, REPLICAS)) for start in starts]
+        for name, outer in SCHEMES.items()
+    }
+    averaged = 2 * 32 * (REPLICAS - 1) / REPLICAS  # bits of a gradient in fp32, reduced in a ring
+    rows = [
+        Row("one replica alone", f"{_spread(alone)} nats, 0 bits", "report", None),
+        Row("every gradient averaged", f"{_spread(every)} nats, {averaged:.0f} bits", "report", None),
+        *(Row(f"rounds in {name}", _told(ways), "report", None) for name, ways in found.items()),
+        *_comparisons(found),
+    ]
+    return Report("schemes", "Loss against bytes", tuple(rows), (_conditions(),))
+
+
+def _comparisons(found: Mapping[str, Sequence[Outcome]]) -> list[Row]:
+    apart_by = [a.loss - b.loss for a, b in zip(found["int4"], found["fp32"], strict=True)]
+    mean = fmean(apart_by)
+    difference = f"{mean:+.4f} ± {stdev(apart_by):.4f} nats"
+    rows = [Row("int4 - fp32", difference, f"within {TOLERANCE}", abs(mean) <= TOLERANCE)]
+    for name in ("int8", "int4", "topk, mean"):
+        bits = fmean(way.bits for way in found[name]) * INNER_STEPS / LONG
+        rows.append(
+            Row(f"{name}: bits of a parameter and step at {LONG} inner steps", f"{bits:.4f}", f"aim {AIM}", bits <= AIM)
+        )
+    refused = sum(way.refused for ways in found.values() for way in ways)
+    return [*rows, Row("contributions refused by the gates", str(refused), "report", None)]
+
+
+def _told(ways: Sequence[Outcome]) -> str:
+    return f"{_spread(ways)} nats, {fmean(way.bits for way in ways):.3f} bits"
+
+
+def _spread(ways: Sequence[Outcome]) -> str:
+    losses = [way.loss for way in ways]
+    return f"{fmean(losses):.4f} ± {stdev(losses):.4f}"
+
+
+def _conditions() -> str:
+    return (
+        f"{REPLICAS} replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one of them: "
+        f"{ROUNDS} "
+        f"rounds of {INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books. Held-out loss, nats "
+        "a "
+        f"byte, of the last anchor on {HELD_OUT} windows; ± between seeds {', '.join(map(str, SEEDS))} for weights and "
+        "data, most of it that of the weights. Bits: what a member sends, of a parameter and inner step, from the "
+        "lengths "
+        "of the encoded slices: its contribution to two reducers, its share of the results to everybody. Trimmed mean, "
+        f"outer step {OUTER.learning_rate}, momentum from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k "
+        ""
+        f"has no outer momentum. The bits at {LONG} inner steps are those measured, times {INNER_STEPS} / {LONG}."
+    )
