@@ -101,12 +101,10 @@ def _conditions() -> str:
     return (
         f"Replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one: {ROUNDS} rounds of "
         f"{INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books; gates, codec, trimmed mean "
-        "with "
-        "fraction 0.25 and the next view without the refused, as in a round. How much worse the held-out loss ends "
-        "than "
-        "that of the honest members alone, in percent of it; in the first group beside it, for one seed, the trimmed "
-        "mean with fraction 0.1 and the plain mean behind the same gates. A liar knows all honest contributions. Among "
-        "4 members one value at either end is trimmed with both fractions, so they are the same there, and nothing is "
-        "guaranteed against 1 of 4 that stays inside of the others' spread. What no codec can say (NaN) counts as "
-        "absent."
+        "with fraction 0.25 and the next view without the refused, as in a round. How much worse the held-out loss "
+        "ends than that of the honest members alone, in percent of it; in the first group beside it, for one seed, "
+        "the trimmed mean with fraction 0.1 and the plain mean behind the same gates. A liar knows all honest "
+        "contributions. Among 4 members one value at either end is trimmed with both fractions, so they are the "
+        "same there, and nothing is guaranteed against 1 of 4 that stays inside of the others' spread. What no "
+        "codec can say (NaN) counts as absent."
     )

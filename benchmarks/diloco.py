@@ -94,14 +94,14 @@ class _Bounds:
 def _conditions() -> str:
     return (
         f"{REPLICAS} replicas of {parameter_count():,} parameters begin with the model and the moments that one has "
-        "after "
-        f"{WARM_STEPS} steps: {ROUNDS} rounds of {INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes "
-        f"of books; outer step {OUTER.learning_rate}, momentum from 0.5 to {OUTER.momentum}, trimmed mean. Alone: as "
-        f"many steps of one replica. Every gradient averaged: as many steps of {REPLICAS} x {BATCH} sequences. All "
-        f"have AdamW at {INNER.learning_rate:g}, constant after {INNER.warmup_steps} steps, the better of 2e-3 and "
-        f"4e-3 for one replica alone with another seed. Seeds {', '.join(map(str, SEEDS))} for weights and data; ± is "
-        f"the standard deviation between them. The held-out loss, nats a byte, is that of the last anchor on "
-        f"{HELD_OUT} windows from the last tenth of each book. From nothing: without the steps that all have in common."
+        f"after {WARM_STEPS} steps: {ROUNDS} rounds of {INNER_STEPS} inner steps of {BATCH} x "
+        f"{SHAPE.sequence_length} bytes of books; outer step {OUTER.learning_rate}, momentum from 0.5 to "
+        f"{OUTER.momentum}, trimmed mean. Alone: as many steps of one replica. Every gradient averaged: as many "
+        f"steps of {REPLICAS} x {BATCH} sequences. All have AdamW at {INNER.learning_rate:g}, constant after "
+        f"{INNER.warmup_steps} steps, the better of 2e-3 and 4e-3 for one replica alone with another seed. Seeds "
+        f"{', '.join(map(str, SEEDS))} for weights and data; ± is the standard deviation between them. The held-out "
+        f"loss, nats a byte, is that of the last anchor on {HELD_OUT} windows from the last tenth of each book. "
+        "From nothing: without the steps that all have in common."
     )
 
 

@@ -83,14 +83,11 @@ def _spread(ways: Sequence[Outcome]) -> str:
 def _conditions() -> str:
     return (
         f"{REPLICAS} replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one of them: "
-        f"{ROUNDS} "
-        f"rounds of {INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books. Held-out loss, nats "
-        "a "
-        f"byte, of the last anchor on {HELD_OUT} windows; ± between seeds {', '.join(map(str, SEEDS))} for weights and "
-        "data, most of it that of the weights. Bits: what a member sends, of a parameter and inner step, from the "
-        "lengths "
-        "of the encoded slices: its contribution to two reducers, its share of the results to everybody. Trimmed mean, "
-        f"outer step {OUTER.learning_rate}, momentum from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k "
-        ""
-        f"has no outer momentum. The bits at {LONG} inner steps are those measured, times {INNER_STEPS} / {LONG}."
+        f"{ROUNDS} rounds of {INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books. "
+        f"Held-out loss, nats a byte, of the last anchor on {HELD_OUT} windows; ± between seeds "
+        f"{', '.join(map(str, SEEDS))} for weights and data, most of it that of the weights. Bits: what a member "
+        "sends, of a parameter and inner step, from the lengths of the encoded slices: its contribution to two "
+        f"reducers, its share of the results to everybody. Trimmed mean, outer step {OUTER.learning_rate}, momentum "
+        f"from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k has no outer momentum. The bits at "
+        f"{LONG} inner steps are those measured, times {INNER_STEPS} / {LONG}."
     )
