@@ -52,8 +52,9 @@ def identity(number: int) -> NodeIdentity:
     return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
 
 
-IDENTITIES = {one.node_id: one for one in (identity(number) for number in range(12))}
-NAMES = tuple(IDENTITIES)
+IDENTITIES = {one.node_id: one for one in (identity(number) for number in range(100))}
+EVERYBODY = tuple(IDENTITIES)
+NAMES = EVERYBODY[:12]
 A, B, C = NAMES[:3]
 DUE_SECONDS = OUTER.inner_steps  # of steps of a second each
 
@@ -71,6 +72,7 @@ class SimulatedReplica:
     is_idle: bool = False
     state: OuterState = field(default_factory=lambda: OuterState(torch.zeros(LENGTH), torch.zeros(LENGTH), 0))
     outcomes: list[Agreed | Abandoned] = field(default_factory=list[Agreed | Abandoned])
+    given_up: list[int] = field(default_factory=list[int])  # outer steps of the rounds that were abandoned here
     known: Callable[[], Sequence[NodeId]] | None = None
     wallet_rounds: int = 0
     is_open: bool = False  # to strangers
@@ -170,6 +172,8 @@ class SimulatedReplica:
         contribution = with_residual(before.anchor - self.weights, self.residual)
         outcome = await self.group.exchange(contribution, before.outer_step)
         self.outcomes.append(outcome)
+        if isinstance(outcome, Abandoned):
+            self.given_up.append(before.outer_step)
         if isinstance(outcome, Agreed):
             late, carried = outcome.late_for, self.residual
             if not outcome.is_without_own:

@@ -84,6 +84,28 @@ def test_a_newcomer_enters_at_the_next_round() -> None:
     play(scenario)
 
 
+def test_newcomers_found_no_line_beside_voters_who_are_busy() -> None:
+    """Else there would be two histories: the voters may end the step at any moment."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        voters = [SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C))]
+        await for_seconds(DUE_SECONDS + 5, *voters)
+        newcomers = [SimulatedReplica(name, network, 10 + seed) for seed, name in enumerate(NAMES[3:5])]
+        for one in newcomers:
+            one.follow(voters[0])
+        for voter in voters:
+            voter.group.gathering.may_take_part = lambda: False
+        await for_seconds(300, *voters, *newcomers)
+        assert {one.state.outer_step for one in newcomers} == {1}
+        for voter in voters:
+            voter.group.gathering.may_take_part = lambda: True
+        await for_seconds(60, *voters, *newcomers)
+        assert {one.standing().line for one in newcomers} == {voters[0].standing().line}
+        assert voters[0].state.outer_step >= 2
+
+    play(scenario)
+
+
 def test_a_replica_of_another_line_is_left_out_and_must_follow() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)

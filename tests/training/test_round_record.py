@@ -43,6 +43,14 @@ def parts_of(watch: RoundWatch, reason: str | None = None) -> dict[str, str]:
     return {one.node_id: one.part.value for one in watch.abandoned(reason, END).contributions}
 
 
+def test_a_view_begins_when_it_is_first_seen() -> None:
+    """What came before it is no measure of how long a round takes."""
+    looks = (101.0, exchange()), (130.0, exchange()), (190.0, exchange(1)), (195.0, exchange(1))
+    assert watched().view_began == 100.0
+    assert watched(*looks[:2]).view_began == 101.0
+    assert watched(*looks).view_began == 190.0
+
+
 def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
     signed = certificate((C, str(Refusal.DIRECTION)))
     record = watched((101.0, exchange())).completed(signed, END)

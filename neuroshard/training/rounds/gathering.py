@@ -331,10 +331,12 @@ class Gathering:
         """Ask who takes part, then tell them. A patient caller begins only when nobody is missing."""
         now, own_id, voters = anyio.current_time(), self.replica.node_id, self._voters(own.root)
         is_new = voters is None and any(others[node].is_certified for node in ready if node != own_id)
+        waits_for_voters = is_new and now - (self._due_since or now) < self._times.partition_seconds
         has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
-        # who says that it has a certificate calls itself, unless it only says so
         has_to_follow = voters is None and may_have_missed(own, others)
-        if has_promised or (is_new and is_patient) or has_to_follow or not self.may_take_part():
+        # who says that it has a certificate calls itself, however long its round takes, unless it only says so: a line
+        # founded beside the voters would be another history
+        if has_promised or waits_for_voters or has_to_follow or not self.may_take_part():
             return
         self._promise = _Promise(own_id, now + self._times.promise_seconds)
         roster = None if voters is None or self.is_cut_off else voters.members

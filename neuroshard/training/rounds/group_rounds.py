@@ -101,7 +101,9 @@ class GroupRounds:
         self.status = told or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
         self._has_loaded = anyio.Event()
-        self._durations = deque[float](maxlen=KEPT_DURATIONS)  # seconds of completed rounds
+        # Seconds of the views in which rounds completed. Those before came to nothing because somebody was missing:
+        # counted, they would make every later round wait longer for whoever is missing then.
+        self._durations = deque[float](maxlen=KEPT_DURATIONS)
         limits = limits_for(make_codec("fp32").encoded_size(vector_length))
         self.actor = RoundActor(
             lambda received: RoundMail(replica.stage, asking.requester, limits, received, asking.report),
@@ -226,13 +228,12 @@ class GroupRounds:
             return await self._agreed(ended)
         if self.actor.locked_step(step.root) not in (None, step.id) and not self.gathering.is_cut_off:
             return self._abandoned(watch, "this node has voted to end another step from the same state")
-        began = anyio.current_time()
         self.actor.enter(setting, agreement.outer_step, work, before.promised)
         outcome: Complete | str | None = None
         with anyio.move_on_after(WAITING_VIEWS * setting.timing.view_seconds):
             outcome = await self.actor.outcome()
         if isinstance(outcome, Complete):
-            self._durations.append(anyio.current_time() - began)
+            self._durations.append(anyio.current_time() - watch.view_began)
             return await self._agreed(outcome)
         return self._abandoned(watch, outcome)
 

@@ -64,6 +64,7 @@ class RoundWatch:
         self._phase = RoundPhase.GATHER
         self._looked_at = began
         self._views = set[int]()
+        self.view_began = began  # the last one
         self._judgement = Progress(0, RoundPhase.GATHER)  # the last look that had members
         self._refused: dict[Member, str] = {}  # in any view, and why
 
@@ -71,7 +72,9 @@ class RoundWatch:
         """The round is so far now."""
         self._pass(now)
         self._phase = progress.phase
-        self._views.add(progress.view)
+        if progress.view not in self._views:
+            self._views.add(progress.view)
+            self.view_began = now
         if progress.members:
             self._judgement = progress
             self._refused |= _refused_in(progress)
