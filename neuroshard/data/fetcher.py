@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from random import Random
+from random import Random, SystemRandom
 from typing import TypeVar
 
 import anyio
@@ -54,7 +54,7 @@ class Fetcher:
         self.files_from_others = 0
         self._others = others
         self._choice = SourceChoice()
-        self._rng = rng if rng is not None else Random()  # noqa: S311 - jitter, not a secret
+        self._rng = rng if rng is not None else SystemRandom()
         self._policy = policy
         self._wall_clock = wall_clock
         self._active: dict[str, DownloadStatus] = {}

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from random import Random
+from random import Random, SystemRandom
 
 import anyio
 import anyio.to_thread
@@ -57,7 +57,7 @@ class SourceWatch:
     ) -> None:
         self._genesis = genesis
         self._pins = pins
-        self._rng = rng if rng is not None else Random()  # noqa: S311 - jitter, not a secret
+        self._rng = rng if rng is not None else SystemRandom()
         self._times = times
         self._wall_clock = wall_clock
         self._trust = ManifestTrust(pins.signing_key, was_signed=pins.signing_key is not None)

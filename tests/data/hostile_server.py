@@ -15,11 +15,11 @@ class Request(BaseHTTPRequestHandler):
     """One request; behaviours write the answer through it."""
 
     protocol_version = "HTTP/1.1"
-    owner: HostileServer
+    server: _Server
 
     def do_GET(self) -> None:
         name = self.path.lstrip("/")
-        owner = self.server.owner  # type: ignore[attr-defined]
+        owner = self.server.owner
         owner.requests.append((name, self.headers.get("Range")))
         planned = owner.behaviours[name]
         behaviour = planned.pop(0) if planned else owner.default
@@ -144,6 +144,14 @@ def compresses(request: Request, body: bytes | None) -> None:
     request.wfile.write(b"abc")
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, owner: HostileServer) -> None:
+        self.owner = owner
+        super().__init__(("127.0.0.1", 0), Request)
+
+
 class HostileServer:
     """Serves `files`; `behaviours[name]` are used up one a request, then `default` answers."""
 
@@ -153,9 +161,7 @@ class HostileServer:
         self.default: Behaviour = honest
         self.requests: list[tuple[str, str | None]] = []
         self.released = Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Request)
-        self._server.daemon_threads = True
-        self._server.owner = self  # type: ignore[attr-defined]
+        self._server = _Server(self)
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
 
     @property

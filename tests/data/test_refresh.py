@@ -43,8 +43,10 @@ def publish(folder: Path, shards: int, signer: TestSigner | None = None, table: 
     writer.finish(signer or TestSigner(), tokenizer=table, next_merge_id=ids, now="2026-01-01T00:00:00Z")
 
 
-def files_of(folder: Path, shards: int, **options: object) -> dict[str, bytes]:
-    publish(folder, shards, **options)  # type: ignore[arg-type]
+def files_of(
+    folder: Path, shards: int, signer: TestSigner | None = None, table: bytes = TABLE.to_json()
+) -> dict[str, bytes]:
+    publish(folder, shards, signer, table)
     return folder_files(folder)
 
 
@@ -313,6 +315,20 @@ def test_an_unsigned_source_that_was_signed_once_must_stay_signed(tmp_path: Path
     run(work)
 
 
+class NotedWatch(SourceWatch):
+    """Notes when it looks."""
+
+    looks: list[float]
+
+    async def run(self) -> None:
+        self.looks = []
+        await super().run()
+
+    async def look(self) -> None:
+        self.looks.append(anyio.current_time())
+        await super().look()
+
+
 @pytest.mark.usefixtures("inline_threads")
 def test_looks_are_apart_and_spread(tmp_path: Path) -> None:
     """Two nodes that start together do not look together."""
@@ -320,19 +336,11 @@ def test_looks_are_apart_and_spread(tmp_path: Path) -> None:
 
     async def times_of(seed: int) -> list[float]:
         genesis = await open_genesis(make_fetcher(tmp_path / "g"), tmp_path / "store")
-        watch = SourceWatch(genesis, genesis.pins(TABLE.next_merge_id), rng=Random(seed))
-        looks: list[float] = []
-        look = watch.look
-
-        async def noted() -> None:
-            looks.append(anyio.current_time())
-            await look()
-
-        watch.look = noted  # type: ignore[method-assign]
+        watch = NotedWatch(genesis, genesis.pins(TABLE.next_merge_id), rng=Random(seed))
         began = anyio.current_time()
         with anyio.move_on_after(3600):
             await watch.run()
-        return [then - began for then in looks]
+        return [then - began for then in watch.looks]
 
     one, other = (
         anyio.run(times_of, seed, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})

@@ -114,8 +114,8 @@ def rezip(data: bytes, change: Callable[[dict[str, bytes]], None], method: int =
 
 
 class Bomb:
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
-        return (Path.touch, (Path("/tmp/never"),))  # type: ignore[return-value]
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return (Path.touch, (Path("/tmp/never"),))
 
 
 def put(name: str, content: bytes) -> Callable[[dict[str, bytes]], None]:

@@ -11,28 +11,13 @@ from pathlib import Path
 from threading import Event
 from time import monotonic
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from neuroshard.genesis.destination import Destination, FolderDestination
 from neuroshard.genesis.population import PopulationOptions, PopulationReport, ProgressPrinter, Surroundings, populate
 from neuroshard.genesis.sources import PopulationConfiguration
+from tests.data.genesis_samples import TestSigner
 
 NOW = "2025-01-01T00:00:00+00:00"
 SHARD_TOKENS = 4_096
-
-
-class SigningKey:
-    """An Ed25519 key that can sign a manifest."""
-
-    def __init__(self, seed: int = 1) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
-
-    @property
-    def public_key(self) -> bytes:
-        return self._key.public_key().public_bytes_raw()
-
-    def sign(self, message: bytes) -> bytes:
-        return self._key.sign(message)
 
 
 def made_up_texts(count: int, seed: int = 1, lines: int = 12) -> list[str]:
@@ -82,7 +67,7 @@ def run_population(
     destination = FolderDestination(out) if isinstance(out, Path) else out
     options = PopulationOptions(workers, logs, publish_seconds, follow_seconds, pauses)
     surroundings = Surroundings(date, monotonic, stop or Event(), ProgressPrinter(io.StringIO(), monotonic))
-    return populate(configuration, destination, SigningKey(), options, surroundings)
+    return populate(configuration, destination, TestSigner(), options, surroundings)
 
 
 def contents(folder: Path) -> dict[str, str]:

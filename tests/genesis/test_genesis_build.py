@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX
 from neuroshard.data.entropy import unigram_entropy
@@ -30,23 +29,10 @@ from neuroshard.genesis import (
 from neuroshard.genesis.documents import Fraction
 from neuroshard.genesis.report import UNFINISHED_SUFFIX
 from neuroshard.node.default_run import RUN_FILE
+from tests.data.genesis_samples import TestSigner
 
 NOW = "2025-01-01T00:00:00Z"
 SMALL = BuildOptions(vocabulary=400, min_shard_tokens=64)
-
-
-class Key:
-    """An Ed25519 key that can sign a manifest."""
-
-    def __init__(self, seed: int = 1) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
-
-    @property
-    def public_key(self) -> bytes:
-        return self._key.public_key().public_bytes_raw()
-
-    def sign(self, message: bytes) -> bytes:
-        return self._key.sign(message)
 
 
 @dataclass(frozen=True)
@@ -78,6 +64,9 @@ def some_text(documents: int = 30) -> ListedText:
     )
 
 
+SIGNER = TestSigner()
+
+
 def shard_ids(folder: Path) -> list[np.ndarray]:
     report = read_report(folder)
     assert report is not None
@@ -86,8 +75,8 @@ def shard_ids(folder: Path) -> list[np.ndarray]:
 
 def test_a_built_folder_is_signed_sound_and_holds_the_text(tmp_path: Path) -> None:
     source, told = some_text(), list[tuple[str, float]]()
-    built = build_genesis(source, tmp_path / "g", Key(), now=NOW, options=SMALL, progress=lambda *at: told.append(at))
-    manifest = parse_manifest((built.folder / "manifest.json").read_bytes(), ManifestTrust(Key().public_key.hex()))
+    built = build_genesis(source, tmp_path / "g", SIGNER, now=NOW, options=SMALL, progress=lambda *at: told.append(at))
+    manifest = parse_manifest((built.folder / "manifest.json").read_bytes(), ManifestTrust(SIGNER.public_key.hex()))
     assert manifest.total_shards == built.report.shards >= 16
     assert manifest.sources["listed"].documents_processed == 30
     table = TokenizerTable.load((built.folder / "tokenizer.json").read_bytes())
@@ -104,7 +93,7 @@ def test_a_built_folder_is_signed_sound_and_holds_the_text(tmp_path: Path) -> No
 
     verification = verify_folder(built.folder)
     assert verification.is_sound
-    assert verification.signed_by == Key().public_key.hex()
+    assert verification.signed_by == SIGNER.public_key.hex()
     assert verification.shards_checked == built.report.shards
     assert list(dict.fromkeys(stage for stage, _ in told)) == list(STAGES)
     assert all(0 <= fraction <= 1 for _, fraction in told)
@@ -112,7 +101,7 @@ def test_a_built_folder_is_signed_sound_and_holds_the_text(tmp_path: Path) -> No
 
 def test_the_same_text_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        build_genesis(some_text(), tmp_path / name, Key(), now=NOW, options=SMALL)
+        build_genesis(some_text(), tmp_path / name, SIGNER, now=NOW, options=SMALL)
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
     assert files
     for file in files:
@@ -121,22 +110,24 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_finished_folder_is_reused_and_anything_new_rebuilds_it(tmp_path: Path) -> None:
     source, folder = some_text(), tmp_path / "g"
-    first = build_genesis(source, folder, Key(), now=NOW, options=SMALL)
-    again = build_genesis(source, folder, Key(), now=NOW, options=SMALL)
+    first = build_genesis(source, folder, SIGNER, now=NOW, options=SMALL)
+    again = build_genesis(source, folder, SIGNER, now=NOW, options=SMALL)
     assert (first.is_reused, again.is_reused, len(source.reads)) == (False, True, 1)
     assert again.report == first.report
-    assert not build_genesis(source, folder, Key(2), now=NOW, options=SMALL).is_reused
-    assert not build_genesis(some_text(31), folder, Key(2), now=NOW, options=SMALL).is_reused
-    assert not build_genesis(some_text(31), folder, Key(2), now=NOW, options=replace(SMALL, vocabulary=300)).is_reused
+    assert not build_genesis(source, folder, TestSigner(2), now=NOW, options=SMALL).is_reused
+    assert not build_genesis(some_text(31), folder, TestSigner(2), now=NOW, options=SMALL).is_reused
+    assert not build_genesis(
+        some_text(31), folder, TestSigner(2), now=NOW, options=replace(SMALL, vocabulary=300)
+    ).is_reused
     assert verify_folder(folder).is_sound
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
 
 
 @pytest.mark.parametrize("name", ["shard_5.pt", "manifest.json", "tokenizer.json"])
 def test_a_damaged_folder_is_built_again(tmp_path: Path, name: str) -> None:
-    folder = build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL).folder
+    folder = build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL).folder
     (folder / name).write_bytes((folder / name).read_bytes()[:-1])
-    assert not build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL).is_reused
+    assert not build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL).is_reused
     assert verify_folder(folder).is_sound
 
 
@@ -146,7 +137,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DiskFullError):
-        build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL)
+        build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,20 +150,20 @@ def test_an_interrupted_build_is_redone(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patched:
         patched.setattr(GenesisWriter, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+            build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL)
     assert not folder.exists()
     (tmp_path / "g.unfinished").mkdir()
     (tmp_path / "g.unfinished" / "shard_99.pt").write_bytes(b"left over by a kill")
-    built = build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    built = build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL)
     assert not (built.folder / "shard_99.pt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
 
 
 def test_a_failed_rebuild_keeps_the_old_folder(tmp_path: Path) -> None:
     folder = tmp_path / "g"
-    build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL)
     with pytest.raises(DataError, match="Add more text"):
-        build_genesis(some_text(1), folder, Key(), now=NOW, options=SMALL)
+        build_genesis(some_text(1), folder, SIGNER, now=NOW, options=SMALL)
     assert verify_folder(folder).is_sound
 
 
@@ -182,7 +173,7 @@ def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for name in ("photos", "file"):
         with pytest.raises(StorageError, match="not built here"):
-            build_genesis(some_text(), tmp_path / name, Key(), now=NOW, options=SMALL)
+            build_genesis(some_text(), tmp_path / name, SIGNER, now=NOW, options=SMALL)
     assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b"cat"
 
 
@@ -190,35 +181,35 @@ def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path) -> None:
     "place", ["g/notes.txt", "g/pages/notes.txt", "g.outdated/notes.txt", "g.unfinished/notes.txt"]
 )
 def test_files_of_the_user_are_never_removed_with_an_older_build(tmp_path: Path, place: str) -> None:
-    build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL)
+    build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL)
     mine = tmp_path / place
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
     with pytest.raises(StorageError, match="not built here"):
-        build_genesis(some_text(31), tmp_path / "g", Key(), now=NOW, options=SMALL)
+        build_genesis(some_text(31), tmp_path / "g", SIGNER, now=NOW, options=SMALL)
     assert mine.read_text() == "mine"
     assert verify_folder(tmp_path / "g").is_sound
 
 
 def test_the_default_run_of_the_data_outlives_a_rebuild(tmp_path: Path) -> None:
     folder = tmp_path / "g"
-    first = build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    first = build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL)
     assert not first.has_default_run
     (folder / RUN_FILE).write_bytes(b"as `run publish` left it")
     (folder / f"{TEMPORARY_PREFIX}{RUN_FILE}-0123").write_bytes(b"of a publication that was killed")
-    rebuilt = build_genesis(some_text(31), folder, Key(), now=NOW, options=SMALL)
+    rebuilt = build_genesis(some_text(31), folder, SIGNER, now=NOW, options=SMALL)
     assert (rebuilt.is_reused, rebuilt.has_default_run) == (False, True)
     assert (folder / RUN_FILE).read_bytes() == b"as `run publish` left it"
     assert (folder / RUN_FILE).stat().st_mode & 0o444 == 0o444
     assert verify_folder(folder).is_sound
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
-    assert build_genesis(some_text(31), folder, Key(), now=NOW, options=SMALL).has_default_run
+    assert build_genesis(some_text(31), folder, SIGNER, now=NOW, options=SMALL).has_default_run
 
 
 def test_no_reader_sees_the_data_without_their_default_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between the two renames of the swap, the next build finds it where it was put aside."""
     folder = tmp_path / "g"
-    build_genesis(some_text(), folder, Key(), now=NOW, options=SMALL)
+    build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL)
     (folder / RUN_FILE).write_bytes(b"published")
     rename = Path.rename
     moved: list[tuple[str, bool]] = []
@@ -232,25 +223,25 @@ def test_no_reader_sees_the_data_without_their_default_run(tmp_path: Path, monke
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
-            build_genesis(some_text(31), folder, Key(), now=NOW, options=SMALL)
+            build_genesis(some_text(31), folder, SIGNER, now=NOW, options=SMALL)
     assert moved == [("g", True), (f"g{UNFINISHED_SUFFIX}", True)]
     assert not folder.exists()
-    build_genesis(some_text(31), folder, Key(), now=NOW, options=SMALL)
+    build_genesis(some_text(31), folder, SIGNER, now=NOW, options=SMALL)
     assert (folder / RUN_FILE).read_bytes() == b"published"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
 
 
 def test_what_is_only_called_like_a_default_run_is_the_users(tmp_path: Path) -> None:
-    build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL)
+    build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL)
     (tmp_path / "g" / RUN_FILE).mkdir()
     with pytest.raises(StorageError, match=r"run\.json was not built here"):
-        build_genesis(some_text(31), tmp_path / "g", Key(), now=NOW, options=SMALL)
+        build_genesis(some_text(31), tmp_path / "g", SIGNER, now=NOW, options=SMALL)
 
 
 def test_shards_of_another_maker_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "shard_0.pt").write_bytes(b"downloaded")
     with pytest.raises(StorageError, match="not built here"):
-        build_genesis(some_text(), tmp_path, Key(), now=NOW, options=SMALL)
+        build_genesis(some_text(), tmp_path, SIGNER, now=NOW, options=SMALL)
     assert (tmp_path / "shard_0.pt").read_bytes() == b"downloaded"
 
 
@@ -266,7 +257,7 @@ def test_near_duplicates_do_not_reach_any_shard(tmp_path: Path) -> None:
         Document(f"copy of {document.name}", document.text + "and one more line\n") for document in source.listed
     )
     doubled = ListedText(source.listed + copies, reads=[])
-    report = build_genesis(doubled, tmp_path / "g", Key(), now=NOW, options=SMALL).report
+    report = build_genesis(doubled, tmp_path / "g", SIGNER, now=NOW, options=SMALL).report
     assert (report.documents, report.near_duplicates) == (60, 30)
 
 
@@ -275,7 +266,7 @@ def test_every_shard_represents_the_text(tmp_path: Path) -> None:
     for name, letters in (("a.txt", "abcd"), ("b.txt", "wxyz")):
         words = ["".join(chance.choices(letters, k=4)) for _ in range(30_000)]
         (tmp_path / name).write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, len(words), 10)))
-    built = build_genesis(FolderText(tmp_path), tmp_path / "g", Key(), now=NOW, options=BuildOptions(vocabulary=266))
+    built = build_genesis(FolderText(tmp_path), tmp_path / "g", SIGNER, now=NOW, options=BuildOptions(vocabulary=266))
     shares = [float(np.isin(ids, [10 + ord(letter) for letter in "abcd"]).mean()) for ids in shard_ids(built.folder)]
     assert min(shares) > 0.1
     assert max(shares) < 0.7
@@ -290,7 +281,7 @@ def test_every_shard_represents_the_text(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_found_and_named(tmp_path: Path, name: str, problem: str) -> None:
-    folder = build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL).folder
+    folder = build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL).folder
     data = bytearray((folder / name).read_bytes())
     data[len(data) // 2] ^= 1
     (folder / name).write_bytes(data)
@@ -300,7 +291,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, problem: str) -> N
 
 
 def test_missing_files_and_a_forged_manifest_are_found(tmp_path: Path) -> None:
-    folder = build_genesis(some_text(), tmp_path / "g", Key(), now=NOW, options=SMALL).folder
+    folder = build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL).folder
     (folder / "shard_0.pt").unlink()
     assert verify_folder(folder).problems == ("shard_0.pt is missing.",)
     manifest = json.loads((folder / "manifest.json").read_bytes())

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from destination_contract import refuses_a_large_object_before_it_is_read, writes_only_under_its_condition
 
 from neuroshard.errors import ConflictError, DataError, StorageError, UsageError
 from neuroshard.genesis.destination import Condition, Destination, FolderDestination, Version, open_destination
@@ -31,25 +32,11 @@ def test_what_was_written_is_read(destination: Destination) -> None:
 
 
 def test_a_large_object_is_refused_before_it_is_read(destination: Destination) -> None:
-    destination.write("manifest.json", b"x" * 101)
-    with pytest.raises(DataError, match="101 bytes, at most 100"):
-        destination.read("manifest.json", 100)
+    refuses_a_large_object_before_it_is_read(destination)
 
 
 def test_a_write_with_a_condition_happens_only_under_it(destination: Destination) -> None:
-    first = destination.write("checkpoints.json", b"1", expected=Condition.ABSENT)
-    for wrong in (Condition.ABSENT, Version("another")):
-        with pytest.raises(ConflictError, match="changed by somebody else"):
-            destination.write("checkpoints.json", b"2", expected=wrong)
-    second = destination.write("checkpoints.json", b"2", expected=first)
-    assert second != first
-    with pytest.raises(ConflictError):
-        destination.write("checkpoints.json", b"3", expected=first)
-    there = destination.read("checkpoints.json", 10)
-    assert there is not None
-    assert there.content == b"2"
-    with pytest.raises(ConflictError):
-        destination.write("nothing.json", b"", expected=first)
+    writes_only_under_its_condition(destination, Version("another"))
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../b", "a//b", ".hidden", "a/.b", "a\\b", "a\0", "é"])

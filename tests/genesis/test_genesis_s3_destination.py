@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from destination_contract import refuses_a_large_object_before_it_is_read, writes_only_under_its_condition
 from s3_server import BUCKET, LOCATION, PART, StoreServer, front_of
 from typer.testing import CliRunner
 
@@ -74,26 +75,12 @@ def test_a_large_object_goes_up_in_parts(destination: S3Destination, server: Sto
 
 
 def test_a_large_object_is_refused_before_it_is_read(destination: S3Destination) -> None:
-    destination.write("manifest.json", b"x" * 101)
-    with pytest.raises(DataError, match="101 bytes, at most 100"):
-        destination.read("manifest.json", 100)
+    refuses_a_large_object_before_it_is_read(destination)
 
 
 def test_a_write_with_a_condition_happens_only_under_it(destination: S3Destination) -> None:
     with destination.claim("a build"):
-        first = destination.write("checkpoints.json", b"1", expected=Condition.ABSENT)
-        for wrong in (Condition.ABSENT, Version('"another"')):
-            with pytest.raises(ConflictError, match="changed by somebody else"):
-                destination.write("checkpoints.json", b"2", expected=wrong)
-        second = destination.write("checkpoints.json", b"2", expected=first)
-        assert second != first
-        with pytest.raises(ConflictError):
-            destination.write("checkpoints.json", b"3", expected=first)
-        there = destination.read("checkpoints.json", 10)
-        assert there is not None
-        assert there.content == b"2"
-        with pytest.raises(ConflictError):
-            destination.write("nothing.json", b"", expected=first)
+        writes_only_under_its_condition(destination, Version('"another"'))
 
 
 def test_more_than_a_thousand_names_are_listed(destination: S3Destination, server: StoreServer) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from populating import (
     SHARD_TOKENS,
-    SigningKey,
     configured,
     contents,
     json_source,
@@ -27,6 +26,7 @@ from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
 from neuroshard.errors import ConflictError, DataError
 from neuroshard.genesis import verify_folder
 from neuroshard.genesis.destination import FolderDestination
+from tests.data.genesis_samples import TestSigner
 
 
 def shard_ids(folder: Path, shard: int) -> np.ndarray:
@@ -48,7 +48,7 @@ def test_shards_hold_the_documents_of_each_source_in_order(tmp_path: Path) -> No
     write_json_lines(tmp_path / "b.jsonl", second)
     sources = (json_source(tmp_path / "b.jsonl", "later", priority=2), json_source(tmp_path / "a.jsonl", "sooner"))
     report = run_population(configured(*sources), tmp_path / "g")
-    manifest = parse_manifest((tmp_path / "g/manifest.json").read_bytes(), ManifestTrust(SigningKey().public_key.hex()))
+    manifest = parse_manifest((tmp_path / "g/manifest.json").read_bytes(), ManifestTrust(TestSigner().public_key.hex()))
     assert verify_folder(tmp_path / "g").is_sound
     assert manifest.total_shards == report.shards == sum(report.shards_by_source.values())
     assert manifest.tokens_per_shard == SHARD_TOKENS

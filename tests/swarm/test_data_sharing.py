@@ -55,6 +55,13 @@ async def at_once(function: Callable[[], Value], /) -> Value:
     return function()
 
 
+async def known_digest(genesis: Genesis, shard: int) -> bytes:
+    """Of a shard, from now on in memory."""
+    digest = await genesis.shard_digest(ShardId(shard))
+    assert digest is not None
+    return digest
+
+
 class Cdn:
     """A folder that can be cut off."""
 
@@ -143,8 +150,7 @@ def shelf(source: Path, tmp_path_factory: pytest.TempPathFactory) -> DataShelf:
         genesis = await open_genesis(Fetcher(FolderSource(source)), here / "store")
         for number in (0, 1):
             shard = ShardId(number)
-            digest = await genesis.shard_digest(shard)
-            assert digest is not None
+            digest = await known_digest(genesis, number)
             with cache.writer(shard, digest, VOCABULARY, ShardForm("shard", TOKENS)) as writer:
                 writer.write((source / f"shard_{number}.pt").read_bytes())
                 cache.take(shard, digest, writer)
@@ -245,7 +251,7 @@ def test_a_node_that_gives_other_contents_is_refused_accused_and_left_alone(
 ) -> None:
     async def scenario(world: World) -> None:
         genesis = await world.genesis()
-        assert await genesis.shard_digest(ShardId(0))
+        await known_digest(genesis, 0)
         world.cdn.is_up = False
         liar = world.add("liar")
         liar.change = lambda wanted, frame: flipped(frame) if wanted.start == 0 else frame
@@ -269,7 +275,7 @@ def test_impossible_sizes_are_refused_before_anything_is_kept(
 
     async def scenario(world: World) -> None:
         genesis = await world.genesis()
-        assert await genesis.shard_digest(ShardId(0))
+        await known_digest(genesis, 0)
         world.cdn.is_up = False
         world.add("liar").change = lying
         with anyio.move_on_after(20):
@@ -283,7 +289,7 @@ def test_impossible_sizes_are_refused_before_anything_is_kept(
 def test_a_giver_that_dies_half_way_is_replaced(play: Callable[[Callable[[World], Awaitable[None]]], None]) -> None:
     async def scenario(world: World) -> None:
         genesis = await world.genesis()
-        assert await genesis.shard_digest(ShardId(0))
+        await known_digest(genesis, 0)
         world.cdn.is_up = False
 
         def dying(wanted: Wanted, frame: Frame) -> Frame:
@@ -304,8 +310,7 @@ def test_what_is_not_of_the_run_gets_nothing(play: Callable[[Callable[[World], A
     async def scenario(world: World) -> None:
         giver = world.add("giver").giver
         genesis = await world.genesis()
-        digest = await genesis.shard_digest(ShardId(0))
-        assert digest is not None
+        digest = await known_digest(genesis, 0)
         for sender, wanted, words in (
             ("stranger", Wanted(RUN, "shard_0.pt", digest.hex()), "members"),
             ("here", Wanted(RunId("8" * 64), "shard_0.pt", digest.hex()), "not of that run"),
@@ -326,8 +331,7 @@ def test_upload_stays_within_its_share_and_whoever_would_wait_long_is_sent_away(
 ) -> None:
     async def scenario(world: World) -> None:
         genesis = await world.genesis()
-        digest = await genesis.shard_digest(ShardId(0))
-        assert digest is not None
+        digest = await known_digest(genesis, 0)
         giver = world.add("giver", GivingLimits(receivers=2)).giver
         giver.limit_upload(200_000)  # bytes a second for everything
         frame = request_frame(Wanted(RUN, "shard_0.pt", digest.hex()))
@@ -355,7 +359,7 @@ def test_a_slow_and_lossy_line_still_brings_the_shard(
 ) -> None:
     async def scenario(world: World) -> None:
         genesis = await world.genesis()
-        assert await genesis.shard_digest(ShardId(0))
+        await known_digest(genesis, 0)
         world.cdn.is_up = False
         world.add("giver")
         world.network.set_link(NodeId("giver"), HERE, Link(delay_seconds=0.5, loss=0.1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from hashlib import sha256
-from random import Random
+from random import SystemRandom
 
 import anyio
 from anyio.from_thread import start_blocking_portal
@@ -26,7 +26,7 @@ class HttpReader:
         """Raises UsageError for a URL that cannot be one. The reader has a thread until it is closed."""
         self._source = HttpSource(url)
         self._policy = policy
-        self._rng = Random()  # noqa: S311 - jitter, not a secret
+        self._rng = SystemRandom()
         self._stack = ExitStack()
         self._portal = self._stack.enter_context(start_blocking_portal("trio"))
 

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
@@ -80,11 +80,10 @@ class S3Claim:
                 self._connection, LOCK_NAME, self._note(), Condition.ABSENT if held is None else held.version
             )
         self._renewed_at = self._clock()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._remove)
             self._refuse_blind_store()
-        except BaseException:
-            self._remove()
-            raise
+            undo.pop_all()
         self._thread.start()
 
     def assure(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from base64 import b64encode
-from contextlib import closing
+from contextlib import ExitStack, closing
 from hashlib import sha256
 from typing import Any, cast
 
@@ -45,19 +45,18 @@ def put_in_parts(
         begun = connection.client.create_multipart_upload(**place, **_facts(name, content), ChecksumAlgorithm="SHA256")
     upload = place | {"UploadId": begun["UploadId"]}
     try:
-        parts: list[dict[str, Any]] = []
-        for start in range(0, len(content), part_bytes):
-            parts.append(_put_part(connection, upload, len(parts) + 1, content[start : start + part_bytes], name))
-        with connection.in_words(name):
-            answer = connection.client.complete_multipart_upload(
-                **upload, **_condition(expected), MultipartUpload={"Parts": parts}
-            )
+        with ExitStack() as undo:
+            undo.callback(_abort, connection, name, upload)
+            parts: list[dict[str, Any]] = []
+            for start in range(0, len(content), part_bytes):
+                parts.append(_put_part(connection, upload, len(parts) + 1, content[start : start + part_bytes], name))
+            with connection.in_words(name):
+                answer = connection.client.complete_multipart_upload(
+                    **upload, **_condition(expected), MultipartUpload={"Parts": parts}
+                )
+            undo.pop_all()
     except NeuroShardError as error:
-        _abort(connection, name, upload)
         return _version_if_landed(connection, name, content, error)
-    except BaseException:
-        _abort(connection, name, upload)
-        raise
     return Version(str(answer["ETag"]))
 
 

@@ -57,8 +57,8 @@ def grow_table(
     What one source cannot teach, because no pair of tokens occurs twice in its sample any more, the next one may.
     """
     table, owed = base or byte_table(), 0
-    for name, count in wanted.items():
-        count = min(count + owed, most_merges - len(table.merges))  # noqa: PLW2901
+    for name, share in wanted.items():
+        count = min(share + owed, most_merges - len(table.merges))
         if count <= 0:
             continue
         progress(name, 0.0)
