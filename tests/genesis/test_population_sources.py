@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from populating import write_json_lines
+from populating import configured, run_population, write_json_lines
 
 from neuroshard.errors import DataError, UsageError
 from neuroshard.genesis.sources import Position, SourceConfiguration, SourceFailureError, json_lines, open_source
@@ -199,6 +199,9 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UsageError, match=r"pip install 'neuroshard\[genesis\]'"):
         open_source(configuration(kind, tmp_path))
+    with pytest.raises(UsageError, match=r"pip install 'neuroshard\[genesis\]'"):
+        run_population(configured(dict(configuration(kind, tmp_path))), tmp_path / "g")
+    assert not (tmp_path / "g").exists()  # nothing was begun
 
 
 def test_a_half_written_last_line_waits_when_the_source_is_followed(tmp_path: Path) -> None:

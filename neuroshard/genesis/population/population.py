@@ -80,12 +80,14 @@ def populate(
     DiskFullError when the destination cannot be written, ConflictError when somebody else writes to it,
     StoppedError when it was stopped before the first tokens.
     """
+    follows = options.follow_seconds is not None
+    opened = {source.name: open_source(source, follows=follows) for source in configuration.active()}
     with destination.claim("genesis build"), ExitStack() as stack:
         logs = {
             source.name: stack.enter_context(SourceLog(options.logs, source.name)) for source in configuration.active()
         }
         ledger = Ledger(destination, signer, surroundings.date)
-        return _Population(configuration, ledger, options, surroundings, logs).run()
+        return _Population(configuration, ledger, options, surroundings, logs=logs, opened=opened).run()
 
 
 @dataclass
@@ -116,7 +118,9 @@ class _Population:
         ledger: Ledger,
         options: PopulationOptions,
         surroundings: Surroundings,
+        *,
         logs: Mapping[str, SourceLog],
+        opened: Mapping[str, DocumentSource],
     ) -> None:
         self._vocabulary = configuration.vocabulary
         self._most_shard_tokens = configuration.tokens_per_shard
@@ -125,8 +129,7 @@ class _Population:
         self._options = options
         self._surroundings = surroundings
         self._logs = logs
-        follows = options.follow_seconds is not None
-        self._opened = {source.name: open_source(source, follows=follows) for source in self._active}
+        self._opened = opened
         self._runs: list[_SourceRun] = []
         self._failures: dict[str, str] = {}
         self._published_at = surroundings.clock()
