@@ -23,6 +23,8 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "attacks": ("attacks", ()),
     "dashboards": ("dashboards", ()),
     "kill": ("kill", ()),
+    "foreground": ("foreground", ()),
+    "paused": ("paused", ()),
     "membership": ("membership", ()),
     "meeting": ("meeting", ()),
     "first_record": ("first_record", ()),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
+import trio
 
 from neuroshard.errors import NeuroShardError, NotReadyError, StorageError
 from neuroshard.node.configuration import Configuration
@@ -36,8 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.05  # how soon a command is noticed; each look takes the interpreter from the compute thread
-
 
 class CommandLoop:
     """Takes commands off the channel; long ones run beside each other."""
@@ -61,6 +62,7 @@ class CommandLoop:
         self._is_between = False  # one set of stages and the next
         self._commanded = anyio.Event()
         self._keeping = anyio.Lock()
+        self._arrived = anyio.Event()  # a command
 
     @property
     def gpu_uuid(self) -> str | None:
@@ -79,10 +81,12 @@ class CommandLoop:
 
     def obey(self, decision: Decision) -> None:
         """Let what the owner's rules say hold, from now on and for whatever trains next."""
+        before = self._wish.holds, self._wish.reason
         self._decision = decision
+        self._wish.expire()
         self._wish.follow_rule(decision.reason if decision.action is Action.PAUSE else "", decision.until)
         self._throttle()
-        if self._node is not None:
+        if self._node is not None and before != (self._wish.holds, self._wish.reason):
             self._node.trainer.look_at_wish()
 
     def detach(self) -> None:
@@ -93,15 +97,20 @@ class CommandLoop:
         """Serve commands until cancelled; whoever still waits then is told so."""
         try:
             async with anyio.create_task_group() as tasks:
+                token = trio.lowlevel.current_trio_token()
+                self._channel.listen(partial(_soon, token, self._notice))
                 while True:
-                    waiting = self._channel.take()
-                    if waiting is None:
-                        await anyio.sleep(LOOK_SECONDS)
-                    else:
+                    arrived = self._arrived
+                    while (waiting := self._channel.take()) is not None:
                         tasks.start_soon(self._answer, *waiting)
+                    await arrived.wait()
         finally:
             while (waiting := self._channel.take()) is not None:
                 waiting[1].set_exception(NotReadyError("The node is stopping."))
+
+    def _notice(self) -> None:
+        arrived, self._arrived = self._arrived, anyio.Event()
+        arrived.set()
 
     async def _answer(self, command: Command, answer: Future[Answer]) -> None:
         if not answer.set_running_or_notify_cancel():
@@ -205,3 +214,9 @@ class CommandLoop:
                 "The node is still starting.", "Try again when it trains; the dashboard shows progress."
             )
         return self._node.trainer
+
+
+def _soon(token: trio.lowlevel.TrioToken, work: Callable[[], None]) -> None:
+    """Do it on the event loop; nothing when that has ended."""
+    with suppress(trio.RunFinishedError):
+        token.run_sync_soon(work)  # pyright: ignore[reportUnknownMemberType]

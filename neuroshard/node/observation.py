@@ -19,6 +19,7 @@ from neuroshard.telemetry.counters import Counters
 from neuroshard.training.view import TrainerSnapshot
 
 PUBLISH_SECONDS = 0.5
+RESTING_SECONDS = 2.0  # a paused node's numbers hardly change; what it does next is told at once
 RESOURCE_SECONDS = 2.0
 _COUNTED = {
     "refused_files": "Files from the data source that were damaged or wrong and were thrown away",
@@ -50,7 +51,7 @@ class Observer:
             tasks.start_soon(self._sample_resources)
             while True:
                 self.publish()
-                with anyio.move_on_after(PUBLISH_SECONDS):
+                with anyio.move_on_after(RESTING_SECONDS if self._told is NodeState.PAUSED else PUBLISH_SECONDS):
                     await self._node.trainer.until_state_changes()
 
     def publish(self) -> None:

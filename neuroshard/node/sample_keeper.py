@@ -64,8 +64,10 @@ def author_of(trainer: Trainer, *, is_whole: bool) -> Author | None:
     """The model of a trainer; None for one that holds a part of it, or none."""
 
     def look() -> Look:
+        if trainer.is_pause_wanted:
+            return Look(trainer.steps, may_write=False, trained_seconds=0.0)
         training = trainer.snapshot().training
-        return Look(training.steps, not trainer.is_pause_wanted, training.steps * training.step_seconds)
+        return Look(training.steps, may_write=True, trained_seconds=training.steps * training.step_seconds)
 
     return Author(look, trainer.generate) if is_whole else None
 

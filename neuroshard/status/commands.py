@@ -99,6 +99,11 @@ class CommandChannel:
 
     def __init__(self, capacity: int = 64) -> None:
         self._queue: Queue[tuple[Command, Future[Answer]]] = Queue(capacity)
+        self._tell: Callable[[], object] = _nobody
+
+    def listen(self, tell: Callable[[], object]) -> None:
+        """Call this, on the sender's thread, for every command from now on."""
+        self._tell = tell
 
     def send(self, command: Command) -> Future[Answer]:
         """Queue a command. Raises NotReadyError when the node does not keep up with its queue."""
@@ -107,6 +112,7 @@ class CommandChannel:
             self._queue.put_nowait((command, answer))
         except Full as full:
             raise NotReadyError("The node has too many commands waiting.", "Try again in a few seconds.") from full
+        self._tell()
         return answer
 
     def take(self) -> tuple[Command, Future[Answer]] | None:
@@ -115,3 +121,7 @@ class CommandChannel:
             return self._queue.get_nowait()
         except Empty:
             return None
+
+
+def _nobody() -> None:
+    """Nobody listens."""

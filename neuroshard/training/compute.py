@@ -64,9 +64,10 @@ class ComputeThread:
         """
         if not 0 < share <= 1:
             raise ValueError(f"a share of the time must be in (0, 1], got {share}")
-        with self._changed:
-            self._share = share
-            self._changed.notify()
+        if share != self._share:
+            with self._changed:
+                self._share = share
+                self._changed.notify()
 
     def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
         """Queue a job from any thread. Raises NotReadyError once the thread was closed."""

@@ -21,6 +21,7 @@ from neuroshard.training.checkpoint.store import Expectation, LoadedCheckpoint
 from neuroshard.training.checkpoint.writer import WriteReport
 from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.executor import StageExecutor
+from neuroshard.training.given_back import trim_heap
 from neuroshard.training.outer_sync import OuterProgress, OuterSync
 from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity, TrainingRecord, from_meta, restore_random_state, to_meta
@@ -82,6 +83,16 @@ class Saver:
         while self._staging.in_use:  # a write in flight reads them
             await anyio.sleep(WRITE_POLL_SECONDS)
         return await self._compute.run(self._restore, Priority.SMALL)
+
+    async def rest(self) -> None:
+        """Give memory back that only the next checkpoint needs."""
+
+        def work() -> None:
+            self._keeper.wait()
+            self._staging.forget()
+            trim_heap()
+
+        await self._compute.run(work, Priority.SMALL)
 
     async def close(self) -> None:
         """Wait for a write in flight and end the writer."""

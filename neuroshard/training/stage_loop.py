@@ -136,6 +136,8 @@ class StageLoop:
         control = self._control
         await self._service.suspend()
         self._set_state(NodeState.PAUSED)
+        if self.stage.parts.saver is not None:
+            await self.stage.parts.saver.rest()
         while control.is_paused and not control.is_stopping:
             if self.requests.save_wanted:
                 await self._save()

@@ -58,6 +58,7 @@ class Computer:
 
     def obey(self, decision: Decision) -> None:
         self.obeyed.append(decision)
+        self.wish.expire()
         self.wish.follow_rule(decision.reason if decision.action is Action.PAUSE else "", decision.until)
 
     async def until_commanded(self) -> None:

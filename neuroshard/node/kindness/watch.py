@@ -82,8 +82,7 @@ class KindnessWatch:
         """Once."""
         rules = self._present_rules()
         observed = await self._observe(rules, self._loop.gpu_uuid)
-        self._wish.expire()
-        asked = self._wish.asked
+        asked = None if self._wish.seconds_left == 0.0 else self._wish.asked
         user = None if asked is None else UserPause(asked.reason, asked.until)
         self._gpu_share = next_gpu_share(self._gpu_share, rules, observed.gpu)
         local = datetime.fromtimestamp(self._wall_clock()).astimezone().replace(tzinfo=None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.training.checkpoint.tensor_file import TensorLayout, bytes_of
+from neuroshard.training.given_back import forget_contents
 
 
 class StagingBuffers:
@@ -85,6 +86,11 @@ class StagingBuffers:
         """The bytes of all tensors in layout order."""
         for tensor in self.tensors().values():
             yield bytes_of(tensor)
+
+    def forget(self) -> None:
+        """Give the memory back until the next copy, unless a writer reads it."""
+        if not (self._pinned or self.in_use):
+            forget_contents(self._memory)
 
     def claim(self) -> None:
         """Reserve the buffers for a writer. Raises RuntimeError when one has them already."""

@@ -1,0 +1,105 @@
+"""What a node costs its computer while it is paused."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.node_process import NodeProcess, running_node
+from benchmarks.record import Report, Row
+
+SECONDS = 20.0
+PAUSES = 5
+MEGABYTE = 1e6
+GOAL_MEGABYTES, GOAL_SHARE, GOAL_SECONDS = 100, 0.01, 1.0
+# Everything that a node has imported when it trains, and nothing else.
+IMPORTS = """
+import sys, json, importlib
+for name in json.load(open(sys.argv[1])):
+    importlib.import_module(name)
+print("done", flush=True)
+sys.stdin.read()
+"""
+PACKAGES = (
+    "neuroshard.node.launch",
+    "neuroshard.node.node_work",
+    "neuroshard.api.server",
+    "neuroshard.node.libp2p_opening",
+)
+
+
+def measure() -> Report:
+    """Pause and resume some times, then look at the paused node for a while."""
+    with tempfile.TemporaryDirectory() as folder, running_node(Path(folder), [], demo=True) as node:
+        node.wait_for_steps(20)
+        seconds = [pause_seconds(node) for _ in range(PAUSES)]
+        node.post("/api/training/pause")
+        time.sleep(3.0)
+        process = psutil.Process(node.process.pid)
+        before = cpu_seconds(process)
+        time.sleep(SECONDS)
+        share = (cpu_seconds(process) - before) / SECONDS
+        paused = resident(process)
+        parameters = node.get("/api/status")["model"]["parameter_count"]
+        alone = resident_of_imports(Path(folder))
+    above = paused - alone
+    rows = (
+        Row(
+            "memory above the imports alone",
+            f"{above:,.0f} MB ({paused:,.0f} MB resident, {alone:,.0f} MB of them imports)",
+            f"<= {GOAL_MEGABYTES} MB",
+            above <= GOAL_MEGABYTES,
+        ),
+        Row("CPU", f"{share:.2%} of a core", f"< {GOAL_SHARE:.0%} of a core", share < GOAL_SHARE),
+        Row(
+            "from POST /api/training/pause to its answer, when it is paused",
+            f"median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s of {PAUSES}",
+            f"< {GOAL_SECONDS:.0f} s",
+            max(seconds) < GOAL_SECONDS,
+        ),
+    )
+    note = (
+        f"`neuroshard demo` ({parameters / 1e6:,.1f}M parameters) on the CPU; the CPU share over {SECONDS:.0f} s without a "
+        "dashboard. The imports alone: a process that imports what a node imports, and does nothing."
+    )
+    return Report("paused", "A paused node", rows, (note,))
+
+
+def pause_seconds(node: NodeProcess) -> float:
+    """Of one pause in the middle of training."""
+    node.post("/api/training/resume")
+    node.wait_for_steps(node.get("/api/status")["training"]["steps"] + 3)
+    began = time.perf_counter()
+    assert node.post("/api/training/pause")["state"] == "paused"
+    return time.perf_counter() - began
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Used since its start."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def resident(process: psutil.Process) -> float:
+    """MB of 10**6 bytes."""
+    return process.memory_info().rss / MEGABYTE
+
+
+def resident_of_imports(folder: Path) -> float:
+    """MB of a process that has only imported what a node imports."""
+    names = folder / "imports.json"
+    names.write_text(json.dumps(PACKAGES))
+    command = [sys.executable, "-c", IMPORTS, str(names)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        megabytes = resident(psutil.Process(process.pid))
+        process.communicate()
+    return megabytes
