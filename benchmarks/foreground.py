@@ -69,7 +69,7 @@ def measure() -> Report:
             rows += [row(programs, way, shares[way]) for way in WAYS]
         threads = node.get("/api/status")["resources"]["cpu_threads_limit"]
     note = (
-        f"A pure Python program, alone (the node stopped by SIGSTOP) and beside `neuroshard demo` with {threads} threads "
+        f"A pure Python program, alone (the node stopped) and beside `neuroshard demo` with {threads} threads "
         f"on {cores} cores, {ROUNDS} times {SECONDS:.0f} s each, in turns; also {cores} such programs at once."
     )
     return Report("foreground", "A foreground program beside training", tuple(rows), (note,))

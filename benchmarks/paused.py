@@ -66,7 +66,7 @@ def measure() -> Report:
         ),
     )
     note = (
-        f"`neuroshard demo` ({parameters / 1e6:,.1f}M parameters) on the CPU; the CPU share over {SECONDS:.0f} s without a "
+        f"`neuroshard demo` ({parameters / 1e6:,.1f}M parameters) on the CPU; CPU over {SECONDS:.0f} s without a "
         "dashboard. The imports alone: a process that imports what a node imports, and does nothing."
     )
     return Report("paused", "A paused node", rows, (note,))
