@@ -82,6 +82,11 @@ def _gauges(status: NodeStatus, age_seconds: float) -> Iterator[Metric]:
         ("tokens_per_second", "Tokens trained on a second", training.tokens_per_second),
         ("step_seconds", "Duration of an inner step", training.step_seconds),
         ("inner_step", "Inner steps since the last outer step", status.diloco.inner_step),
+        (
+            "transferred_month_bytes",
+            "Moved in this calendar month",
+            status.kindness.transferred_megabytes * 1e6,
+        ),
         ("compute_share", "Share of the time in which training may compute", status.kindness.decision.share),
         ("peers", "Other nodes", len(status.peers)),
         ("memory_limit_bytes", "Memory limit", memory.limit_mb * 1e6 if memory else None),

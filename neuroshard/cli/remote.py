@@ -105,6 +105,9 @@ def kindness_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
         when = "" if until is None else f" (until {_local_time(until)})"
         rule = "by hand" if decision["rule"] == "user" else f"by {decision['rule']}"
         rows.append(("gives way", f"{decision['reason']}{when} [{rule}]"))
+    network: Mapping[str, Any] = kindness["network"]
+    if network["rule"]:
+        rows.append(("transfer", f"{network['reason']} [by {network['rule']}]"))
     rows += [("looks at", f"{reading['name']}: {reading['value']}") for reading in kindness["readings"]]
     return rows
 

@@ -176,6 +176,12 @@ class Settings(BaseModel):
     ] = True
     pause_for_programs: Annotated[Programs, Note("at most 64 names of programs, such as blender", Applies.AT_ONCE)] = ()
     training_schedule: Annotated[Spans, Note(f"{SCHEDULE_FORM}; none: always", Applies.AT_ONCE)] = ()
+    network_schedule: Annotated[Spans, Note(f"{SCHEDULE_FORM}; none: always", Applies.AT_ONCE)] = ()
+    monthly_quota: Annotated[
+        Real | None,
+        Field(gt=0),
+        Note("gigabytes a calendar month, sent and received, more than 0; unset: no limit", Applies.AT_ONCE),
+    ] = None
     cpu_percent: Annotated[
         Whole, Field(ge=1, le=100), Note("1 to 100 percent of the time, in which training computes", Applies.AT_ONCE)
     ] = 100

@@ -20,6 +20,8 @@ from neuroshard.node.configuration import Configuration, limit_source
 from neuroshard.node.contribution_keeper import ContributionKeeper
 from neuroshard.node.identity import node_identity
 from neuroshard.node.kindness.kept_pause import restore_pause
+from neuroshard.node.kindness.network_rules import NetworkRules
+from neuroshard.node.kindness.transfer_ledger import TransferLedger
 from neuroshard.node.kindness.watch import KindnessWatch
 from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
 from neuroshard.node.publisher import Publisher, StartupProgress
@@ -109,7 +111,9 @@ class Application:
         beginning = Beginning(memory, publisher, startup, loop, society, arrival, wish)
         observe = partial(observe_network, society, publisher)
         keeper = ContributionKeeper(settings.data_dir, place.board, publisher)
-        kindness = KindnessWatch(place.configuration, wish, loop, publisher)
+        ledger = TransferLedger(settings.data_dir)
+        network = NetworkRules(ledger, society.networking.gate, society.networking, society.moved)
+        kindness = KindnessWatch(place.configuration, wish, loop, publisher, network=network)
         updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []
         companions = (loop.run, observe, society.networking.run, keeper.run, kindness.run, *updates)
         await accompanied(partial(self._live, beginning), *companions)

@@ -15,7 +15,7 @@ from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.refresh import SourceWatch
-from neuroshard.data.source import open_source
+from neuroshard.data.source import FolderSource, ShardSource, open_source
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import NodeIdentity, Wallet
@@ -61,10 +61,11 @@ class Assembly:
         named: Callable[[], Awaitable[FoundRun | None]],
         enter: Callable[[OwnRun, str], Placing],
         sharing: DataSharing,
+        metered: Callable[[ShardSource], ShardSource],
         demo: DemoOptions | None,
         holds_layers: bool = True,
     ) -> None:
-        """`named` waits for the run that was named with --run.
+        """`named` waits for the run that was named with --run; `metered` lets the owner's rules hold for a source.
 
         `enter` is called once the run and the source of its data are known: it makes this node a part of the swarm.
         """
@@ -77,6 +78,7 @@ class Assembly:
         self._finder = finder
         self._enter = enter
         self._sharing = sharing
+        self._metered = metered
         self._demo = demo
         self._holds_layers = holds_layers
         self._closing = AsyncExitStack()
@@ -179,7 +181,10 @@ class Assembly:
         """The source of the data, opened, and what is known of a run on them."""
         named = await self._named()
         with self.startup.stage(DATA):
-            fetcher = Fetcher(open_source(location), others=self._sharing)
+            source = open_source(location)
+            if self._demo is None and not isinstance(source, FolderSource):
+                source = self._metered(source)
+            fetcher = Fetcher(source, others=self._sharing)
             self._closing.push_async_callback(fetcher.source.aclose)
             return fetcher, *await self._open_data(fetcher, runs, room, named)
 

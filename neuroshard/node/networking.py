@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from neuroshard.errors import NetworkRefusedError, NeuroShardError
 from neuroshard.network import Network
+from neuroshard.network.bulk_gate import BulkGate, GatedTransport
 from neuroshard.node.address_book import AddressBook, KnownAddress, remember_addresses, remembered_addresses
 from neuroshard.node.supervisor import keep_running
 from neuroshard.status.snapshot import NetworkState
@@ -45,7 +47,9 @@ class Networking:
         peers_file: Path,
         given: Sequence[str] = (),
         loopback_only: bool = False,
+        gate: BulkGate | None = None,
     ) -> None:
+        """What is large passes `gate`."""
         self.book = AddressBook(node_id)
         self.book.add(given, is_given=True)
         self._has_given = bool(given)
@@ -57,6 +61,16 @@ class Networking:
         self._works: list[NetworkWork] = []
         self._failure = ""
         self._was_up = False
+        self.gate = gate or BulkGate()
+        self._forbidden = ""
+        self._living: anyio.CancelScope | None = None
+
+    def forbid(self, reason: str) -> None:
+        """Leave the network now and stay away from it, because the owner wants so; "": come back."""
+        self._forbidden = reason
+        if reason and self._living is not None:
+            self._living.cancel()
+        self._wake()
 
     @property
     def is_wanted(self) -> bool:
@@ -87,7 +101,12 @@ class Networking:
         def is_final(error: BaseException) -> bool:
             return must_open and not self._was_up and isinstance(error, NetworkRefusedError)
 
-        await keep_running("The network", self._live, self._tell_failure, is_final=is_final)
+        while True:
+            while self._forbidden:
+                await self._changed.wait()
+            with anyio.CancelScope() as self._living:
+                await keep_running("The network", self._live, self._tell_failure, is_final=is_final)
+            self._living = None
 
     async def up(self) -> Network:
         """The network, waiting until it is up. Never returns when the owner wants none."""
@@ -99,13 +118,16 @@ class Networking:
         """State and one sentence about it."""
         if self._open is None:
             return NetworkState.OFF, "The network is off; this computer trains alone."
+        if self._forbidden:
+            return NetworkState.OFF, self._forbidden
         if self._failure:
             return NetworkState.FAILED, f"The network does not work: {self._failure} Training goes on without it."
         if self._network is None:
             return NetworkState.STARTING, "Connecting."
         count = len(self._network.transport.peers())
         if count:
-            return NetworkState.CONNECTED, f"Connected with {count} other node{'s' if count > 1 else ''}."
+            words = f"Connected with {count} other node{'s' if count > 1 else ''}. {self.gate.reason}"
+            return NetworkState.CONNECTED, words.strip()
         return NetworkState.ALONE, self._why_alone()
 
     async def _live(self) -> None:
@@ -126,7 +148,8 @@ class Networking:
             async with self._open() as network:
                 scope.shield = True
                 if not leave.is_set():
-                    self._network, self._failure, self._was_up = network, "", True
+                    gated = replace(network, transport=GatedTransport(network.transport, self.gate))
+                    self._network, self._failure, self._was_up = gated, "", True
                     self._wake()
                 await leave.wait()
                 scope.deadline = anyio.current_time() + CLOSING_SECONDS

@@ -49,6 +49,7 @@ class NodeWork:
             named=self._named,
             enter=self._enter,
             sharing=sharing,
+            metered=society.metered,
             demo=place.demo,
             holds_layers=not place.is_trainer,
         )

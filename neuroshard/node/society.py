@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from neuroshard.config.settings import Settings
+from neuroshard.data.metered_source import MeteredSource
+from neuroshard.data.source import ShardSource
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.network_memory import network_memory
 from neuroshard.model.stage_plan import plan_of
@@ -65,6 +67,8 @@ class Society:
     genesis: str = ""  # where the data come from, for the join line
     traffic: TrafficMeter = field(default_factory=TrafficMeter)
     port_mapping: PortMapping | None = None
+    moved_by_peers: int = 0  # bytes since the start, in both directions
+    fetched: int = 0  # bytes from sources of data
 
     @classmethod
     def of(
@@ -133,6 +137,17 @@ class Society:
         self.networking.attach(self.swarm.live)
         return self.swarm
 
+    def metered(self, source: ShardSource) -> ShardSource:
+        """A source on another computer, as the owner's rules let it be used."""
+        return MeteredSource(source, lambda: self.networking.gate.reason, self._note_fetched)
+
+    def moved(self) -> int:
+        """Bytes that went through the network since the start, in both directions."""
+        return self.moved_by_peers + self.fetched
+
+    def _note_fetched(self, count: int) -> None:
+        self.fetched += count
+
     async def introduced(self) -> None:
         """Wait until others can find this node as one of its run."""
         if self.participant is not None:
@@ -142,9 +157,11 @@ class Society:
         """What there is to tell about the network now."""
         network = self.networking.current
         connections = () if network is None else network.transport.connections()
+        traffic = self.traffic.look(connections, self.now())
+        self.moved_by_peers = traffic.sent + traffic.received
         peers, swarm = ((), None) if self.participant is None else self.participant.status(network)
         return Sight(
-            self._network_status(network, connections, self.traffic.look(connections, self.now())),
+            self._network_status(network, connections, traffic),
             peers,
             swarm,
         )

@@ -27,6 +27,24 @@ class Decision:
     share: float = 1.0  # of the time, in which training computes; 0 while it pauses
 
 
+class NetworkAction(StrEnum):
+    """What may pass the network now."""
+
+    OPEN = "open"
+    SMALL_ONLY = "small_only"  # no tensors, states and shards; what is small goes on
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class NetworkDecision:
+    """What may pass the network, and why."""
+
+    action: NetworkAction = NetworkAction.OPEN
+    reason: str = "Nothing holds the network back."
+    rule: str = ""
+    until: float | None = None
+
+
 @dataclass(frozen=True)
 class Reading:
     """One thing that is looked at because a setting asks for it."""
@@ -42,3 +60,5 @@ class KindnessStatus:
 
     decision: Decision = Decision()
     readings: tuple[Reading, ...] = ()
+    network: NetworkDecision = NetworkDecision()
+    transferred_megabytes: int = 0  # in this calendar month, sent and received

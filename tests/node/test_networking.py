@@ -15,7 +15,7 @@ import trio
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.network import MessageTooLargeError, Network
+from neuroshard.network import Gossip, MessageTooLargeError, Network
 from neuroshard.network.libp2p import NetworkFailedError, NetworkOptions, libp2p_network
 from neuroshard.node import address_book, networking
 from neuroshard.node.libp2p_opening import libp2p_opener
@@ -168,9 +168,9 @@ def test_a_network_that_breaks_is_opened_anew_with_all_that_lives_on_it(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     breaking = [anyio.Event(), anyio.Event()]
-    opened: list[Network] = []
-    began: list[Network] = []
-    ended: list[Network] = []
+    opened: list[Gossip] = []
+    began: list[Gossip] = []
+    ended: list[Gossip] = []
 
     @asynccontextmanager
     async def fragile() -> AsyncGenerator[Network]:
@@ -179,17 +179,17 @@ def test_a_network_that_breaks_is_opened_anew_with_all_that_lives_on_it(
             raise NetworkFailedError("A defect.")
 
         async with opener(1)() as network, anyio.create_task_group() as tasks:
-            opened.append(network)
+            opened.append(network.gossip)
             tasks.start_soon(fail)
             yield network
             tasks.cancel_scope.cancel()
 
     async def work(network: Network) -> None:
-        began.append(network)
+        began.append(network.gossip)
         try:
             await anyio.sleep_forever()
         finally:
-            ended.append(network)
+            ended.append(network.gossip)
 
     async def main() -> None:
         one = Networking(identity(1).node_id, fragile, peers_file=tmp_path / "peers.json", loopback_only=True)

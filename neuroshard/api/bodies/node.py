@@ -9,7 +9,7 @@ from neuroshard.api.bodies.contribution import WorkBody
 from neuroshard.api.bodies.data import DataBody
 from neuroshard.api.bodies.network import NetworkBody, PeerBody, SwarmBody
 from neuroshard.api.bodies.pipeline import PipelineSummary
-from neuroshard.status.kindness import Action
+from neuroshard.status.kindness import Action, NetworkAction
 from neuroshard.status.snapshot import LossTrend, NodeState, StageState, Verdict
 from neuroshard.types import Role
 
@@ -202,11 +202,22 @@ class ReadingBody(Answer):
     is_known: bool = Field(description="false: it never pauses or slows training down")
 
 
+class NetworkDecisionBody(Answer):
+    """What may pass the network by the owner's rules."""
+
+    action: NetworkAction = Field(description="small_only: no tensors, states and shards")
+    reason: Text
+    rule: Text
+    until: Number
+
+
 class KindnessBody(Answer):
     """How training gives way to the owner of this computer."""
 
     decision: DecisionBody
     readings: list[ReadingBody]
+    network: NetworkDecisionBody
+    transferred_megabytes: int = Field(description="in this calendar month, sent and received")
 
 
 class StatusBody(Answer):

@@ -71,6 +71,8 @@ class Rules:
     cpu_percent: int = 100
     gpu_celsius: int | None = None
     gpu_watts: int | None = None
+    network_schedule: Schedule = field(default_factory=Schedule)
+    monthly_quota: float | None = None  # gigabytes
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
@@ -85,6 +87,8 @@ class Rules:
             cpu_percent=settings.cpu_percent,
             gpu_celsius=settings.gpu_max_temperature,
             gpu_watts=settings.gpu_max_power,
+            network_schedule=Schedule.of(settings.network_schedule),
+            monthly_quota=settings.monthly_quota,
         )
 
     @property

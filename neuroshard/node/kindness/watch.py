@@ -14,11 +14,12 @@ import anyio.to_thread
 
 from neuroshard.config.settings import Settings
 from neuroshard.node.configuration import Configuration
+from neuroshard.node.kindness.network_rules import NetworkRules
 from neuroshard.node.kindness.policy import Observed, Rules, UserPause, decide, next_gpu_share
 from neuroshard.node.kindness.readings import readings
 from neuroshard.node.kindness.sensing.look import Sensors
 from neuroshard.node.publisher import Publisher
-from neuroshard.status.kindness import USER, Decision, KindnessStatus
+from neuroshard.status.kindness import USER, Decision, KindnessStatus, NetworkDecision
 from neuroshard.training.control import PauseWish
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class KindnessWatch:
         loop: Obedient,
         publisher: Publisher,
         *,
+        network: NetworkRules | None = None,
         observe: Callable[[Rules, str | None], Awaitable[Observed]] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -61,6 +63,7 @@ class KindnessWatch:
         self._wish = wish
         self._loop = loop
         self._publisher = publisher
+        self._network = network
         self._sensors = Sensors()
         self._observe = observe or self._look_around
         self._wall_clock = wall_clock
@@ -77,6 +80,9 @@ class KindnessWatch:
                     await self._loop.until_commanded()
         finally:
             self._sensors.close()
+            if self._network is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._network.save()
 
     async def look(self) -> None:
         """Once."""
@@ -89,7 +95,10 @@ class KindnessWatch:
         decision = decide(rules, observed, None, local, self._gpu_share)
         self._loop.obey(decision)
         told = decision if user is None else decide(rules, observed, user, local)
-        self._tell(KindnessStatus(told, readings(observed)))
+        network, moved = NetworkDecision(), 0
+        if self._network is not None:
+            network, moved = await self._network.look(rules, local)
+        self._tell(KindnessStatus(told, readings(observed), network, moved // 1_000_000))
 
     async def _look_around(self, rules: Rules, gpu_uuid: str | None) -> Observed:
         return await anyio.to_thread.run_sync(partial(self._sensors.look, rules, gpu_uuid))

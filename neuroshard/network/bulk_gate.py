@@ -1,0 +1,124 @@
+"""Whether bulk may pass: a gate that the owner's rules close, also while something is on its way.
+
+Closed, it stops what is large (tensors, states, shards), in both directions; what is small goes on, so that the others
+know what this node does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+
+from neuroshard.network.transport import (
+    Connection,
+    PeerUnreachableError,
+    RequestHandler,
+    RequestRefusedError,
+    Transport,
+)
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, FrameLimits
+
+BULK_BYTES = 256 * 1024  # a request with more than this, or an answer that may have more
+T = TypeVar("T")
+
+
+class TransfersStoppedError(PeerUnreachableError):
+    """This node's owner lets nothing large pass now."""
+
+
+class BulkGate:
+    """Open at first. Belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.reason = ""  # why nothing large passes, in a sentence; "" while it does
+        self._passing: set[anyio.CancelScope] = set()
+
+    def close(self, reason: str) -> None:
+        """Let nothing large pass any more; what is on its way ends now."""
+        self.reason = reason
+        for scope in self._passing:
+            scope.cancel()
+
+    def open(self) -> None:
+        """Let everything pass again."""
+        self.reason = ""
+
+    async def passing(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The value of `work`, which moves something large. Raises TransfersStoppedError when that may not pass."""
+        if not self.reason:
+            with anyio.CancelScope() as scope:
+                self._passing.add(scope)
+                try:
+                    return await work()
+                finally:
+                    self._passing.discard(scope)
+        raise TransfersStoppedError(self.reason)
+
+
+class GatedTransport:
+    """A transport whose large requests and answers pass a gate; see Transport."""
+
+    def __init__(self, inner: Transport, gate: BulkGate) -> None:
+        self._inner = inner
+        self._gate = gate
+
+    @property
+    def local_id(self) -> NodeId:
+        """See Transport."""
+        return self._inner.local_id
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """See Transport; raises TransfersStoppedError as well."""
+
+        async def ask() -> Frame:
+            return await self._inner.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
+
+        is_large = _bytes(frame) > BULK_BYTES or (reply is not None and reply.max_body_bytes > BULK_BYTES)
+        return await self._gate.passing(ask) if is_large and peer != self.local_id else await ask()
+
+    def serve(
+        self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
+    ) -> None:
+        """See Transport; what is large is refused with the gate's reason."""
+        takes_large = limits is not None and limits.max_body_bytes > BULK_BYTES
+
+        async def gated(sender: NodeId, request: Frame) -> Frame:
+            if sender == self.local_id:
+                return await handler(sender, request)
+            if takes_large and self._gate.reason:
+                raise RequestRefusedError(self._gate.reason)
+            answer = await handler(sender, request)
+            if self._gate.reason and _bytes(answer) > BULK_BYTES:
+                raise RequestRefusedError(self._gate.reason)
+            return answer
+
+        self._inner.serve(kind, gated, limits, max_concurrent=max_concurrent)
+
+    async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
+        """See Transport."""
+        return await self._inner.connect(address, is_given=is_given)
+
+    def addresses(self) -> tuple[str, ...]:
+        """See Transport."""
+        return self._inner.addresses()
+
+    def peers(self) -> frozenset[NodeId]:
+        """See Transport."""
+        return self._inner.peers()
+
+    def connections(self) -> tuple[Connection, ...]:
+        """See Transport."""
+        return self._inner.connections()
+
+    async def close(self) -> None:
+        """See Transport."""
+        await self._inner.close()
+
+
+def _bytes(frame: Frame) -> int:
+    return sum(part.spec.byte_count for part in frame.tensors)
