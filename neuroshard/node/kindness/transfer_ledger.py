@@ -17,9 +17,11 @@ class TransferLedger:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / LEDGER_FILE
+        self._month: str = ""
+        self._bytes: int = 0
         self._month, self._bytes = _read(self._file)
-        self._counted = 0
-        self._saved = self._bytes
+        self._counted: int = 0
+        self._saved: int = self._bytes
 
     @property
     def is_saved(self) -> bool:
