@@ -11,9 +11,11 @@ from pathlib import Path
 
 import platformdirs
 
-from neuroshard.errors import StorageError
+from neuroshard.config.atomic_write import is_disk_full
+from neuroshard.errors import DiskFullError, StorageError
 
 CONFIG_FILE = "config.toml"
+PROBE_BYTES = 65_536  # what a node's lock, keys and settings need at the least
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,22 @@ def _named_elsewhere(config_file: Path) -> str | None:
 
 
 def prepare_data_dir(folder: Path) -> None:
-    """Create the folder (mode 0700) when it is missing and prove that it can be written. Raises StorageError."""
+    """Create the folder (mode 0700) when it is missing and prove that it can be written.
+
+    Raises StorageError, DiskFullError when not even its small files have room.
+    """
     probe = folder / f".tmp-probe-{secrets.token_hex(4)}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe.write_bytes(b"")
+        probe.write_bytes(bytes(PROBE_BYTES))
         if os.name == "posix" and folder.stat().st_mode & 0o022:
             folder.chmod(0o700)  # keys lie here: nobody else may replace files
     except OSError as error:
+        if is_disk_full(error):
+            raise DiskFullError(
+                f"The disk of the data folder {folder} is full: {error.strerror}.",
+                "Free some space, or name another folder with --data-dir FOLDER.",
+            ) from error
         raise StorageError(
             f"The data folder {folder} cannot be used: {error.strerror or error}.",
             "Make it writable for this user, or name another one with --data-dir FOLDER.",
