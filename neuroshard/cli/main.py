@@ -54,6 +54,7 @@ from neuroshard.cli.options import (
     Threads,
     Token,
     TokenFile,
+    TrainWhen,
     Verbose,
     settings_given,
 )
@@ -113,6 +114,7 @@ def node(
     cpu_threads: Threads = None,
     max_storage: MaxStorage = None,
     inner_steps: InnerSteps = None,
+    train_when: TrainWhen = None,
     no_training: NoTraining = False,
     headless: Headless = False,
     log_json: LogJson = False,

@@ -119,6 +119,12 @@ InnerSteps = Annotated[
         help="Local steps between two outer steps, for a run of your own. (default: 500)",
     ),
 ]
+TrainWhen = Annotated[
+    str | None,
+    typer.Option(
+        "--train-when", metavar="WHEN", help="always, or idle: while nobody uses the computer. (default: always)"
+    ),
+]
 NoTraining = Annotated[bool, typer.Option("--no-training", help="Start without training.")]
 Headless = Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]

@@ -153,9 +153,10 @@ class _FirstRun:
         self.desk = SetupDesk(loaded, _surroundings(self._autostart), self._finish)
 
     def wait(self) -> None:
-        """Until it is finished or stopped."""
+        """Until it is finished or stopped, or its page was closed long ago: no process is left behind."""
         while not self._ended.wait(WAIT_SECONDS) and self.stop.reason is None:
-            pass
+            if self.desk.is_abandoned():
+                self.stop.ask("its page has been closed for half an hour")
 
     def _finish(self, first: FirstSettings, starts_with_computer: bool) -> Finished:
         folder = self._loaded.settings.data_dir

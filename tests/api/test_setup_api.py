@@ -35,14 +35,16 @@ class SetupApi:
     stopped: list[str] = field(default_factory=list[str])
     now: float = 1_000.0
     failure: StorageError | None = None
+    port: int = PORT
+    beats: float = 0.0
     app: FastAPI = field(init=False)
 
     def __post_init__(self) -> None:
         loaded = load_settings(self.flags, {}, self.folder)
         surroundings = Surroundings({"memory": 12_000, "cpu_threads": 6}, True, "desktop autostart entry")
-        desk = SetupDesk(loaded, surroundings, self.finish)
+        self.desk = SetupDesk(loaded, surroundings, self.finish, clock=lambda: self.beats)
         self.app = create_setup_app(
-            SetupContext(desk, SECRET, "127.0.0.1", PORT, self.stopped.append, lambda: self.now)
+            SetupContext(self.desk, SECRET, "127.0.0.1", self.port, self.stopped.append, lambda: self.now)
         )
 
     def finish(self, first: FirstSettings, autostart: bool) -> Finished:
@@ -237,3 +239,12 @@ def test_commands_for_a_node_hear_that_it_waits(wizard: SetupApi) -> None:
     assert wizard.call("GET", "/health").json() == {"status": "setup"}
     assert wizard.owner("POST", "/api/shutdown", {}).status_code == 202
     assert wizard.stopped == ["asked through the API"]
+
+
+def test_a_page_that_was_closed_long_ago_is_given_up(wizard: SetupApi) -> None:
+    wizard.beats = 1700.0
+    wizard.owner("GET", "/api/setup")  # an open page asks all the time
+    wizard.beats += 1799.0
+    assert not wizard.desk.is_abandoned()
+    wizard.beats += 2.0
+    assert wizard.desk.is_abandoned()

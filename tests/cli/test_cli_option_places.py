@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from neuroshard.api.setup.desk import FIELDS
 from neuroshard.cli.client import RequestRefusedError
 from neuroshard.cli.exit_codes import ExitCode, exit_code
 from neuroshard.cli.main import app
@@ -64,6 +65,7 @@ def test_every_parameter_of_a_node_is_a_setting() -> None:
     assert {"max_checkpoint_storage", "update_check"} <= without_flag
     # what no flag can say, config.toml can: nothing is out of reach
     assert [name for name in without_flag if note_of(name).applies is Applies.NOT_STORED] == []
+    assert set(FIELDS) <= names.keys()  # what the wizard asks can be said without it
 
 
 def test_a_demo_takes_the_options_of_a_node_in_the_same_words() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from neuroshard.config.settings import Settings, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
 FIELDS = ("memory", "cpu_threads", "max_storage", "max_upload", "training", "train_when")
+PATIENCE_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,20 @@ class SetupDesk:
     wallet: DraftWallet | None = None
     data_dir: Path = field(init=False)
     settings: dict[str, JsonValue] = field(init=False)
+    clock: Callable[[], float] = time.monotonic  # seconds, standing still while the computer sleeps
     autostart: bool = False
     is_chosen: bool = False
+    seen_at: float = field(init=False)  # when a page has last asked for anything
 
     def __post_init__(self) -> None:
+        self.seen_at = self.clock()
         self.data_dir = self.loaded.settings.data_dir
         given = self.loaded.sources
         self.settings = {key: _plain(getattr(self.loaded.settings, key)) for key in FIELDS if given[key] != "default"}
 
     def view(self) -> SetupBody:
         """What the page shows."""
+        self.seen_at = self.clock()
         wallet = self.wallet
         shown = wallet and SetupWallet(
             origin=wallet.origin,
@@ -141,6 +147,10 @@ class SetupDesk:
             return self.finish_with(FirstSettings(self.data_dir, wallet.token, chosen), self.autostart)
         except StorageError as error:
             raise WrongFieldsError(("data_dir", f"{error.message} {error.action}".strip())) from error
+
+    def is_abandoned(self) -> bool:
+        """Whether no page has asked for so long that nobody will come back to it; an open one asks all the time."""
+        return self.clock() - self.seen_at > PATIENCE_SECONDS
 
     def _field(self, key: str) -> SetupField:
         fixed = self._fixed_by(key)

@@ -2,6 +2,8 @@
 
 import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { NodeError } from "../api/client";
+import { Banner } from "../components/parts";
 import { ThemeToggle } from "../components/ThemeToggle";
 import { CheckStep, WordsStep } from "./BackupSteps";
 import { ComputerStep } from "./ComputerStep";
@@ -12,6 +14,7 @@ import { StartStep } from "./StartStep";
 import { WalletStep } from "./WalletStep";
 import { WorkStep } from "./WorkStep";
 
+const BEAT_MS = 3_000;
 const HASH = "#setup-";
 const PARTS: readonly { name: string; steps: readonly Step[] }[] = [
   { name: "Wallet", steps: ["wallet"] },
@@ -38,6 +41,7 @@ export function Wizard({ authenticated, calls }: { authenticated: boolean; calls
   useEffect(() => {
     if (authenticated) read();
   }, [authenticated, read]);
+  const gone = useHeartbeat(authenticated, calls, setSetup);
   if (!authenticated) return <Frame>{<Locked calls={calls} />}</Frame>;
   if (setup === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
   const step = allowedStep(setup, wanted);
@@ -47,9 +51,36 @@ export function Wizard({ authenticated, calls }: { authenticated: boolean; calls
   };
   return (
     <Frame step={step}>
+      {gone && (
+        <Banner tone="bad" title="NeuroShard does not answer." live>
+          It was closed before the end, so nothing is stored. Start it once more and go on here.
+        </Banner>
+      )}
       <StepOf key={step} step={step} {...{ setup, calls, go, onChange }} />
     </Frame>
   );
+}
+
+/** Asks again and again, so that the program knows of the page and the page of the program: whether that is gone. */
+function useHeartbeat(authenticated: boolean, calls: SetupCalls, onReturn: (setup: Setup) => void): boolean {
+  const [gone, setGone] = useState(false);
+  useEffect(() => {
+    if (!authenticated) return;
+    let wasGone = false;
+    const beat = async () => {
+      try {
+        const setup = await calls.read();
+        if (wasGone) onReturn(setup);
+        wasGone = false;
+      } catch (error) {
+        wasGone = error instanceof NodeError && error.status === 0;
+      }
+      setGone(wasGone);
+    };
+    const timer = setInterval(() => void beat(), BEAT_MS);
+    return () => clearInterval(timer);
+  }, [authenticated, calls]);
+  return gone;
 }
 
 function StepOf({ step, ...props }: StepProps & { step: Step }) {
