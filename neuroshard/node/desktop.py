@@ -6,12 +6,17 @@ import os
 import sys
 import webbrowser
 from collections.abc import Mapping
+from threading import Thread
+
+OPENING_SECONDS = 5.0
 
 
 def open_browser_at(url: str) -> None:
     """Show the dashboard. Not where only a browser in the terminal could: it would take the terminal over."""
     if has_desktop(sys.platform, os.environ):
-        webbrowser.open(url)
+        opening = Thread(target=webbrowser.open, args=(url,), name="neuroshard-browser", daemon=True)
+        opening.start()
+        opening.join(OPENING_SECONDS)  # some browsers are waited for until their window is closed
 
 
 def has_desktop(platform: str, environment: Mapping[str, str]) -> bool:

@@ -88,7 +88,7 @@ function whenStarted(url: string, calls: SetupCalls, onLate: () => void): () => 
   const end = Date.now() + PATIENCE_MS;
   const ask = async () => {
     if (new URL(url).port !== location.port) return location.assign(url);
-    if (await calls.isNode().catch(() => false)) {
+    if (await calls.isNode()) {
       history.replaceState(null, "", location.pathname);
       return calls.openDashboard();
     }

@@ -1,6 +1,7 @@
 // What the wizard asks of a node without a token, and which step may be shown. Nothing is kept in the browser.
 
 import type { Client } from "../api/client";
+import { NodeError } from "../api/client";
 
 export interface SetupWallet {
   origin: "created" | "entered" | "found";
@@ -57,7 +58,13 @@ export function setupCalls(client: Client, openDashboard: () => void): SetupCall
     confirm: (words) => client.command<Setup>("/api/setup/backup", { words }),
     choose: (choices) => client.command<Setup>("/api/setup/choices", choices),
     finish: () => client.command<Finished>("/api/setup/finish", {}),
-    isNode: async () => (await client.get<{ status: string }>("/health")).status !== "setup",
+    isNode: async () => {
+      try {
+        return (await client.get<{ status: string }>("/health")).status !== "setup";
+      } catch (error) {
+        return error instanceof NodeError && error.status === 401; // a node with --host asks for its secret
+      }
+    },
     openDashboard,
     unlock: async (secret) => (await client.openSession(secret)).authenticated,
   };
