@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 from playwright.sync_api import Page
+
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 
 # Controls and landmarks without a name.
 UNNAMED = """() => [...document.querySelectorAll('button, input, select, a, nav, section, [role]')]
@@ -39,6 +43,20 @@ FAINT = """() => {
     return { text: e.textContent.trim().slice(0, 30), ratio: (a + 0.05) / (b + 0.05) };
   }).filter((found) => found.ratio < 4.5);
 }"""
+
+
+RUN_AXE = """async () => {
+  const { violations } = await axe.run(document, { resultTypes: ['violations'] });
+  return violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map((n) => n.html.slice(0, 150)).join(' | ')}`);
+}"""
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core says is wrong with the page as it is."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE)
+    found: list[str] = page.evaluate(RUN_AXE)
+    return found
 
 
 def slowest_frame(page: Page, seconds: float) -> float:

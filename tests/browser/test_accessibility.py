@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.resources import files
 
 import pipeline_snapshots
 import pytest
@@ -12,26 +11,14 @@ import round_snapshots
 import snapshots
 import swarm_snapshots
 from dashboard_session import DESKTOP, OpenPage, StartNode
+from page_checks import violations
 from playwright.sync_api import Page, ViewportSize, expect
 
 from neuroshard.status.snapshot import NodeState, NodeStatus
 
 pytestmark = pytest.mark.browser
-AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 VIEWS = ("overview", "contribution", "chat", "training", "swarm", "pipeline", "rounds", "data", "checkpoints", "log")
 PHONE = ViewportSize(width=360, height=740)
-RUN = """async () => {
-  const { violations } = await axe.run(document, { resultTypes: ['violations'] });
-  return violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map((n) => n.html.slice(0, 150)).join(' | ')}`);
-}"""
-
-
-def violations(page: Page) -> list[str]:
-    """What axe-core says is wrong with the page as it is."""
-    if not page.evaluate("'axe' in window"):
-        page.evaluate(AXE)
-    found: list[str] = page.evaluate(RUN)
-    return found
 
 
 def show(page: Page, url: str) -> None:
@@ -57,11 +44,9 @@ def test_a_node_among_others_is_clean(theme: str, start_node: StartNode, open_pa
     page = open_page(node.url, theme=theme, still=True)
     seen: tuple[tuple[str, Callable[[], NodeStatus]], ...] = (
         ("swarm", lambda: swarm_snapshots.among(6)),
-        ("pipeline", pipeline_snapshots.driver),
         ("pipeline", pipeline_snapshots.gap),
         ("rounds", round_snapshots.eventful),
         ("overview", snapshots.starting),
-        ("overview", snapshots.waiting_for_data),
         ("overview", snapshots.in_trouble),
     )
     for view, situation in seen:
@@ -99,4 +84,13 @@ def test_what_opens_on_top_is_clean_on_a_phone(start_node: StartNode, open_page:
 
 def test_the_page_for_an_unknown_address_is_clean(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node().url}nowhere", excused="responded with a status of 404")
+    assert violations(page) == []
+
+
+def test_asking_for_the_secret_is_clean(start_node: StartNode, open_page: OpenPage) -> None:
+    page = open_page("about:blank")
+    locked = {"authenticated": False, "secret_required": True, "csrf_token": None}
+    page.route("**/api/session", lambda route: route.fulfill(json=locked))
+    page.goto(start_node().url)
+    expect(page.get_by_role("heading", level=1)).to_have_text("This node asks for its secret")
     assert violations(page) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dashboard_session import OpenPage
 from first_run_process import FirstRun, listing, started
-from page_checks import FAINT, TWICE, UNNAMED
+from page_checks import FAINT, TWICE, UNNAMED, violations
 from playwright.sync_api import Page, ViewportSize, expect
 
 from neuroshard.identity import Wallet, parse_token
@@ -41,6 +41,7 @@ def check_page(page: Page) -> None:
     assert page.evaluate(UNNAMED) == []
     assert page.evaluate(TWICE) == []
     assert page.evaluate(FAINT) == []
+    assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
