@@ -15,7 +15,7 @@ from neuroshard.api.views.node import status_view
 
 pytestmark = pytest.mark.browser
 HOUR = 3_200  # rounds of events: more than the curve and the log keep
-MORE = 8_000
+MORE = 5_000
 SPARE_BYTES = 3_000_000
 
 # Instead of the network's: as many events as wanted, at once.
