@@ -16,7 +16,7 @@ from neuroshard.types import NodeId
 LOOK_SECONDS = 1.0
 ABSENCE_SECONDS = 3.0  # without a connection, until a node is called
 CALL_SECONDS = 3.0  # for all its addresses
-OVERDUE = 1.1  # intervals after its last report a node that lives would have reported again
+OVERDUE = 1.2  # intervals after its last report a node that lives would have reported again
 
 
 class Departures:

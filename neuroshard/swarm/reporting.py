@@ -76,7 +76,7 @@ class Reporter:
             while True:
                 await self._publish(network, leaving=False)
                 await self._wait(share)
-                share = self._random.uniform(0.8, 1.0)
+                share = self._random.uniform(0.9, 1.1)  # an interval on average
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True), suppress(TransportClosedError):
                 await self._publish(network, leaving=True)  # a network that is gone needs no good-bye

@@ -54,7 +54,7 @@ class TrainingReport:
     tokens_per_second: float
     state: NodeState
     started_at: float  # seconds since the epoch
-    interval_seconds: float  # until the next report, at most
+    interval_seconds: float  # until the next report, give or take a tenth
     leaving: bool = False  # the last report of this start
     inherited_steps: int = 0  # of `steps`, what others had made before this node took the first of its stages over
     inherited_tokens: int = 0
