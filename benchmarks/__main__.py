@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "learning": ("learning", ()),
     "codecs": ("codecs", ()),
     "diloco": ("diloco", ()),
+    "diloco_long": ("diloco", ("long",)),
     "schemes": ("schemes", ()),
     "attacks": ("attacks", ()),
     "dashboards": ("dashboards", ()),

@@ -72,7 +72,9 @@ class Peer:
         work = RoundWork(self._plan, make_codec(codec), TrimmedMean(0.1))  # type: ignore[arg-type]
         expected = frozenset(member.node_id for member in self._members)
         me = Member(self._identity.node_id, self._identity.wallet_id)
-        setting = Setting(step, self._plan, me, expected, self._sign, work.is_part, Timing(60, 120, 240))
+        setting = Setting(
+            step, self._plan, me, expected, self._sign, work.is_part, work.is_result, Timing(60, 120, 240)
+        )
         moved, cpu, start = self._moved(), time.process_time(), time.perf_counter()
         parts = await anyio.to_thread.run_sync(work.encoded, self._vector)
         contribution = Contribution(parts, 100, 1_000_000, made_at())
