@@ -84,6 +84,15 @@ MaxUpload = Annotated[
         rich_help_panel=_MEETING,
     ),
 ]
+MonthlyQuota = Annotated[
+    float | None,
+    typer.Option(
+        "--monthly-quota",
+        metavar="GB",
+        help="Most gigabytes a calendar month, sent and received. (default: no limit)",
+        rich_help_panel=_MEETING,
+    ),
+]
 NoNetwork = Annotated[
     bool, typer.Option("--no-network", help="Meet no other nodes; train alone.", rich_help_panel=_MEETING)
 ]

@@ -27,7 +27,7 @@ from neuroshard.config.loading import LoadedSettings, check_settings, source_nam
 from neuroshard.config.settings import Settings, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
-FIELDS = ("memory", "cpu_threads", "max_storage", "max_upload", "training", "train_when")
+FIELDS = ("memory", "cpu_threads", "max_storage", "max_upload", "monthly_quota", "training", "train_when")
 PATIENCE_SECONDS = 1800.0
 
 
