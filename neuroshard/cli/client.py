@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,9 @@ class NodeClient:
     secret: str = field(repr=False)
     folder: Path  # its data folder
     http: httpx.Client = field(default_factory=_connections, repr=False)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self.http.close)  # a command has no other moment at which it needs its node no more
 
     def get(self, path: str) -> dict[str, Any]:
         """JSON body of a GET. Raises NetworkRefusedError when no node answers."""
