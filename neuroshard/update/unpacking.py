@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from neuroshard.update.errors import UpdateRefusedError
 
@@ -20,6 +22,31 @@ def unpack(archive: Path, folder: Path, most_bytes: int) -> None:
                 files, left = files + 1, left - member.size
                 if left < 0 or files > MAX_FILES:
                     raise UpdateRefusedError("The archive unpacks to more than was signed.")
-                content.extract(member, folder, filter="data")
-    except (tarfile.TarError, EOFError) as error:
+                _extract(content, member, folder)
+    except (tarfile.TarError, EOFError, FileExistsError) as error:
         raise UpdateRefusedError(f"The archive of the update cannot be unpacked: {error}.") from error
+
+
+def _extract(content: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """One member: a folder, a file or a link, within the folder. tarfile's own filter came with Python 3.11.4 only."""
+    name, target = PurePosixPath(member.name), folder / member.name
+    if name.is_absolute() or ".." in name.parts or not _is_inside(target.parent, folder):
+        raise tarfile.TarError(f"{member.name!r} is outside of its folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = content.extractfile(member) if member.isreg() else None
+    if member.isdir():
+        target.mkdir(exist_ok=True)
+    elif member.issym() and _is_inside(target.parent / member.linkname, folder):
+        target.symlink_to(member.linkname)
+    elif member.islnk() and _is_inside(folder / member.linkname, folder):
+        os.link(folder / member.linkname, target)
+    elif source is not None:
+        with source, target.open("xb") as file:
+            shutil.copyfileobj(source, file)
+        target.chmod(0o755 if member.mode & 0o100 else 0o644)
+    else:
+        raise tarfile.TarError(f"{member.name!r} is no file, no folder and no link within it")
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
