@@ -83,6 +83,7 @@ class Reader:
 
 def read_and_interrupt(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Ctrl+C after the first lines, or after some seconds without: a table that is shown in place has no lines."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else a shell's background jobs pass "ignored" on
     with subprocess.Popen(
         command,
         env=environment,
