@@ -40,7 +40,9 @@ def attacked(rows: torch.Tensor, attack: str, liars: int, seed: int = 0) -> torc
         "copies": lambda: honest[:1].expand(liars, -1),
         "zero": lambda: noise * 0,
         # "A little is enough" (Baruch, Baruch, Goldberg 2019): all of them a little off the mean, within its noise
-        "ALIE": lambda: (honest.mean(dim=0) - 1.0 * honest.std(dim=0)) * (1 + 1e-6 * noise),
+        "ALIE": lambda: (
+            (honest.mean(dim=0) - 1.0 * honest.std(dim=0, correction=min(1, len(honest) - 1))) * (1 + 1e-6 * noise)
+        ),
         # "Fall of empires" (Xie, Koyejo, Gupta 2019): against the honest mean, by a little
         "inner product": lambda: -0.5 * honest.mean(dim=0) * (1 + 1e-6 * noise),
     }
