@@ -110,9 +110,9 @@ class ComputeThread:
             torch.set_num_threads(self._cpu_threads)  # OpenMP keeps this per calling thread
         while (turn := self._next()) is not None:
             began = time.perf_counter()
-            self._run_job(turn[0])
-            if turn[1] is Priority.TRAINING and self._share < 1:
-                _wait_for_accelerator()
+            is_paced = turn[1] is Priority.TRAINING and self._share < 1
+            self._run_job(turn[0], to_its_end=is_paced)
+            if is_paced:
                 ended = time.perf_counter()
                 self._worked = ended, ended - began
             del turn  # keeps the values of a finished job alive no longer than its caller does
@@ -142,11 +142,14 @@ class ComputeThread:
         return ended + seconds * (1 / self._share - 1) - time.perf_counter()
 
     @staticmethod
-    def _run_job(job: _Job) -> None:
+    def _run_job(job: _Job, *, to_its_end: bool) -> None:
+        """`to_its_end`: of what the job begins on the accelerator too."""
         if not job.result.set_running_or_notify_cancel():
             return
         try:
             value = job.work()
+            if to_its_end:
+                _wait_for_accelerator()
         except BaseException as error:  # noqa: BLE001 - not handled here: the future carries it to the caller
             job.result.set_exception(error)
         else:
@@ -164,7 +167,7 @@ def _wake_up_from_thread(done: anyio.Event) -> Callable[[Future[Any]], None]:
 
 
 def _wait_for_accelerator() -> None:
-    """Until what was begun there has ended: only then it is known how long that took."""
+    """Until what was begun there has ended: only then it is known how long that took. Raises what failed there."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     elif torch.backends.mps.is_available():

@@ -160,3 +160,20 @@ def test_a_thread_that_rests_closes_at_once() -> None:
     last = thread.submit(lambda: "the last one")
     thread.close()
     assert last.result(timeout=0) == "the last one"
+
+
+def test_what_fails_on_the_accelerator_is_told_and_the_next_job_runs(
+    compute: ComputeThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slowed job waits for the accelerator, which is where its late errors come out."""
+
+    def fail() -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    compute.throttle(0.9)
+    with pytest.raises(RuntimeError, match="illegal"):
+        compute.submit(lambda: "begun").result(timeout=60)
+    monkeypatch.undo()
+    assert compute.submit(lambda: "done").result(timeout=60) == "done"
