@@ -157,6 +157,8 @@ class RoundMail:
             return Frame(PART)  # it came before, and the answer to it did not
         if arriving.is_over or start != arriving.length or stop > arriving.total:
             raise RequestRefusedError("The part does not follow the one before.")
+        if stop - start < PART_BYTES and stop < arriving.total:  # else any number of them would be kept
+            raise RequestRefusedError(f"Only the last part of a message has less than {PART_BYTES} bytes.")
         # what was announced and does not come takes no memory; small messages, votes among them, always find room
         if arriving.total > SMALL_BYTES and self._arrived_bytes() + stop - start > 2 * self._limits.max_body_bytes:
             raise RequestRefusedError("There is no room for this message now.")

@@ -1,0 +1,129 @@
+"""Messages of rounds in parts: whole and in order at their receiver, which keeps no more than it said it would."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+from replica_world import NAMES, STAGE, A, B, C, play
+
+from neuroshard.network import InMemoryNetwork, RequestRefusedError
+from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMail
+from neuroshard.training.transfer.fields import request_about
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
+
+D = NAMES[3]
+PIECE = bytes(PART_BYTES)
+
+
+class Post:
+    """A receiver of messages up to so many bytes, with those that have come."""
+
+    def __init__(self, network: InMemoryNetwork, most_bytes: int) -> None:
+        self.come: list[tuple[NodeId, Frame]] = []
+        self.mail = RoundMail(STAGE, network.join(A), FrameLimits(max_body_bytes=most_bytes), self._note)
+
+    async def _note(self, sender: NodeId, frame: Frame) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.come.append((sender, frame))
+
+    async def take(self, sender: NodeId, number: int, total: int, start: int, *pieces: bytes) -> None:
+        """A part of a message with one tensor of `total` bytes."""
+        about: WireValue = {"header": {}, "tensors": [["part", total]]} if start == 0 else None
+        header = request_about(PART, STAGE, number=number, start=start, message=about).header
+        specs = [TensorSpec(f"piece {place}", "uint8", (len(piece),)) for place, piece in enumerate(pieces)]
+        await self.mail.take(sender, Frame(PART, header, tuple(map(TensorPart, specs, pieces))))
+
+
+def test_parts_out_of_order_or_of_too_large_a_message_are_refused() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        total = 2 * PART_BYTES
+        post = Post(network, total)
+        with pytest.raises(RequestRefusedError, match="no message of a round"):
+            await post.take(C, 1, -1, 0, PIECE)
+        for size in (10**14, total + 1):
+            with pytest.raises(RequestRefusedError, match="no room"):
+                await post.take(C, 1, size, 0, PIECE)
+        with pytest.raises(RequestRefusedError, match="does not follow"):
+            await post.take(C, 2, total, PART_BYTES, PIECE)
+        await post.take(C, 3, total, 0, PIECE)
+        await post.take(C, 3, total, 0, PIECE)  # the answer did not come
+        for number, start in ((4, PART_BYTES), (3, PART_BYTES + 2)):
+            with pytest.raises(RequestRefusedError, match="does not follow"):
+                await post.take(C, number, total, start, PIECE[:4])
+        await post.take(C, 3, total, PART_BYTES, PIECE)
+        await post.take(C, 3, total, PART_BYTES, PIECE)
+        with pytest.raises(RequestRefusedError, match="does not follow"):
+            await post.take(C, 3, total, total, PIECE)
+        assert [sender for sender, _ in post.come] == [C]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("pieces", [(), (b"",) * 16, (b"x",), (PIECE[:-1],)], ids=["none", "empty", "tiny", "short"])
+def test_only_the_last_part_of_a_message_may_be_small(pieces: tuple[bytes, ...]) -> None:
+    """Else a member could have any number of pieces kept here, which take memory and are no bytes."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        total = PART_BYTES + sum(map(len, pieces))
+        post = Post(network, 2 * PART_BYTES)
+        for start in (0, PART_BYTES):
+            if start:
+                await post.take(B, 1, 2 * PART_BYTES, 0, PIECE)
+            with pytest.raises(RequestRefusedError, match="Only the last part"):
+                await post.take(B, 1, 2 * PART_BYTES, start, *pieces)
+        await post.take(C, 1, total, 0, PIECE)
+        if total > PART_BYTES:
+            await post.take(C, 1, total, PART_BYTES, *pieces)
+        assert [sender for sender, _ in post.come] == [C]
+        assert post.mail.received_bytes == PART_BYTES + total
+
+    play(scenario)
+
+
+def test_what_a_vanished_node_began_to_send_gives_way_to_others_and_small_messages_never_wait() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        total = PART_BYTES + 1
+        post = Post(network, total)
+        await post.take(B, 1, total, 0, PIECE)
+        await post.take(C, 1, total, 0, PIECE)
+        with pytest.raises(RequestRefusedError, match="no room"):
+            await post.take(D, 1, total, 0, PIECE)
+        await post.take(D, 2, 4, 0, b"vote")
+        await anyio.sleep(STALE_SECONDS + 1)
+        await post.take(D, 3, total, 0, PIECE)
+        assert [sender for sender, _ in post.come] == [D]
+
+    play(scenario)
+
+
+def frame_of(*slices: bytes) -> Frame:
+    specs = [TensorSpec(f"slice {index}", "uint8", (len(data),)) for index, data in enumerate(slices)]
+    return Frame("round/message", {}, tuple(map(TensorPart, specs, slices)))
+
+
+def test_long_messages_travel_in_parts() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        transports = [network.join(A), network.join(B)]
+        slices = [bytes([number]) * (PART_BYTES // 10 + number) for number in range(25)]
+        message, short, bare = frame_of(*slices), frame_of(*(b"short" for _ in range(100))), frame_of()
+        come = list[tuple[NodeId, Frame]]()
+
+        async def note(sender: NodeId, frame: Frame) -> None:
+            await anyio.lowlevel.checkpoint()
+            come.append((sender, frame))
+
+        limits = FrameLimits(max_body_bytes=sum(map(len, slices)))
+        mails = [RoundMail(STAGE, transport, limits, note) for transport in transports]
+        transports[1].serve(PART, mails[1].take, PART_LIMITS)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mails[0].run)
+            for one in (message, short, bare):
+                mails[0].send(B, one)
+            while len(come) < 3:
+                await anyio.sleep(0.1)
+            tasks.cancel_scope.cancel()
+        assert come == [(A, message), (A, short), (A, bare)]
+
+    play(scenario)
