@@ -6,7 +6,7 @@ from neuroshard.compression.error_feedback import next_residual, with_residual
 from neuroshard.compression.fp32 import Fp32Codec
 from neuroshard.compression.int4 import INT4_BLOCK, Int4Codec
 from neuroshard.compression.int8 import BLOCK, Int8Codec
-from neuroshard.compression.named import aggregate_codec, has_outer_momentum, make_codec, residual_decay
+from neuroshard.compression.named import aggregate_codec, has_outer_momentum, is_sparse, make_codec, residual_decay
 
 __all__ = [
     "BLOCK",
@@ -20,6 +20,7 @@ __all__ = [
     "aggregate_codec",
     "checked_vector",
     "has_outer_momentum",
+    "is_sparse",
     "make_codec",
     "next_residual",
     "residual_decay",

@@ -33,9 +33,14 @@ def make_codec(name: CodecName) -> Codec:
             assert_never(name)
 
 
+def is_sparse(codec: Codec) -> bool:
+    """Whether a contribution in it has only some of its numbers, and others than the next one."""
+    return isinstance(codec, TopKCodec)
+
+
 def aggregate_codec(codec: Codec) -> Codec:
-    """How the aggregate of contributions in this codec travels: in the same, but for what several top-k add up to."""
-    return SparseCodec() if isinstance(codec, TopKCodec) else codec
+    """How the aggregate of contributions in this codec travels: in the same, but for what several sparse add up to."""
+    return SparseCodec() if is_sparse(codec) else codec
 
 
 def residual_decay(name: CodecName) -> float:
@@ -43,9 +48,9 @@ def residual_decay(name: CodecName) -> float:
 
     Top-k loses most of a contribution: what did not get its turn for long is from weights that are no more.
     """
-    return TOP_K_DECAY if name == "topk" else 1.0
+    return TOP_K_DECAY if is_sparse(make_codec(name)) else 1.0
 
 
 def has_outer_momentum(name: CodecName) -> bool:
     """Whether the outer step has its momentum: what top-k holds back would be in the velocity and the residual."""
-    return name != "topk"
+    return not is_sparse(make_codec(name))

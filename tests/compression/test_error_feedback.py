@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
-from neuroshard.compression import Codec, make_codec, next_residual, residual_decay, with_residual
+from neuroshard.compression import (
+    Codec,
+    aggregate_codec,
+    has_outer_momentum,
+    is_sparse,
+    make_codec,
+    next_residual,
+    residual_decay,
+    with_residual,
+)
+from neuroshard.config.run_parameters import CodecName
 
 
 def contribution(round_index: int, size: int = 5000) -> torch.Tensor:
@@ -48,6 +60,14 @@ def test_of_what_top_k_holds_back_a_part_is_forgotten_every_round() -> None:
         residual = next_residual(residual, codec.round_trip(residual), 1.0)
         assert residual is not None
     assert residual.norm() < 0.2 * (vector - sent).norm()
+
+
+@pytest.mark.parametrize("name", get_args(CodecName))
+def test_what_is_sparse_forgets_has_no_momentum_and_adds_up_to_something_else(name: CodecName) -> None:
+    codec = make_codec(name)
+    assert is_sparse(codec) == (name == "topk")
+    assert (residual_decay(name) < 1.0) == is_sparse(codec) == (not has_outer_momentum(name))
+    assert (aggregate_codec(codec).name != codec.name) == is_sparse(codec)
 
 
 def test_nothing_lost_is_no_residual_and_no_copy() -> None:

@@ -24,7 +24,7 @@ from neuroshard.aggregation import (
     statistics_bytes,
     sum_statistics,
 )
-from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec
+from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec, is_sparse
 from neuroshard.swarm.certified.effects import Computation, Judge, Judged, MakeStatistics, Reduce
 from neuroshard.swarm.certified.slices import Encoded, SlicePlan
 
@@ -99,10 +99,10 @@ class RoundWork:
 
     def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
         """See MakeStatistics."""
-        with_gram, is_sparse = needs_gram(self.aggregator), self.results is not self.codec
+        with_gram, are_sparse = needs_gram(self.aggregator), is_sparse(self.codec)
         return {
             index: statistics_bytes(
-                slice_statistics(self._rows(index, parts), with_gram=with_gram, is_sparse=is_sparse)
+                slice_statistics(self._rows(index, parts), with_gram=with_gram, is_sparse=are_sparse)
             )
             for index, parts in job.rows.items()
         }
