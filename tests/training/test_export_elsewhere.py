@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -125,6 +127,38 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path: Path) -> None
     with pytest.raises(StorageError, match="is there already"):
         export_gguf(stages, tmp_path / "out" / "model.gguf", TABLE)
     assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+@needs_gguf
+def test_what_came_while_it_was_written_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf
+
+    stages, path = save_in_stages(made_model(GROUPED), tmp_path, 1), tmp_path / "out" / "model.gguf"
+    close = gguf.GGUFWriter.close
+
+    def another_comes(writer: gguf.GGUFWriter) -> None:
+        close(writer)
+        path.write_text("mine")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "close", another_comes)
+    with pytest.raises(StorageError, match="is there already"):
+        export_gguf(stages, path, TABLE)
+    assert [path.read_text() for path in path.parent.iterdir()] == ["mine"]
+
+
+@needs_gguf
+def test_the_file_is_flushed_by_a_handle_that_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows flushes no other; elsewhere it makes no difference, so the handle itself is looked at."""
+    fsync, flushed = os.fsync, list[int]()
+
+    def strict(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            flushed.append(os.write(descriptor, b""))  # raises for one that only reads
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", strict)
+    export_gguf(save_in_stages(made_model(GROUPED), tmp_path, 1), tmp_path / "model.gguf", TABLE)
+    assert flushed
 
 
 def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

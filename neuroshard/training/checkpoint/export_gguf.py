@@ -46,8 +46,7 @@ def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable)
     architecture, path = stages[0].architecture, path.absolute()
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
     try:
-        if path.exists():
-            raise StorageError(f"{path} is there already.", "Name a new file: nothing is overwritten.")
+        _check_is_free(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = gguf.GGUFWriter(temporary, "llama")
         try:
@@ -55,8 +54,9 @@ def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable)
             _write_tensors(writer, gguf, stages, architecture)
         finally:
             writer.close()
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:  # Windows flushes what may be written only
             os.fsync(file.fileno())
+        _check_is_free(path)  # the writing took its time
         temporary.rename(path)
         sync_folder(path.parent)
     except OSError as error:
@@ -64,6 +64,11 @@ def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable)
         raise kind(f"{path} cannot be written: {error.strerror or error}.", "Free space or name another.") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _check_is_free(path: Path) -> None:
+    if os.path.lexists(path):
+        raise StorageError(f"{path} is there already.", "Name a new file: nothing is overwritten.")
 
 
 def require_gguf() -> None:
