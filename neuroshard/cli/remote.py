@@ -102,7 +102,7 @@ def kindness_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if decision["rule"]:
         until = decision["until"]
-        when = "" if until is None else f" (until {_local_time(until)})"
+        when = "" if until is None else f" (until {_clock_words(until, answer['time'])})"
         rule = "by hand" if decision["rule"] == "user" else f"by {decision['rule']}"
         rows.append(("gives way", f"{decision['reason']}{when} [{rule}]"))
     network: Mapping[str, Any] = kindness["network"]
@@ -219,6 +219,12 @@ def logs(
 
 def _local_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def _clock_words(moment: float, now: float) -> str:
+    """A coming time on the owner's clock: its day is told where it is not today's."""
+    then, today = (datetime.fromtimestamp(seconds).astimezone() for seconds in (moment, now))
+    return f"{then:%H:%M}" if then.date() == today.date() else f"{then:%A, %d %B, %H:%M}"
 
 
 def log_line(record: Mapping[str, Any]) -> str:

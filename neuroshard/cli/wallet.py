@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -118,10 +119,12 @@ def restore(
 
 
 def _passphrase(file: Path | None, *, is_new: bool) -> str:
-    """From a file, without the line's end, or typed unseen. Raises TokenError for an unreadable file."""
+    """From a file, without the line's end, or typed unseen. Raises TokenError without a file or a terminal to ask."""
     from neuroshard.config.loading import read_token_file
     from neuroshard.errors import TokenError
 
+    if file is None and not sys.stdin.isatty():
+        raise TokenError("There is no terminal to ask for the passphrase.", "Name a file that holds it: --passphrase-file.")
     if file is None:
         return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
     try:

@@ -112,6 +112,7 @@ class Application:
         observe = partial(observe_network, society, publisher)
         keeper = ContributionKeeper(settings.data_dir, place.board, publisher)
         ledger = TransferLedger(settings.data_dir)
+        publisher.warn(*ledger.warnings)
         network = NetworkRules(ledger, society.networking.gate, society.networking, society.moved)
         kindness = KindnessWatch(place.configuration, wish, loop, publisher, network=network)
         updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.put_aside import put_aside
 from neuroshard.identity.canonical import parse_json
 from neuroshard.node.publisher import Publisher
 from neuroshard.status.board import StatusBoard
@@ -85,7 +86,8 @@ class ContributionKeeper:
         self._publisher = publisher
         self._clock = clock
         self._meter = WorkMeter()
-        self._record = read_record(self._path)
+        self._record, warnings = read_record(self._path)
+        publisher.warn(*warnings)
         self._is_saved = True
         self._has_failed = False
 
@@ -133,25 +135,15 @@ class ContributionKeeper:
         self._is_saved, self._has_failed = True, False
 
 
-def read_record(path: Path) -> ContributionRecord:
-    """The record of earlier starts. One that is damaged is put aside, and a new one begins."""
+def read_record(path: Path) -> tuple[ContributionRecord, tuple[str, ...]]:
+    """The record of earlier starts, and warnings. One that is damaged is put aside, and a new one begins."""
     try:
         with path.open("rb") as file:
-            return ContributionRecord.from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES))
+            return ContributionRecord.from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES)), ()
     except FileNotFoundError:
-        return ContributionRecord()
+        return ContributionRecord(), ()
     except OSError as error:
-        log.warning("The record of your contribution cannot be read in %s: %s.", path, error.strerror)
-        return ContributionRecord()
+        warning = f"The record of your contribution cannot be read in {path}: {error.strerror}."
     except ValueError as error:
-        aside = path.with_name(f"{FILE_NAME}.damaged")
-        log.warning("%s is damaged (%s): it is now %s, and a new record begins.", path, error, aside.name)
-        _put_aside(path, aside)
-        return ContributionRecord()
-
-
-def _put_aside(path: Path, aside: Path) -> None:
-    try:
-        path.replace(aside)
-    except OSError as error:
-        log.warning("%s cannot be renamed: %s.", path, error.strerror)
+        warning = put_aside(path, str(error), "a new record of your contribution begins")
+    return ContributionRecord(), (warning,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 import threading
@@ -99,6 +100,8 @@ def test_pause_and_resume(neuroshard: Command, node: NodeProcess) -> None:
 
 
 def test_a_pause_can_end_by_itself(neuroshard: Command, node: NodeProcess) -> None:
+    assert neuroshard("pause", "--for", "3000").code == 0
+    assert re.search(r"gives way .*\(until (\w+, \d\d \w+, )?\d\d:\d\d\)", neuroshard("status").out)
     told = neuroshard("pause", "--for", "0.5", "--json").json()
     assert told["state"] == "paused"
     node.wait_for("end of the pause", lambda status: status["state"] == "training", seconds=20)

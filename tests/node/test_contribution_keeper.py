@@ -96,7 +96,7 @@ def live(node: Node, seconds: int) -> None:
 
 
 def tokens_of(path: Path) -> int:
-    total = read_record(path).status(START).total
+    total = read_record(path)[0].status(START).total
     return 0 if total is None else total.tokens
 
 
@@ -128,14 +128,18 @@ def test_a_kill_costs_a_minute_at_most(tmp_path: Path) -> None:
     assert saved[0] >= (round(SAVE_SECONDS) * 2 - 2) * 500
 
 
-def test_a_damaged_record_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_record_is_put_aside_beside_earlier_ones_and_told(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
-    path.write_bytes(b'{"format": 1, "to')
-    with caplog.at_level(logging.WARNING):
-        assert tokens_of(path) == 0
-    assert "is damaged" in caplog.text
+    told: list[str] = []
+    for content in (b'{"format": 1, "to', b"\xff\x00 garbage"):
+        path.write_bytes(content)
+        told += Node(tmp_path).board.current().warnings
+    assert all("is damaged" in warning and "new record" in warning for warning in told)
+    assert len(told) == 2
     assert (tmp_path / f"{FILE_NAME}.damaged").read_bytes() == b'{"format": 1, "to'
+    assert (tmp_path / f"{FILE_NAME}.damaged-2").read_bytes() == b"\xff\x00 garbage"
     assert not path.exists()
+
 
 
 def test_a_disk_that_refuses_is_told_once_and_nothing_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

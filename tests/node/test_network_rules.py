@@ -82,9 +82,12 @@ def test_the_ledger_counts_on_after_a_kill_and_anew_in_another_month(tmp_path: P
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"month": 1}', '{"month": "2026-11", "bytes": -5}', "x" * 20_000])
-def test_a_damaged_ledger_counts_from_now_on(tmp_path: Path, content: str) -> None:
+def test_a_damaged_ledger_is_put_aside_and_counts_from_now_on(tmp_path: Path, content: str) -> None:
     (tmp_path / LEDGER_FILE).write_text(content)
-    assert TransferLedger(tmp_path).note(5, "2026-11") == 5
+    ledger = TransferLedger(tmp_path)
+    assert ledger.note(5, "2026-11") == 5
+    assert ["counted from now on" in warning for warning in ledger.warnings] == [True]
+    assert (tmp_path / f"{LEDGER_FILE}.damaged").read_text() == content
 
 
 def test_a_quota_reached_in_mid_transfer_stops_what_is_large_and_nothing_else(tmp_path: Path) -> None:

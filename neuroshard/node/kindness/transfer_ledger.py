@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
 
 from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.put_aside import put_aside
+from neuroshard.identity.canonical import parse_json
+from neuroshard.types import JsonValue
 
 LEDGER_FILE = "transfer.json"
 MAX_LEDGER_BYTES = 10_000
+_FROM_NOW_ON = "this month's transfer is counted from now on"
 
 
 class TransferLedger:
@@ -17,9 +20,7 @@ class TransferLedger:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / LEDGER_FILE
-        self._month: str = ""
-        self._bytes: int = 0
-        self._month, self._bytes = _read(self._file)
+        self._month, self._bytes, self.warnings = _read(self._file)
         self._counted: int = 0
         self._saved: int = self._bytes
 
@@ -43,15 +44,23 @@ class TransferLedger:
         self._saved = moved
 
 
-def _read(file: Path) -> tuple[str, int]:
-    """A file that is not there, or says nothing, counts from now on."""
+def _read(file: Path) -> tuple[str, int, tuple[str, ...]]:
+    """Month, bytes and warnings. A file that is not there counts from now on; one that says nothing is put aside."""
     try:
         with file.open("rb") as stream:
-            content: object = json.loads(stream.read(MAX_LEDGER_BYTES))
-    except (OSError, ValueError):
-        return "", 0
-    table = cast("dict[str, object]", content) if isinstance(content, dict) else {}
-    month, moved = table.get("month"), table.get("bytes")
-    if not isinstance(month, str) or type(moved) is not int or moved < 0:
-        return "", 0
-    return month, moved
+            month, moved = _counted(parse_json(stream.read(MAX_LEDGER_BYTES + 1), MAX_LEDGER_BYTES))
+    except FileNotFoundError:
+        return "", 0, ()
+    except OSError as error:
+        return "", 0, (f"{file} cannot be read ({error.strerror}): {_FROM_NOW_ON}.",)
+    except ValueError as error:
+        return "", 0, (put_aside(file, str(error), _FROM_NOW_ON),)
+    return month, moved, ()
+
+
+def _counted(content: JsonValue) -> tuple[str, int]:
+    match content:
+        case {"month": str() as month, "bytes": int() as moved} if not isinstance(moved, bool) and moved >= 0:
+            return month, moved
+        case _:
+            raise ValueError("it names no month and bytes")

@@ -43,8 +43,8 @@ export function SettingItem({ row, reachable, save }: Props) {
   return (
     <li class="setting">
       <div class="setting-line">
-        <h3 class="mono" id={`name-${row.name}`}>
-          {row.name}
+        <h3 id={`name-${row.name}`}>
+          {row.title} <span class="mono muted small">{row.name}</span>
         </h3>
         <p>
           <b>{row.shown}</b> <span class="muted small">{SOURCES[row.source] ?? row.source}</span>

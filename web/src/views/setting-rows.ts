@@ -12,6 +12,7 @@ export interface Setting {
 
 export interface SettingRow extends Setting {
   name: string;
+  title: string;
   shown: string;
   later: string | null; // the stored value that holds after a restart
   editable: boolean;
@@ -23,6 +24,7 @@ export interface SettingGroup {
   rows: SettingRow[];
 }
 
+const IN_CAPITALS = /\b(cpu|gpu|lan|json|url)\b/g;
 const NEVER_HERE = new Set(["token", "token_file"]); // secrets are not typed into a page
 const REST = "More";
 const GROUPS: readonly (readonly [string, RegExp])[] = [
@@ -42,10 +44,17 @@ export function settingGroups(config: Record<string, Setting>): SettingGroup[] {
   return [...groups].filter(([, rows]) => rows.length > 0).map(([title, rows]) => ({ title, rows }));
 }
 
+/** "max_checkpoint_storage" -> "Max checkpoint storage", "cpu_threads" -> "CPU threads". */
+function titleOf(name: string): string {
+  const words = name.replaceAll("_", " ").replace("p2p", "node").replace(IN_CAPITALS, (word) => word.toUpperCase());
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
 function settingRows(config: Record<string, Setting>): SettingRow[] {
   return Object.entries(config).map(([name, setting]) => ({
     ...setting,
     name,
+    title: titleOf(name),
     shown: shownSetting(setting.value, setting.allowed),
     later: "after_restart" in setting ? shownSetting(setting.after_restart, setting.allowed) : null,
     editable: !NEVER_HERE.has(name) && !setting.applies.startsWith("only"),
