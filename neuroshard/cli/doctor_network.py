@@ -135,7 +135,8 @@ def _clock_error(url: str) -> float | None:
         before = time.time()
         answer = httpx.head(f"{url.rstrip('/')}/manifest.json", timeout=CLOCK_SECONDS, follow_redirects=True)
         middle = (before + time.time()) / 2
-        return middle - parsedate_to_datetime(answer.headers["date"]).timestamp()
+        age = int(answer.headers.get("age", 0))  # an answer from a cache has the date of when it was put there
+        return middle - parsedate_to_datetime(answer.headers["date"]).timestamp() - age
     except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError):
         return None
 

@@ -33,18 +33,18 @@ def run_icon(node: TrayNode) -> None:
 
 
 def _icon(node: TrayNode) -> Any:
-    """The icon with its menu. Raises UsageError."""
+    """The icon with its menu, drawn from the last look: asking the node here would freeze it. Raises UsageError."""
     pystray = _library()
     view = node.look()
 
     def title(_item: Any) -> str:
-        return node.look().title
+        return node.seen.title
 
     def may_pause(_item: Any) -> bool:
-        return node.look().may_pause
+        return node.seen.may_pause
 
     def may_resume(_item: Any) -> bool:
-        return node.look().may_resume
+        return node.seen.may_resume
 
     def close(icon: Any) -> None:
         icon.stop()

@@ -57,9 +57,14 @@ class TrayNode:
         self._data_dir = data_dir
         self._demo = demo
         self._open_page = open_page
+        self.seen = tray_view(None)  # at the last look
 
     def look(self) -> TrayView:
         """What the icon shows now."""
+        self.seen = self._look()
+        return self.seen
+
+    def _look(self) -> TrayView:
         try:
             return tray_view(self._client().get("/api/status"))
         except (NetworkRefusedError, StorageError, UsageError):

@@ -124,7 +124,9 @@ def _passphrase(file: Path | None, *, is_new: bool) -> str:
     from neuroshard.errors import TokenError
 
     if file is None and not sys.stdin.isatty():
-        raise TokenError("There is no terminal to ask for the passphrase.", "Name a file that holds it: --passphrase-file.")
+        raise TokenError(
+            "There is no terminal to ask for the passphrase.", "Name a file that holds it: --passphrase-file."
+        )
     if file is None:
         return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
     try:

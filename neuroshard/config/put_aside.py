@@ -20,5 +20,5 @@ def put_aside(path: Path, reason: str, then: str) -> str:
     try:
         path.rename(aside)
     except OSError as error:
-        return f"{path} is damaged ({reason}) and cannot be renamed ({error.strerror}); {then}."
-    return f"{path} is damaged ({reason}): it is now {aside.name}; {then}."
+        return f"{path} cannot be read ({reason}), nor be renamed ({error.strerror}); {then}."
+    return f"{path} cannot be read ({reason}): it is now {aside.name}; {then}."

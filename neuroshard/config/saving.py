@@ -28,6 +28,7 @@ class SavedSettings:
     """What now stands in config.toml for the changed keys (None: back to the default), and when it holds."""
 
     values: Mapping[str, JsonValue]
+    checked: Settings  # of what stands in config.toml alone
     at_once: tuple[str, ...]
     after_restart: tuple[str, ...]
     overridden: Mapping[str, Source]  # stored, but a flag or the environment wins at the next start as well
@@ -59,6 +60,7 @@ def save_settings(
     }
     return SavedSettings(
         values={key: shown_value(key, value) for key, value in final.items()},
+        checked=checked,
         at_once=tuple(key for key in named if note_of(key).applies is Applies.AT_ONCE),
         after_restart=tuple(key for key in named if note_of(key).applies is Applies.AFTER_RESTART),
         overridden=winners,

@@ -49,15 +49,12 @@ class Configuration:
         with self._lock:
             loaded = self._loaded
         saved = save_settings(loaded.settings.data_dir, changes, loaded.sources)
-        live = {key: saved.values[key] for key in saved.at_once if key not in saved.overridden}
-        defaults = Settings()
-        updates = {key: getattr(defaults, key) if value is None else value for key, value in live.items()}
+        live = {key: getattr(saved.checked, key) for key in saved.at_once if key not in saved.overridden}
+        sources: dict[str, Source] = {key: "default" if saved.values[key] is None else "config.toml" for key in live}
         later = self._stored_for_later(saved, loaded)
         with self._lock:
             self._later = later
-            self._loaded = LoadedSettings(
-                loaded.settings.model_copy(update=updates), {**loaded.sources, **dict.fromkeys(updates, "config.toml")}
-            )
+            self._loaded = LoadedSettings(loaded.settings.model_copy(update=live), {**loaded.sources, **sources})
         return CommandResult(
             state,
             _sentence(saved.at_once, saved.after_restart, saved.overridden),
@@ -71,12 +68,10 @@ class Configuration:
 
     def _stored_for_later(self, saved: SavedSettings, loaded: LoadedSettings) -> dict[str, JsonValue]:
         """What holds after a restart and does not hold now: of all changes since the start."""
-        defaults = Settings()
         later = dict(self._later)
         for key in saved.after_restart:
             later.pop(key, None)
-            value = saved.values[key]
-            stored = shown_value(key, getattr(defaults, key)) if value is None else value
+            stored = shown_value(key, getattr(saved.checked, key))
             if key not in saved.overridden and stored != shown_value(key, getattr(loaded.settings, key)):
                 later[key] = stored
         return later

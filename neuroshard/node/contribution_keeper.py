@@ -136,14 +136,11 @@ class ContributionKeeper:
 
 
 def read_record(path: Path) -> tuple[ContributionRecord, tuple[str, ...]]:
-    """The record of earlier starts, and warnings. One that is damaged is put aside, and a new one begins."""
+    """The record of earlier starts, and warnings. One that cannot be read is put aside, and a new one begins."""
     try:
         with path.open("rb") as file:
             return ContributionRecord.from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES)), ()
     except FileNotFoundError:
         return ContributionRecord(), ()
-    except OSError as error:
-        warning = f"The record of your contribution cannot be read in {path}: {error.strerror}."
-    except ValueError as error:
-        warning = put_aside(path, str(error), "a new record of your contribution begins")
-    return ContributionRecord(), (warning,)
+    except (OSError, ValueError) as error:
+        return ContributionRecord(), (put_aside(path, str(error), "a new record of your contribution begins"),)

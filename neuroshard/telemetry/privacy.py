@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
-from pathlib import Path
+from pathlib import PurePath
 
 from neuroshard.telemetry.redaction import REPLACEMENT, Redactor
 from neuroshard.types import JsonValue
@@ -28,13 +28,15 @@ _USUAL_HOSTS = frozenset({"localhost", "debian", "ubuntu", "raspberrypi"})
 class Scrubber:
     """Takes out registered secrets, wallet phrases, passwords, the home folder, host name and public addresses."""
 
-    def __init__(self, redactors: Sequence[Redactor], phrase_words: Sequence[str], home: Path, host: str) -> None:
+    def __init__(self, redactors: Sequence[Redactor], phrase_words: Sequence[str], home: PurePath, host: str) -> None:
         """`phrase_words` are those that wallet phrases are made of."""
         self._redactors = tuple(redactors)
         self._phrase_words = frozenset(phrase_words)
         self._replacements: list[tuple[re.Pattern[str], str]] = []
         if len(home.parts) > 1:  # not the root of the disk
-            self._replacements.append((re.compile(re.escape(str(home)) + r"(?![\w.-])"), "~"))
+            shown = re.escape(str(home))
+            doubled = shown.replace(r"\\", r"\\\\")  # as in a representation or in JSON
+            self._replacements += [(re.compile(rf"{text}(?![\w.-])"), "~") for text in (doubled, shown)]
         if len(host) >= _SHORTEST_NAME and host.lower() not in _USUAL_HOSTS:
             self._replacements.append((re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", re.IGNORECASE), "[host]"))
 

@@ -207,11 +207,22 @@ def test_a_clock_that_is_wrong_by_the_word_of_the_server_is_told(slow_seconds: i
         assert "date and time" in found.action
 
 
+def test_an_answer_out_of_a_cache_is_dated_by_its_age() -> None:
+    with dating_server(3600, age_seconds=3600) as url:
+        assert doctor_network.clock(case_of(url)).is_well
+
+
 @contextmanager
-def dating_server(slow_seconds: int) -> Iterator[str]:
-    """Tells the date, as every HTTP server does, by a clock that is slow."""
+def dating_server(slow_seconds: int, age_seconds: int = 0) -> Iterator[str]:
+    """Tells the date, as every HTTP server does, by a clock that is slow; a cache adds the age of the answer."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            if age_seconds:
+                self.send_header("Age", str(age_seconds))
+            self.end_headers()
+
         def date_time_string(self, timestamp: float | None = None) -> str:
             return super().date_time_string(time.time() - slow_seconds if timestamp is None else timestamp)
 

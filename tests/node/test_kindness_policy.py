@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,6 +129,13 @@ def test_each_rule_is_obeyed_and_the_stronger_one_is_told(rules: Rules, observed
     expected = next((name for name, holds in holding if holds), None)
     decision = decide(rules, observed, None, local)
     assert (decision.rule if decision.action is Action.PAUSE else None) == expected
+
+
+@pytest.mark.parametrize(("celsius", "watts", "rule"), [(80, 100, "gpu_max_temperature"), (40, 600, "gpu_max_power")])
+def test_of_two_limits_of_a_gpu_the_one_that_binds_is_told(celsius: int, watts: int, rule: str) -> None:
+    rules = Rules(gpu_celsius=60, gpu_watts=500)
+    decision = decide(rules, Observed(gpu=GpuReading(celsius, watts)), None, NOON, 0.5)
+    assert decision.rule == rule
 
 
 def test_the_words() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import pytest
 from hypothesis import given
@@ -39,6 +39,12 @@ SCRUBBER = Scrubber((Redactor("hunter2-token"),), WORDS, Path("/home/ada"), "ada
 )
 def test_private_things_go(text: str, clean: str) -> None:
     assert SCRUBBER.text(text) == clean
+
+
+def test_a_name_of_several_words_goes_in_every_form_of_the_home_folder() -> None:
+    scrubber = Scrubber((), WORDS, PureWindowsPath(r"C:\Users\Ada Lovelace"), "host")
+    told = r"'C:\\Users\\Ada Lovelace\\x' and C:\Users\Ada Lovelace\y"
+    assert scrubber.text(told) == r"'~\\x' and ~\y"
 
 
 @pytest.mark.parametrize(

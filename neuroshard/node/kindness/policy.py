@@ -107,7 +107,7 @@ def decide(
     """
     if user is not None:
         return Decision(Action.PAUSE, user.reason, USER, user.until, 0.0)
-    return next(_pauses(rules, observed, local), None) or _throttled(rules, gpu_share)
+    return next(_pauses(rules, observed, local), None) or _throttled(rules, observed.gpu, gpu_share)
 
 
 def next_gpu_share(before: float, rules: Rules, gpu: GpuReading | Unknown | None) -> float:
@@ -154,17 +154,24 @@ def _pause(reason: str, rule: str, until: float | None = None) -> Decision:
     return Decision(Action.PAUSE, reason, rule, until, 0.0)
 
 
-def _throttled(rules: Rules, gpu_share: float) -> Decision:
+def _throttled(rules: Rules, gpu: GpuReading | Unknown | None, gpu_share: float) -> Decision:
     share = min(rules.cpu_percent / 100, gpu_share if rules.limits_gpu else 1.0)
     if share >= 1.0:
         return Decision()
     if share < rules.cpu_percent / 100:
-        named = "gpu_max_temperature" if rules.gpu_watts is None else "gpu_max_power"
         limits = [f"{rules.gpu_celsius} °C"] if rules.gpu_celsius is not None else []
         limits += [f"{rules.gpu_watts} W"] if rules.gpu_watts is not None else []
         reason = f"Slowed down to {share:.0%}, so that the GPU stays below {' and '.join(limits)}."
-        return Decision(Action.THROTTLE, reason, named, None, share)
+        return Decision(Action.THROTTLE, reason, _binding_limit(rules, gpu), None, share)
     return Decision(Action.THROTTLE, f"Slowed down to {share:.0%} of the time, as set.", "cpu_percent", None, share)
+
+
+def _binding_limit(rules: Rules, gpu: GpuReading | Unknown | None) -> str:
+    """The setting that holds the accelerator down: the temperature while it is not yet cool, else the power."""
+    if rules.gpu_celsius is None or rules.gpu_watts is None:
+        return "gpu_max_temperature" if rules.gpu_watts is None else "gpu_max_power"
+    is_warm = isinstance(gpu, GpuReading) and gpu.celsius is not None and gpu.celsius > rules.gpu_celsius - COOL_DEGREES
+    return "gpu_max_temperature" if is_warm else "gpu_max_power"
 
 
 def clock_words(moment: datetime, local: datetime) -> str:

@@ -12,7 +12,6 @@ from neuroshard.types import JsonValue
 
 LEDGER_FILE = "transfer.json"
 MAX_LEDGER_BYTES = 10_000
-_FROM_NOW_ON = "this month's transfer is counted from now on"
 
 
 class TransferLedger:
@@ -20,6 +19,9 @@ class TransferLedger:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / LEDGER_FILE
+        self._month: str
+        self._bytes: int
+        self.warnings: tuple[str, ...]
         self._month, self._bytes, self.warnings = _read(self._file)
         self._counted: int = 0
         self._saved: int = self._bytes
@@ -45,16 +47,14 @@ class TransferLedger:
 
 
 def _read(file: Path) -> tuple[str, int, tuple[str, ...]]:
-    """Month, bytes and warnings. A file that is not there counts from now on; one that says nothing is put aside."""
+    """Month, bytes and warnings. A file that is not there counts from now on; one that cannot be read is put aside."""
     try:
         with file.open("rb") as stream:
             month, moved = _counted(parse_json(stream.read(MAX_LEDGER_BYTES + 1), MAX_LEDGER_BYTES))
     except FileNotFoundError:
         return "", 0, ()
-    except OSError as error:
-        return "", 0, (f"{file} cannot be read ({error.strerror}): {_FROM_NOW_ON}.",)
-    except ValueError as error:
-        return "", 0, (put_aside(file, str(error), _FROM_NOW_ON),)
+    except (OSError, ValueError) as error:
+        return "", 0, (put_aside(file, str(error), "this month's transfer is counted from now on"),)
     return month, moved, ()
 
 

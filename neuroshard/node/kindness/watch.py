@@ -6,18 +6,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from functools import partial
 from typing import Protocol
 
 import anyio
-import anyio.to_thread
 
 from neuroshard.config.settings import Settings
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.kindness.network_rules import NetworkRules
 from neuroshard.node.kindness.policy import Observed, Rules, UserPause, decide, next_gpu_share
 from neuroshard.node.kindness.readings import readings
-from neuroshard.node.kindness.sensing.look import Sensors
+from neuroshard.node.kindness.sensing.lookout import Lookout
 from neuroshard.node.publisher import Publisher
 from neuroshard.status.kindness import USER, Decision, KindnessStatus, NetworkDecision
 from neuroshard.training.control import PauseWish
@@ -64,8 +62,8 @@ class KindnessWatch:
         self._loop = loop
         self._publisher = publisher
         self._network = network
-        self._sensors = Sensors()
-        self._observe = observe or self._look_around
+        self._lookout = Lookout()
+        self._observe = observe or self._lookout.look
         self._wall_clock = wall_clock
         self._rules: tuple[Settings, Rules] | None = None
         self._gpu_share = 1.0
@@ -79,7 +77,7 @@ class KindnessWatch:
                 with anyio.move_on_after(LOOK_SECONDS):
                     await self._loop.until_commanded()
         finally:
-            self._sensors.close()
+            self._lookout.close()
             if self._network is not None:
                 with anyio.CancelScope(shield=True):
                     await self._network.save()
@@ -99,9 +97,6 @@ class KindnessWatch:
         if self._network is not None:
             network, moved = await self._network.look(rules, local)
         self._tell(KindnessStatus(told, readings(observed), network, moved // 1_000_000))
-
-    async def _look_around(self, rules: Rules, gpu_uuid: str | None) -> Observed:
-        return await anyio.to_thread.run_sync(partial(self._sensors.look, rules, gpu_uuid))
 
     def _present_rules(self) -> Rules:
         settings = self._configuration.settings

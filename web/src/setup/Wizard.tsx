@@ -1,7 +1,7 @@
 // The first run: a few steps, one at a time. The step stands after the # of the address, so that Back and reload work.
 
 import type { ComponentChildren } from "preact";
-import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { NodeError } from "../api/client";
 import { Banner } from "../components/parts";
 import { ThemeToggle } from "../components/ThemeToggle";
@@ -33,15 +33,8 @@ export interface StepProps {
 
 export function Wizard({ authenticated, calls }: { authenticated: boolean; calls: SetupCalls }) {
   const [setup, setSetup] = useState<Setup | null>(null);
-  const [problem, setProblem] = useState("");
   const wanted = useWantedStep();
-  const read = useCallback(() => {
-    calls.read().then(setSetup, (error: unknown) => setProblem(error instanceof Error ? error.message : String(error)));
-  }, [calls]);
-  useEffect(() => {
-    if (authenticated) read();
-  }, [authenticated, read]);
-  const gone = useHeartbeat(authenticated, calls, setSetup);
+  const { gone, problem } = useHeartbeat(authenticated, calls, setSetup);
   if (!authenticated) return <Frame>{<Locked calls={calls} />}</Frame>;
   if (setup === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
   const step = allowedStep(setup, wanted);
@@ -61,26 +54,35 @@ export function Wizard({ authenticated, calls }: { authenticated: boolean; calls
   );
 }
 
-/** Asks again and again, so that the program knows of the page and the page of the program: whether that is gone. */
-function useHeartbeat(authenticated: boolean, calls: SetupCalls, onReturn: (setup: Setup) => void): boolean {
+/**
+ * Asks at once and again and again, so that the program knows of the page and the page of the program: whether that is
+ * gone, and what was wrong last. The first answer, and that of a program that came back, is handed on.
+ */
+function useHeartbeat(authenticated: boolean, calls: SetupCalls, onAnswer: (setup: Setup) => void): { gone: boolean; problem: string } {
   const [gone, setGone] = useState(false);
+  const [problem, setProblem] = useState("");
   useEffect(() => {
     if (!authenticated) return;
-    let wasGone = false;
+    let isAwaited = true;
     const beat = async () => {
       try {
         const setup = await calls.read();
-        if (wasGone) onReturn(setup);
-        wasGone = false;
+        if (isAwaited) onAnswer(setup);
+        isAwaited = false;
+        setGone(false);
+        setProblem("");
       } catch (error) {
-        wasGone = error instanceof NodeError && error.status === 0;
+        const isGone = error instanceof NodeError && error.status === 0;
+        isAwaited ||= isGone;
+        setGone(isGone);
+        setProblem(error instanceof Error ? error.message : String(error));
       }
-      setGone(wasGone);
     };
+    void beat();
     const timer = setInterval(() => void beat(), BEAT_MS);
     return () => clearInterval(timer);
   }, [authenticated, calls]);
-  return gone;
+  return { gone, problem };
 }
 
 function StepOf({ step, ...props }: StepProps & { step: Step }) {

@@ -28,11 +28,11 @@ const IN_CAPITALS = /\b(cpu|gpu|lan|json|url)\b/g;
 const NEVER_HERE = new Set(["token", "token_file"]); // secrets are not typed into a page
 const REST = "More";
 const GROUPS: readonly (readonly [string, RegExp])[] = [
-  ["When it works", /^(train|autostart|idle_|pause_|cpu_percent|gpu_)/],
-  ["What it may use of this computer", /^(device|memory|cpu_threads|max_storage|max_checkpoint_storage|checkpoint_|nice)/],
-  ["The network", /^(network|peer|p2p_|max_upload|upload|monthly|lan_discovery|port_mapping|relay|quota)/],
+  ["When it works", /^(train|idle_|pause_|cpu_percent|gpu_)/],
+  ["What it may use of this computer", /^(device|memory|cpu_threads|max_storage|max_checkpoint_storage|checkpoint_)/],
+  ["The network", /^(network|peer|p2p_|max_upload|monthly|lan_discovery|port_mapping|relay)/],
   ["The run and its data", /^(run$|genesis|inner_steps|max_stages|spare_stages)/],
-  ["This program", /^(host|port|browser|log_json|verbose|data_dir|token|update|notify)/],
+  ["This program", /^(host|port|browser|log_json|verbose|data_dir|token|update)/],
 ];
 
 export function settingGroups(config: Record<string, Setting>): SettingGroup[] {

@@ -1,0 +1,47 @@
+"""A change of the running node's settings leads to the very settings that the next start reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neuroshard.config.loading import load_settings
+from neuroshard.config.settings import Applies, application_table
+from neuroshard.node.configuration import Configuration
+from neuroshard.types import JsonValue
+
+CHANGES: dict[str, JsonValue] = {
+    "max_storage": "300",
+    "max_checkpoint_storage": 7_000,
+    "checkpoint_min_seconds": 5,
+    "checkpoint_write_gb_per_day": 1,
+    "train_when": "idle",
+    "idle_minutes": "2",
+    "pause_on_battery": False,
+    "pause_on_full_screen": "false",
+    "pause_for_programs": "blender, obs, blender",
+    "training_schedule": ["mon-fri 18:00-08:00"],
+    "network_schedule": "sat-sun 00:00-24:00",
+    "monthly_quota": 100,
+    "cpu_percent": 50,
+    "gpu_max_temperature": 80,
+    "gpu_max_power": "200",
+}
+
+
+def test_every_setting_that_holds_at_once_is_tried() -> None:
+    assert CHANGES.keys() == {key for key, applies in application_table().items() if applies is Applies.AT_ONCE}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_change_holds_as_after_a_restart_and_so_does_taking_it_back(tmp_path: Path, key: str) -> None:
+    before = load_settings({"data_dir": tmp_path}, {})
+    configuration = Configuration(before)
+    for value in (CHANGES[key], None):
+        configuration.change({key: value}, "training")
+        again = load_settings({"data_dir": tmp_path}, {})
+        assert configuration.settings == again.settings
+        assert type(getattr(configuration.settings, key)) is type(getattr(again.settings, key))
+        assert configuration.source_of(key) == again.sources[key]
+    assert configuration.settings == before.settings
