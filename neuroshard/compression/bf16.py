@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuroshard.compression.codec import MalformedVectorError, check_size, checked_out, checked_vector
+from neuroshard.compression.codec import Codec, MalformedVectorError, check_size, checked_out, checked_vector
 
 _NUMBER_BYTES = 2
 _CHUNK = 1 << 18  # numbers handled at once, so that the passes over them stay in the processor's cache
@@ -18,7 +18,7 @@ _LARGEST = np.uint32(0x7F7F7FFF)  # of the magnitudes that do not round to infin
 _INFINITE_CODE = 0x7F80
 
 
-class Bf16Codec:
+class Bf16Codec(Codec):
     """Little-endian bf16, rounded to the nearest, ties to even: |error| <= 2^-8 |x| where x is not subnormal.
 
     It is done on the bits, because some processors' own instructions make zeros of subnormal numbers. A number too
@@ -42,10 +42,6 @@ class Bf16Codec:
             codes[start : start + _CHUNK] = _rounded(bits[start : start + _CHUNK])
         return codes.tobytes()
 
-    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
-        """The vector (length,) fp32. Raises MalformedVectorError for another size, and for numbers not finite."""
-        return self.decode_range(data, 0, length, length)
-
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
@@ -65,10 +61,6 @@ class Bf16Codec:
         check_size(self.name, data, self.encoded_size(length), length)
         for first in range(0, length, _CHUNK):
             _codes(data, first, min(first + _CHUNK, length))
-
-    def round_trip(self, vector: Tensor) -> Tensor:
-        """The vector as the others get it."""
-        return self.decode(self.encode(vector), vector.shape[0])
 
 
 def _rounded(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:

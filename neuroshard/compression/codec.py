@@ -35,7 +35,7 @@ class Codec(Protocol):
 
     def decode(self, data: bytes | memoryview, length: int) -> Tensor:
         """The vector (length,) fp32. Raises MalformedVectorError when the bytes are no such vector."""
-        ...
+        return self.decode_range(data, 0, length, length)
 
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
@@ -52,8 +52,8 @@ class Codec(Protocol):
         ...
 
     def round_trip(self, vector: Tensor) -> Tensor:
-        """decode(encode(vector)): what the others get; the vector itself when nothing is lost."""
-        ...
+        """What the others get; the vector itself when nothing is lost."""
+        return self.decode(self.encode(vector), vector.shape[0])
 
 
 def checked_vector(vector: Tensor) -> Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from neuroshard.compression.codec import check_size, checked_out, checked_vector
+from neuroshard.compression.codec import Codec, check_size, checked_out, checked_vector
 
 _NUMBER_BYTES = 4
 
 
-class Fp32Codec:
+class Fp32Codec(Codec):
     """Little-endian fp32, nothing lost; numbers that are not finite travel like any other."""
 
     @property
@@ -25,10 +25,6 @@ class Fp32Codec:
     def encode(self, vector: Tensor) -> bytes:
         """4 bytes a number, in order. Raises ValueError when it is no fp32 CPU vector."""
         return checked_vector(vector).numpy().astype("<f4", copy=False).tobytes()
-
-    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
-        """The vector (length,) in memory of its own. Raises MalformedVectorError for another number of bytes."""
-        return self.decode_range(data, 0, length, length)
 
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.compression.blockwise import Blocks
-from neuroshard.compression.codec import MalformedVectorError, check_size, checked_out, checked_vector
+from neuroshard.compression.codec import Codec, MalformedVectorError, check_size, checked_out, checked_vector
 
 # Numbers that share a scale. Small, since the largest of a block decides how finely the others can be told: of 256
 # normal numbers it is 2.8 standard deviations, of 4,096 it is 3.6; the scales take 3 % of the bytes.
@@ -17,7 +17,7 @@ INT4_BLOCK = 256
 _BLOCKS = Blocks("int4", INT4_BLOCK, largest_code=7)
 
 
-class Int4Codec:
+class Int4Codec(Codec):
     """Scales of all blocks, then two signed codes a byte, the earlier one in the low half: x is about code * scale.
 
     |error| <= scale / 2. The high half of the last byte of an odd number of codes is 0.
@@ -49,10 +49,6 @@ class Int4Codec:
             scales[start // INT4_BLOCK :][: len(of_blocks)] = of_blocks.numpy()
         return encoded.tobytes()
 
-    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
-        """The vector (length,) fp32. Raises MalformedVectorError for another size, scales or codes never encoded."""
-        return self.decode_range(data, 0, length, length)
-
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
@@ -75,10 +71,6 @@ class Int4Codec:
         _BLOCKS.scales_of(data, 0, length)
         for begin, end in _BLOCKS.pieces(0, length):
             self._halves_of(data, begin // 2, ceil(end / 2), length)
-
-    def round_trip(self, vector: Tensor) -> Tensor:
-        """The vector as the others get it."""
-        return self.decode(self.encode(vector), vector.shape[0])
 
     def _halves_of(
         self, data: bytes | memoryview, start: int, stop: int, length: int

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from neuroshard.compression.blockwise import Blocks
-from neuroshard.compression.codec import MalformedVectorError, check_size, checked_out, checked_vector
+from neuroshard.compression.codec import Codec, MalformedVectorError, check_size, checked_out, checked_vector
 
 BLOCK = 4096  # numbers that share a scale
 _BLOCKS = Blocks("int8", BLOCK, largest_code=127)
 
 
-class Int8Codec:
+class Int8Codec(Codec):
     """Scales of all blocks, then a signed byte a number: x is about code * scale, |error| <= scale / 2."""
 
     @property
@@ -39,10 +39,6 @@ class Int8Codec:
             scales[start // BLOCK :][: len(of_blocks)] = of_blocks.numpy()
         return encoded.tobytes()
 
-    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
-        """The vector (length,) fp32. Raises MalformedVectorError for another size, scales or codes never encoded."""
-        return self.decode_range(data, 0, length, length)
-
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
@@ -62,10 +58,6 @@ class Int8Codec:
         if length:
             _BLOCKS.scales_of(data, 0, length)
             self._codes_of(data, 0, length, length)
-
-    def round_trip(self, vector: Tensor) -> Tensor:
-        """The vector as the others get it."""
-        return self.decode(self.encode(vector), vector.shape[0])
 
     def _codes_of(
         self, data: bytes | memoryview, start: int, stop: int, length: int

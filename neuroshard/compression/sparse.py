@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuroshard.compression.blockwise import Blocks
-from neuroshard.compression.codec import MalformedVectorError, checked_out, checked_vector
+from neuroshard.compression.codec import Codec, MalformedVectorError, checked_out, checked_vector
 from neuroshard.compression.indices import PLACES, pack_places, packed_size, unpack_places
 
 _BLOCKS = Blocks("sparse", PLACES, largest_code=127)
@@ -18,7 +18,7 @@ _COUNT_BYTES = 2
 Places: TypeAlias = NDArray[np.int64]
 
 
-class SparseCodec:
+class SparseCodec(Codec):
     """Scales of all blocks of 4,096 numbers, counts of all blocks (little-endian uint16), places, codes.
 
     The places are those of 12 bits of the numbers whose int8 code is not 0, ascending in each block; x is about
@@ -50,10 +50,6 @@ class SparseCodec:
             (scales.tobytes(), counts.tobytes(), pack_places(places % PLACES).tobytes(), codes[places].tobytes())
         )
 
-    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
-        """The vector (length,) fp32. Raises MalformedVectorError for bytes that no vector has."""
-        return self.decode_range(data, 0, length, length)
-
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
@@ -70,10 +66,6 @@ class SparseCodec:
     def check(self, data: bytes | memoryview, length: int) -> None:
         """Raises MalformedVectorError where `decode` would."""
         self._read(data, length)
-
-    def round_trip(self, vector: Tensor) -> Tensor:
-        """The vector as the others get it."""
-        return self.decode(self.encode(vector), vector.shape[0])
 
     def _head_bytes(self, length: int) -> int:
         return _BLOCKS.scale_bytes(length) + _COUNT_BYTES * ceil(length / PLACES)

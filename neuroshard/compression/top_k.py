@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuroshard.compression.codec import MalformedVectorError, check_size, checked_out, checked_vector
+from neuroshard.compression.codec import Codec, MalformedVectorError, check_size, checked_out, checked_vector
 from neuroshard.compression.indices import PLACES, pack_places, packed_size, unpack_places
 
 KEPT = 64  # of a block
@@ -20,7 +20,7 @@ _TINY, _HUGE = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 Floats: TypeAlias = NDArray[np.float32]
 
 
-class TopKCodec:
+class TopKCodec(Codec):
     """A block is two magnitudes (little-endian fp32), 64 ascending places of 12 bits and 64 codes of 2 bits.
 
     Of the kept numbers the magnitudes above their mean travel as the mean of these, the others as the mean of those, so
@@ -48,10 +48,6 @@ class TopKCodec:
             block[:] = _encoded_block(numbers[index * PLACES :][:PLACES].numpy())
         return encoded.tobytes()
 
-    def decode(self, data: bytes | memoryview, length: int) -> Tensor:
-        """The vector (length,) fp32. Raises MalformedVectorError for bytes that no vector has."""
-        return self.decode_range(data, 0, length, length)
-
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
@@ -69,10 +65,6 @@ class TopKCodec:
         """Raises MalformedVectorError where `decode` would."""
         check_size(self.name, data, self.encoded_size(length), length)
         _read_blocks(data, 0, ceil(length / PLACES), length)
-
-    def round_trip(self, vector: Tensor) -> Tensor:
-        """The vector as the others get it."""
-        return self.decode(self.encode(vector), vector.shape[0])
 
 
 def _encoded_block(numbers: Floats) -> NDArray[np.uint8]:
