@@ -240,7 +240,7 @@ def _stage(
         lambda: build_stage(parameters, identity, device, store, policy=policy, precision=Precision.FP32)
     ).result()
     model = stage.executor.model
-    rounds = StageRounds(RUN, number, TensorSchema.of(model).sha256, parameters.outer)
+    rounds = StageRounds(RUN, number, TensorSchema.of(model), parameters.outer)
     outer = OuterSync(
         compute=compute,
         model=model,

@@ -13,6 +13,7 @@ from neuroshard.types import Architecture
 
 MAX_SEEDS = 16
 CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
+StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class InnerOptimization:
 
 @dataclass(frozen=True)
 class OuterOptimization:
-    """DiLoCo's outer step (DESIGN 4.3)."""
+    """How replicas synchronise: DiLoCo's outer step (DESIGN 4.3), or another strategy's (DESIGN 4.7)."""
 
     inner_steps: int = 500
     learning_rate: float = 0.7
@@ -53,6 +54,7 @@ class OuterOptimization:
     trim_fraction: float = 0.1
     codec: CodecName = "int8"  # how contributions travel in a round of several
     max_round_seconds: float = 3600.0
+    strategy: StrategyName = field(default="diloco", metadata={"since": 4})
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,12 @@ def check_parameters(parameters: RunParameters) -> None:
 
 
 def scheme_objection(outer: OuterOptimization) -> str | None:
-    """Why this codec and this aggregator cannot be together, or None (DESIGN 4.5)."""
+    """Why this strategy, codec and aggregator cannot be together, or None (DESIGN 4.5)."""
+    if outer.strategy == "sparta" and outer.codec == "topk":
+        return (
+            "codec must not be topk with strategy sparta: the weights of a slice become what is agreed on, so what "
+            "top-k holds back would be lost until the slice's next turn; use codec = int8 or int4"
+        )
     if outer.codec == "topk" and outer.aggregator != "mean":
         return (
             f"codec must not be topk with aggregator {outer.aggregator}: of sparse contributions most numbers are zero "

@@ -13,6 +13,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+LAYERS = "layers."  # begins the name of every tensor that belongs to a layer; its number follows
+
 
 @dataclass(frozen=True)
 class TensorSchema:
@@ -43,6 +45,17 @@ class TensorSchema:
         entries = [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]
         text = json.dumps(["neuroshard/tensor-schema", entries], separators=(",", ":"), ensure_ascii=True)
         return sha256(text.encode()).hexdigest()
+
+    @property
+    def layers(self) -> tuple[tuple[int, int], ...]:
+        """First number of each layer in the vector and the one after its last, in order."""
+        bounds: dict[str, tuple[int, int]] = {}
+        for name, size, end in zip(self.names, self.sizes, accumulate(self.sizes), strict=True):
+            if name.startswith(LAYERS):
+                layer = name.removeprefix(LAYERS).partition(".")[0]
+                start, _ = bounds.get(layer, (end - size, end))
+                bounds[layer] = start, end
+        return tuple(bounds.values())
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The tensors inside a vector (d,), sharing its memory. Raises ValueError on another length."""

@@ -152,7 +152,7 @@ def _outer_part(
     """The outer step with whoever holds the stage too, and what others are told of it."""
     model = stage.executor.model
     outer_at = _outer_parameters(swarm.versions.at)
-    rounds = StageRounds(run.run_id, index, TensorSchema.of(model).sha256, run.parameters.outer, outer_at)
+    rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)
     alone = lone_exchange(home.identity.node_id, rounds)
     outer = OuterSync(
         compute=compute,
@@ -184,7 +184,6 @@ def _outer_part(
         swarm.sign,
         Judging(outer.root_after, vote.objection),
         book=FolderBook(home.store.folder / ROUNDS_FOLDER),
-        vector_length=stage.outer_state.anchor.numel(),
         told=swarm.rounds.earlier(swarm.name_of(index)),
     )
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing

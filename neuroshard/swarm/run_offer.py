@@ -32,6 +32,7 @@ MAY_CHANGE = frozenset(
         "outer.aggregator",
         "outer.codec",
         "outer.max_round_seconds",
+        "outer.strategy",
     }
 )
 

@@ -10,11 +10,13 @@ from torch import Tensor
 from neuroshard.aggregation import aggregator_config
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.swarm.certified.roster import Roster, Step
 from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name
 from neuroshard.swarm.outcome import Aborted, Completed
 from neuroshard.swarm.round import Messenger, NobodyElse, run_round
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
+from neuroshard.training.strategy import Strategy, steps_between_rounds, strategy_at
 from neuroshard.types import NodeId, RunId
 
 ROUND_DEADLINE_SECONDS = 120.0
@@ -26,21 +28,33 @@ class StageRounds:
 
     run_id: RunId
     stage: int
-    schema_hash: str  # TensorSchema.sha256
+    schema: TensorSchema
     parameters: OuterOptimization
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` hold all the time
 
     def descriptor(self, outer_step: int, view: int, aggregator: str) -> RoundDescriptor:
         """Of the round that ends this outer step; `view` counts those of it that were abandoned."""
-        codec = make_codec(self.parameters_at(outer_step).codec)
-        return RoundDescriptor(self.run_id, self.stage, outer_step, codec.name, aggregator, self.schema_hash, view)
+        codec, vector = make_codec(self.parameters_at(outer_step).codec), self._vector(outer_step)
+        return RoundDescriptor(self.run_id, self.stage, outer_step, codec.name, aggregator, vector, view)
 
     def step(self, outer_step: int, root: str, voters: Roster, *, is_open: bool) -> Step:
         """The certified round that ends this outer step, from the state of this root."""
         parameters = self.parameters_at(outer_step)
         codec, aggregator = make_codec(parameters.codec).name, aggregator_name(aggregator_config(parameters))
-        terms = f"{codec} {aggregator} {self.schema_hash}"
+        terms = f"{codec} {aggregator} {self._vector(outer_step)}"
         return Step(self.run_id, self.stage, outer_step, root, terms, voters, is_open)
+
+    def strategy_at(self, outer_step: int) -> Strategy:
+        """What is exchanged in the round that ends this outer step."""
+        return strategy_at(self.parameters_at(outer_step), self.schema, outer_step)
+
+    def inner_steps_before(self, outer_step: int) -> int:
+        """After so many inner steps the round that ends this outer step is due."""
+        return steps_between_rounds(self.parameters_at(outer_step))
+
+    def _vector(self, outer_step: int) -> str:
+        """Names what contributions are: the schema, and the strategy's terms where these are not all of it."""
+        return f"{self.schema.sha256} {self.strategy_at(outer_step).terms}".rstrip()
 
     def parameters_at(self, outer_step: int) -> OuterOptimization:
         """Those that hold for the round that ends this outer step."""

@@ -60,20 +60,24 @@ class HeldOutVote:
         self._losses: dict[str, tuple[float, ...]] = {}  # nats a token of each sequence, by the root
 
     async def objection(self, aggregate: Tensor, next_root: str) -> str:
-        """Why not to vote for an aggregate (d,) that leads from the present state to this root; "" for nothing.
+        """Why not to vote for an aggregate (k,) that leads from the present state to this root; "" for nothing.
 
         Measured is the mean of the members' weights, without the outer step's momentum: that may carry the next anchor
         past its aim for some rounds, which is nobody's fault and would be voted down again and again.
         """
         outer = self._outer
-        before, root = outer.state.anchor, outer.progress.state_root
-        if not await anyio.to_thread.run_sync(_is_finite, await outer.anchor_after(aggregate)):
+        before, root, strategy = outer.state, outer.progress.state_root, outer.strategy
+        if len(aggregate) != strategy.length:
+            return self._voted("it is of another step", is_no=True)
+        after = await anyio.to_thread.run_sync(strategy.next_state, before, aggregate)
+        if not await anyio.to_thread.run_sync(_is_finite, after.anchor):
             return self._voted("the weights it leads to are not finite", is_no=True)
         obstacle = self._obstacle()
         if obstacle:
             return self._voted(obstacle, is_no=False)
-        losses_before = await self._losses_of(before, root)
-        mean = await anyio.to_thread.run_sync(torch.sub, before, aggregate)
+        del after  # as large as the weights
+        losses_before = await self._losses_of(before.anchor, root)
+        mean = await anyio.to_thread.run_sync(strategy.mean, before, aggregate)
         return self._judged(losses_before, await self._losses_of(mean, f"before {next_root}"))
 
     def _obstacle(self) -> str:

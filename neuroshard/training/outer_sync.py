@@ -1,28 +1,28 @@
-"""DiLoCo: hundreds of inner steps, then one round on the difference to the anchor. Alone it is a round of one."""
+"""Inner steps, then one round on what the strategy exchanges. Alone it is a round of one."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import sha256
 from typing import TypeAlias, assert_never
 from weakref import ref
 
 import anyio
 import anyio.to_thread
+import torch
 from torch import Tensor
 
-from neuroshard.compression import has_outer_momentum, next_residual, residual_decay, with_residual
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.model.tensor_schema import flatten, load_vector
+from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.outer import OuterState, momentum_at, nesterov_outer_step, pseudo_gradient
+from neuroshard.optim.outer import OuterState
 from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
+from neuroshard.training.strategy import Strategy, steps_between_rounds, strategy_at
 
 KEPT_OFFERS = 4  # contributions whose counts are remembered
 ROOT_LABEL = b"neuroshard/outer-state"
@@ -32,10 +32,10 @@ ROOT_LABEL = b"neuroshard/outer-state"
 class Agreed:
     """A round that completed."""
 
-    aggregate: Tensor  # (d,)
+    aggregate: Tensor  # (k,)
     members: int  # this node included
-    sent: Tensor | None = None  # (d,), the own contribution as the others decoded it; None: nothing is lost, or refused
-    late_for: Tensor | None = None  # (d,), the own contribution of earlier that is in it, when training went on since
+    sent: Tensor | None = None  # (k,), the own contribution as the others decoded it; None: nothing is lost, or refused
+    late_for: Tensor | None = None  # (k,), the own contribution of earlier that is in it, when training went on since
     is_without_own: bool = False  # it was agreed on without this node, whose work waits for the next round
     sequences: int | None = None  # that a member trained on since the round before; None: as many as this node
 
@@ -49,7 +49,7 @@ class Abandoned:
 
 
 Exchange: TypeAlias = Callable[[Tensor, int], Awaitable[Agreed | Abandoned]]
-"""Runs the round of one outer step with the group: takes the own contribution (d,) and the outer step."""
+"""Runs the round of one outer step with the group: takes the own contribution (k,) and the outer step."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,30 @@ class OuterProgress:
         return self.line_sequences + self.since_round
 
 
-def next_outer_state(state: OuterState, local: Tensor, agreed: Agreed, parameters: OuterOptimization) -> OuterState:
-    """The state after a completed round. A lone node that keeps its weights moves the anchor to them, without velocity.
+def keeps_weights(agreed: Agreed, parameters: OuterOptimization) -> bool:
+    """Whether a completed round moves the anchor to the weights instead of both by a step: so a lone node may do.
 
     A lone Nesterov step overshoots: it extrapolates beyond weights that nobody else corrected.
     """
-    if agreed.members == 1:
-        match parameters.lone_outer:
-            case "keep":
-                return OuterState(local, state.velocity, state.outer_step + 1)
-            case "apply":
-                pass
-            case _:
-                assert_never(parameters.lone_outer)
-    return _stepped(state, agreed.aggregate, parameters)
+    if agreed.members > 1:
+        return False
+    match parameters.lone_outer:
+        case "keep":
+            return True
+        case "apply":
+            return False
+        case _:
+            assert_never(parameters.lone_outer)
+
+
+def included_work(agreed: Agreed, strategy: Strategy, residual: Tensor | None) -> Tensor | None:
+    """How far the work of this node that is in the aggregate went (k,); None: all that it has done.
+
+    `residual` (d,) is what the contribution `late_for` carried of the one before it.
+    """
+    if agreed.is_without_own:
+        return torch.zeros(strategy.length)
+    return None if agreed.late_for is None else strategy.included(agreed.late_for, residual)
 
 
 def state_root(state: OuterState) -> str:
@@ -116,6 +126,7 @@ class OuterSync:
         """`versions` gives the parameters that hold at an outer step; without it `parameters` hold all the time."""
         self._compute = compute
         self._model = model
+        self._schema = TensorSchema.of(model)
         self._parameters = parameters
         self._versions = versions
         self.exchange = exchange
@@ -129,6 +140,11 @@ class OuterSync:
     def parameters(self) -> OuterOptimization:
         """Those that hold at the present outer step."""
         return self._parameters if self._versions is None else self._versions(self.state.outer_step)
+
+    @property
+    def strategy(self) -> Strategy:
+        """That of the present outer step."""
+        return strategy_at(self.parameters, self._schema, self.state.outer_step)
 
     def after_step(self, sequences: int) -> None:
         """Count an inner step."""
@@ -145,7 +161,7 @@ class OuterSync:
         parameters = self.parameters
         return round_is_due(
             counted_sequences=self.progress.sequences * self.progress.members,
-            inner_steps=parameters.inner_steps,
+            inner_steps=steps_between_rounds(parameters),
             sequences_per_step=sequences_per_step,
             members=self.progress.members,
             elapsed_seconds=seconds_since_round,
@@ -161,8 +177,9 @@ class OuterSync:
         """
         before = self.state
         local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
-        contribution = await anyio.to_thread.run_sync(_contribution, before.anchor, local, self.residual)
-        parameters = self.parameters  # a version that is heard of during the round waits for the next one
+        # a version that is heard of during the round waits for the next one
+        parameters, strategy = self.parameters, self.strategy
+        contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
         self._offers.append((ref(contribution), (self.progress.inner_steps, self.progress.sequences)))
         outcome = await self.exchange(contribution, before.outer_step)
         match outcome:
@@ -171,34 +188,32 @@ class OuterSync:
                 return False
             case Agreed():
                 with anyio.CancelScope(shield=True):  # the others have done so, too
-                    residual = self.residual
+                    carried = residual = self.residual
                     if not outcome.is_without_own:
                         encoded = contribution if outcome.late_for is None else outcome.late_for
-                        decay = residual_decay(parameters.codec)
-                        residual = await anyio.to_thread.run_sync(next_residual, encoded, outcome.sent, decay)
+                        residual = await anyio.to_thread.run_sync(
+                            strategy.next_residual, carried, encoded, outcome.sent
+                        )
                         del encoded
                     del contribution  # its memory is wanted for the next state
-                    after = await anyio.to_thread.run_sync(next_outer_state, before, local, outcome, parameters)
                     weights = None
-                    if after.anchor is not local:
-                        sent = partial(_sent_weights, before, local, outcome, self.residual)
-                        weights = await anyio.to_thread.run_sync(_weights_after, local, after, sent)
+                    if keeps_weights(outcome, parameters):
+                        after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
+                    else:
+                        after = await anyio.to_thread.run_sync(strategy.next_state, before, outcome.aggregate)
+                        included = await anyio.to_thread.run_sync(included_work, outcome, strategy, carried)
+                        weights = await anyio.to_thread.run_sync(strategy.next_weights, local, before, after, included)
                     await self._commit(weights, after, residual, outcome, now)
                 return True
             case _:
                 assert_never(outcome)
 
     async def root_after(self, aggregate: Tensor, outer_step: int) -> str:
-        """The hex root that this aggregate (d,) of several members leads to; "" when the state is another step's."""
-        state, parameters = self.state, self.parameters
+        """The hex root that this aggregate (k,) of several members leads to; "" when the state is another step's."""
+        state, strategy = self.state, self.strategy
         if state.outer_step != outer_step:
             return ""
-        return await anyio.to_thread.run_sync(lambda: state_root(_stepped(state, aggregate, parameters)))
-
-    async def anchor_after(self, aggregate: Tensor) -> Tensor:
-        """The anchor (d,) that this aggregate (d,) of several members leads to from the present state."""
-        state, parameters = self.state, self.parameters
-        return await anyio.to_thread.run_sync(lambda: _stepped(state, aggregate, parameters).anchor)
+        return await anyio.to_thread.run_sync(lambda: state_root(strategy.next_state(state, aggregate)))
 
     async def update_root(self) -> None:
         """Compute the root of the present state on another thread, while training goes on."""
@@ -214,15 +229,18 @@ class OuterSync:
 
     def exact_root(self) -> str:
         """Names the present weights while they are those that a group agreed on; "" once they have moved on."""
-        progress = self.progress
-        return progress.state_root if progress.members > 1 and progress.inner_steps == 0 else ""
+        progress, before = self.progress, self.state.outer_step - 1
+        if progress.members == 1 or progress.inner_steps > 0 or before < 0:
+            return ""
+        parameters = self._parameters if self._versions is None else self._versions(before)
+        return progress.state_root if strategy_at(parameters, self._schema, before).makes_weights_equal else ""
 
     def status(self) -> DilocoStatus:
         """For the dashboard."""
         progress, parameters = self.progress, self.parameters
         return DilocoStatus(
             inner_step=progress.inner_steps,
-            inner_steps_total=parameters.inner_steps,
+            inner_steps_total=steps_between_rounds(parameters),
             outer_steps=self.state.outer_step,
             last_sync=progress.last_sync,
             members=progress.members,
@@ -279,33 +297,6 @@ class OuterSync:
             failed=progress.failed + 1,
             last_failure=outcome.reason,
         )
-
-
-def _stepped(state: OuterState, aggregate: Tensor, parameters: OuterOptimization) -> OuterState:
-    target = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
-    momentum = momentum_at(state.outer_step, target)
-    return nesterov_outer_step(state, aggregate, parameters.learning_rate, momentum)
-
-
-def _contribution(anchor: Tensor, local: Tensor, residual: Tensor | None) -> Tensor:
-    return with_residual(pseudo_gradient(anchor, local), residual)
-
-
-def _sent_weights(before: OuterState, local: Tensor, agreed: Agreed, residual: Tensor | None) -> Tensor:
-    """The weights (d,) up to which this node's work is in the aggregate.
-
-    `residual` is what the contribution `late_for` carried of the one before it.
-    """
-    if agreed.is_without_own:
-        return before.anchor
-    late = agreed.late_for
-    return local if late is None else before.anchor - (late if residual is None else late - residual)
-
-
-def _weights_after(local: Tensor, after: OuterState, sent: Callable[[], Tensor]) -> Tensor:
-    """The anchor, with what was trained since and is not in it: a' + (w_now - w_sent) (DESIGN 4.3)."""
-    weights = sent()
-    return after.anchor if weights is local else after.anchor + (local - weights)
 
 
 def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:

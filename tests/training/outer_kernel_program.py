@@ -8,8 +8,10 @@ import torch
 
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.optim.outer import fresh_outer_state
-from neuroshard.training.outer_sync import Agreed, next_outer_state, state_root
+from neuroshard.training.outer_sync import state_root
+from neuroshard.training.strategy import strategy_at
 
 LENGTH = 1_100_000  # longer than what one piece of an outer step takes
 
@@ -25,10 +27,11 @@ def numbers(seed: int) -> torch.Tensor:
 
 def root() -> str:
     """After six rounds that were sent in int8, with the momentum's ramp."""
+    schema = TensorSchema(("weight",), ((LENGTH,),))
     codec, state = make_codec("int8"), fresh_outer_state(numbers(0))
     for number in range(1, 7):
         aggregate = codec.round_trip(numbers(number))
-        state = next_outer_state(state, state.anchor, Agreed(aggregate, 4), OuterOptimization())
+        state = strategy_at(OuterOptimization(), schema, state.outer_step).next_state(state, aggregate)
     return state_root(state)
 
 

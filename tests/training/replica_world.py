@@ -12,9 +12,9 @@ from donors import at_once
 from torch import Tensor
 from trio.testing import MockClock
 
-from neuroshard.compression import next_residual, residual_decay, with_residual
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import OuterState
 from neuroshard.status.rounds import StageRoundsStatus
@@ -25,12 +25,13 @@ from neuroshard.swarm.certified.roster import Member
 from neuroshard.swarm.certified.setting import AnyBody
 from neuroshard.training.control import first_of
 from neuroshard.training.exchange import StageRounds
-from neuroshard.training.outer_sync import Abandoned, Agreed, next_outer_state, state_root
+from neuroshard.training.outer_sync import Abandoned, Agreed, included_work, keeps_weights, state_root
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.door import RoundDoor
 from neuroshard.training.rounds.gathering import Replica
 from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
 from neuroshard.training.rounds.vote_book import ForgetfulBook
+from neuroshard.training.strategy import steps_between_rounds, strategy_at
 from neuroshard.training.transfer.donor import Donor
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.fields import StageName
@@ -41,6 +42,7 @@ from neuroshard.wire import EncodedFrame
 RUN = RunId("1" * 64)
 STAGE = StageName(RUN, LayerRange(0, 2))
 LENGTH = 50
+SCHEMA = TensorSchema(tuple(f"layers.{number}.weight" for number in range(5)), ((LENGTH // 5,),) * 5)
 OUTER = OuterOptimization(inner_steps=10, learning_rate=0.7, momentum=0.9)
 SEQUENCES_PER_STEP = 2
 NOW = 1_700_000_000.0  # by everybody's clock
@@ -97,7 +99,7 @@ class SimulatedReplica:
         replica = Replica(
             Member(self.name, identity.wallet_id),
             STAGE,
-            StageRounds(RUN, 0, "schema", self.outer, self.versions),
+            StageRounds(RUN, 0, SCHEMA, self.outer, self.versions),
             SEQUENCES_PER_STEP,
             self._standing,
             self._peers,
@@ -117,7 +119,6 @@ class SimulatedReplica:
             sign,
             Judging(self._root_after, self._object),
             book=self.book,
-            vector_length=LENGTH,
             told=self.told,
             times=self.times,
             offload=at_once,
@@ -163,28 +164,28 @@ class SimulatedReplica:
     async def _step(self) -> None:
         self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
         self.steps, self.sequences = self.steps + 1, self.sequences + SEQUENCES_PER_STEP
-        is_due = self.sequences >= self.outer.inner_steps * SEQUENCES_PER_STEP
+        is_due = self.sequences >= steps_between_rounds(self.parameters) * SEQUENCES_PER_STEP
         if self.may_be_alone and is_due and self.group.gathering.is_alone:
             await self.take_part()
 
     async def take_part(self) -> None:
         before = self.state
-        contribution = with_residual(before.anchor - self.weights, self.residual)
+        strategy = strategy_at(self.parameters, SCHEMA, before.outer_step)
+        contribution = strategy.contribution(before, self.weights, self.residual)
         outcome = await self.group.exchange(contribution, before.outer_step)
         self.outcomes.append(outcome)
         if isinstance(outcome, Abandoned):
             self.given_up.append(before.outer_step)
         if isinstance(outcome, Agreed):
-            late, carried = outcome.late_for, self.residual
+            carried, encoded = self.residual, contribution if outcome.late_for is None else outcome.late_for
             if not outcome.is_without_own:
-                encoded = contribution if late is None else late
-                self.residual = next_residual(encoded, outcome.sent, residual_decay(self.parameters.codec))
-            sent = self.weights
-            if late is not None:
-                sent = before.anchor - (late if carried is None else late - carried)
-            sent = before.anchor if outcome.is_without_own else sent
-            self.state = next_outer_state(before, self.weights, outcome, self.parameters)
-            self.weights = self.state.anchor + (self.weights - sent)
+                self.residual = strategy.next_residual(carried, encoded, outcome.sent)
+            if keeps_weights(outcome, self.parameters):
+                self.state = strategy.kept_state(before, self.weights)
+            else:
+                self.state = strategy.next_state(before, outcome.aggregate)
+                included = included_work(outcome, strategy, carried)
+                self.weights = strategy.next_weights(self.weights, before, self.state, included)
             self.sequences = self.sequences if outcome.is_without_own else 0
             self.wallet_rounds += outcome.members if outcome.members > 1 else 0
 
@@ -199,7 +200,7 @@ class SimulatedReplica:
         await anyio.lowlevel.checkpoint()
         if outer_step != self.state.outer_step:
             return ""
-        return state_root(next_outer_state(self.state, self.weights, Agreed(aggregate, 2), self.parameters))
+        return state_root(strategy_at(self.parameters, SCHEMA, outer_step).next_state(self.state, aggregate))
 
     async def _object(self, _aggregate: Tensor, _root: str) -> str:
         await anyio.lowlevel.checkpoint()

@@ -134,7 +134,7 @@ def make_parts(
     number: int = 0,
 ) -> StageParts:
     """The parts of a stage, in a sync group of one."""
-    rounds = StageRounds(identity.run_id, number, TensorSchema.of(stage.executor.model).sha256, parameters.outer)
+    rounds = StageRounds(identity.run_id, number, TensorSchema.of(stage.executor.model), parameters.outer)
     outer = OuterSync(
         compute=compute,
         model=stage.executor.model,

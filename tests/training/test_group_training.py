@@ -56,7 +56,7 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
     stage = make_stage(compute, folder / name, TOGETHER, identity)
     alone = make_parts(compute, stage, TOGETHER, identity)
     transport = network.join(name)
-    rounds = StageRounds(identity.run_id, 0, TensorSchema.of(stage.executor.model).sha256, TOGETHER.outer)
+    rounds = StageRounds(identity.run_id, 0, TensorSchema.of(stage.executor.model), TOGETHER.outer)
     snapshots = LiveSnapshots(stage.keeper, alone.outer, lambda: stage.record.progress.steps)
 
     def peers() -> Sequence[NodeId]:
@@ -84,7 +84,6 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
         sign,
         Judging(alone.outer.root_after, vote.objection),
         book=FolderBook(folder / name / "rounds"),
-        vector_length=stage.outer_state.anchor.numel(),
         times=QUICK,
     )
     alone.outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from hashlib import sha256
 
 import torch
@@ -18,7 +17,8 @@ from neuroshard.optim.outer import OuterState, fresh_outer_state
 from neuroshard.swarm.group import Group
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, group_exchange, lone_exchange
-from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterSync, next_outer_state, state_root
+from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterSync, state_root
+from neuroshard.training.strategy import strategy_at
 from neuroshard.types import NodeId
 from tests.swarm.round_post import RoundPost
 
@@ -30,7 +30,7 @@ def model_of(seed: int = 1) -> StageModel:
 
 
 def rounds(parameters: OuterOptimization) -> StageRounds:
-    return StageRounds(IDENTITY.run_id, 0, TensorSchema.of(model_of()).sha256, parameters)
+    return StageRounds(IDENTITY.run_id, 0, TensorSchema.of(model_of()), parameters)
 
 
 def sync_of(
@@ -228,9 +228,8 @@ def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> No
         move(model, number)
         node.after_step(4)
     local = [flatten(model) for model in models]
-    expected = next_outer_state(
-        nodes[0].state, local[0], Agreed(nodes[0].state.anchor - (local[0] + local[1]) / 2, 2), parameters
-    )
+    mean = nodes[0].state.anchor - (local[0] + local[1]) / 2
+    expected = strategy_at(parameters, TensorSchema.of(models[0]), 0).next_state(nodes[0].state, mean)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -262,9 +261,10 @@ def test_momentum_ramps_only_with_applied_rounds() -> None:
     state = OuterState(torch.zeros(2), torch.tensor([1.0, 0.0]), 5)
     aggregate = torch.tensor([0.0, 1.0])
     parameters = OuterOptimization(learning_rate=1.0, momentum=0.9)
-    applied = next_outer_state(state, torch.ones(2), Agreed(aggregate, 3), parameters)
+    strategy = strategy_at(parameters, TensorSchema(("weight",), ((2,),)), 5)
+    applied = strategy.next_state(state, aggregate)
     torch.testing.assert_close(applied.velocity, torch.tensor([0.9, 1.0]))
     torch.testing.assert_close(applied.anchor, torch.tensor([-0.81, -1.9]))
-    kept = next_outer_state(state, torch.ones(2), Agreed(aggregate, 1), replace(parameters, lone_outer="keep"))
+    kept = strategy.kept_state(state, torch.ones(2))
     assert torch.equal(kept.anchor, torch.ones(2))
     assert torch.equal(kept.velocity, state.velocity)

@@ -1,4 +1,4 @@
-"""Every codec through the rounds over the network: the same bytes for all, and what is lost comes later."""
+"""Codecs and strategies through the rounds over the network: the same bytes for all, and what is lost comes later."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from replica_world import DUE_SECONDS, NAMES, OUTER, SimulatedReplica, for_seconds, play
+from replica_world import DUE_SECONDS, NAMES, OUTER, SCHEMA, SimulatedReplica, for_seconds, play
 
-from neuroshard.config.run_parameters import CodecName, OuterOptimization
+from neuroshard.config.run_parameters import CodecName, OuterOptimization, StrategyName
 from neuroshard.network import InMemoryNetwork
 from neuroshard.training.outer_sync import Agreed
+from neuroshard.training.strategy import strategy_at
 
 SPARSE = replace(OUTER, codec="topk", aggregator="mean")
 
@@ -70,5 +71,26 @@ def test_another_codec_holds_from_an_outer_step_on_for_everybody() -> None:
         assert len(states(members)) == 1
         assert members[0].state.outer_step >= 5
         assert all(isinstance(outcome, Agreed) for one in members for outcome in one.outcomes)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["sparta", "streaming"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
+def test_an_outer_step_on_a_part_of_the_vector_is_the_same_for_all(strategy: StrategyName, codec: CodecName) -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        outer = replace(OUTER, strategy=strategy, codec=codec)
+        members = replicas(network, 3, outer)
+        await for_seconds(10 * DUE_SECONDS, *members)
+        assert len(states(members)) == 1
+        state = members[0].state
+        assert state.outer_step >= 9
+        assert not any(one.given_up for one in members)
+        for one in members:
+            assert [outcome.aggregate.shape for outcome in one.outcomes if isinstance(outcome, Agreed)] == [
+                (strategy_at(outer, SCHEMA, step).length,) for step in range(state.outer_step)
+            ]
+            assert not torch.equal(one.weights, members[0].weights) or one is members[0]
+            assert (one.residual is None) == (codec == "fp32")
 
     play(scenario)

@@ -92,7 +92,7 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
     models = [StageModel(ARCHITECTURE) for _ in names]
     for model in models:
         initialise(model, 1)
-    schema = TensorSchema.of(models[0]).sha256
+    schema = TensorSchema.of(models[0])
 
     def joined(name: NodeId, model: StageModel) -> OuterSync:
         rounds = StageRounds(IDENTITY.run_id, 0, schema, first, at)

@@ -52,7 +52,7 @@ ANSWER_SECONDS = 10.0  # who knows how a step has ended says so
 class Judging:
     """How this node finds out what an aggregate is worth."""
 
-    root_after: Callable[[Tensor, int], Awaitable[str]]  # of an aggregate (d,) at an outer step; "" for another step
+    root_after: Callable[[Tensor, int], Awaitable[str]]  # of an aggregate (k,) at an outer step; "" for another step
     # why not to vote for an aggregate that leads to this root; "" for nothing
     objection: Callable[[Tensor, str], Awaitable[str]] | None = None
 
@@ -80,12 +80,11 @@ class GroupRounds:
         judging: Judging,
         *,
         book: VoteBook,
-        vector_length: int,
         times: RoundTimes | None = None,
         told: StageRoundsStatus | None = None,
         offload: Offload = anyio.to_thread.run_sync,
     ) -> None:
-        """`vector_length` numbers are a contribution, and `told` is the status to go on from."""
+        """`told` is the status to go on from."""
         self.stage = replica.stage
         self._replica = replica
         self._voters: dict[str, Roster] = {}  # by the root that they vote from
@@ -94,7 +93,6 @@ class GroupRounds:
         self._alone = alone
         self._sign = sign
         self._judging = judging
-        self._plan = SlicePlan(vector_length)
         self._offload = offload
         self._sent: _Sent | None = None
         self._certified = (-1, "")  # the outer step that the newest certificate led to, and its root
@@ -104,7 +102,7 @@ class GroupRounds:
         # Seconds of the views in which rounds completed. Those before came to nothing because somebody was missing:
         # counted, they would make every later round wait longer for whoever is missing then.
         self._durations = deque[float](maxlen=KEPT_DURATIONS)
-        limits = limits_for(make_codec("fp32").encoded_size(vector_length))
+        limits = limits_for(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
         self.actor = RoundActor(
             lambda received: RoundMail(replica.stage, asking.requester, limits, received, asking.report),
             Surroundings(book, self._check, asking.report, offload),
@@ -263,7 +261,7 @@ class GroupRounds:
         work = self._work(step.number, step.tolerated)
         timing = self._timing(work)
         own, most = self._replica.member, self._replica.most_members
-        return Setting(step, self._plan, own, expected, self._sign, work.is_part, work.is_result, timing, most), work
+        return Setting(step, work.plan, own, expected, self._sign, work.is_part, work.is_result, timing, most), work
 
     def _timing(self, work: RoundWork) -> Timing:
         """Deadlines from what rounds have taken: median + k MAD; before the first from the size."""
@@ -280,7 +278,7 @@ class GroupRounds:
             aggregate = await self._offload(lambda: work.decoded(job.aggregate))
         except MalformedVectorError as error:
             return Checked("", str(error))
-        root = await self._judging.root_after(aggregate, self._replica.standing().outer_step)
+        root = await self._judging.root_after(aggregate, work.outer_step)
         if not root:
             return Checked("", "This node has gone on to another step.")
         objection = "" if self._judging.objection is None else await self._judging.objection(aggregate, root)
@@ -313,8 +311,9 @@ class GroupRounds:
         return Agreed(aggregate, count, decoded, late_for, sequences=value.sequences)
 
     def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:
-        parameters = self._replica.rounds.parameters_at(outer_step)
-        return RoundWork(self._plan, make_codec(parameters.codec), aggregator_config(parameters), tolerated)
+        rounds = self._replica.rounds
+        plan, parameters = SlicePlan(rounds.strategy_at(outer_step).length), rounds.parameters_at(outer_step)
+        return RoundWork(plan, make_codec(parameters.codec), aggregator_config(parameters), tolerated, outer_step)
 
     def _note(self, certificate: Quorum) -> None:
         """From its state on the members of the round are the voters."""

@@ -37,6 +37,7 @@ class RoundWork:
     codec: Codec
     aggregator: AggregatorConfig
     tolerated: int = 0  # liars
+    outer_step: int = 0  # that the round ends
 
     def encoded(self, vector: Tensor) -> tuple[bytes, ...]:
         """The slices of a contribution (d,) fp32."""

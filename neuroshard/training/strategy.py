@@ -1,0 +1,187 @@
+"""What an outer step exchanges with the group and what follows from it, for each way of synchronising. Pure.
+
+A strategy is made for one outer step of one stage. The contribution that it makes is a vector (k,) of its own length;
+the round knows nothing else of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, assert_never
+
+import torch
+from torch import Tensor
+
+from neuroshard.compression import has_outer_momentum, next_residual, residual_decay, with_residual
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.model.tensor_schema import TensorSchema
+from neuroshard.optim.fragments import (
+    SPARTA_SLICES,
+    STREAMED_FRAGMENTS,
+    Fragment,
+    layered_fragment,
+    strided_slice,
+)
+from neuroshard.optim.outer import OuterState, momentum_at, nesterov_outer_step, pseudo_gradient
+
+SPARTA_STEPS = 20  # between two rounds (DESIGN 4.7)
+
+
+class Strategy(Protocol):
+    """One outer step of a stage whose vector has d numbers. Nothing that is given is changed in place."""
+
+    @property
+    def terms(self) -> str:
+        """What of the vector is exchanged, as a part of the step's name; "" for all of it, as a pseudo-gradient."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Numbers k of a contribution and of the aggregate."""
+        ...
+
+    @property
+    def makes_weights_equal(self) -> bool:
+        """Whether all replicas that end the step hold the anchor as their weights, until they train on."""
+        ...
+
+    def contribution(self, state: OuterState, local: Tensor, residual: Tensor | None) -> Tensor:
+        """What to send (k,), from the weights (d,) and what a codec lost earlier (d,)."""
+        ...
+
+    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
+        """The state that an aggregate (k,) leads to: the same bytes on every replica."""
+        ...
+
+    def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
+        """The state after a step of a lone node that keeps its weights (d,): the anchor moves there."""
+        ...
+
+    def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
+        """The weights (d,) that an aggregate (k,) means by itself, without the outer step's momentum."""
+        ...
+
+    def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
+        """The weights (d,) after the step: a' + (w_now - w_sent) (DESIGN 4.3), where it concerns them.
+
+        `included` (k,) is how far the work that is in the aggregate went from the anchor before; None: up to `local`.
+        """
+        ...
+
+    def included(self, contribution: Tensor, residual: Tensor | None) -> Tensor:
+        """How far the work in a contribution (k,) went, without the residual (d,) that it carried."""
+        ...
+
+    def next_residual(self, residual: Tensor | None, contribution: Tensor, decoded: Tensor | None) -> Tensor | None:
+        """What is lost (d,) once a contribution (k,) was decoded so by the others; None for nothing.
+
+        `decoded` is None when nothing was lost, or the contribution was refused.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FragmentStep:
+    """DiLoCo's outer step on a fragment: on all of the vector, or streamed (Douillard et al. 2025).
+
+    SPARTA's is the same with learning rate 1 and without momentum: the slice becomes the average of the replicas'.
+    """
+
+    fragment: Fragment
+    learning_rate: float
+    momentum: float
+    decay: float = 1.0  # of what a codec loses
+    terms: str = ""
+
+    @property
+    def length(self) -> int:
+        """See Strategy."""
+        return self.fragment.size
+
+    @property
+    def makes_weights_equal(self) -> bool:
+        """See Strategy."""
+        return self.fragment.is_whole
+
+    def contribution(self, state: OuterState, local: Tensor, residual: Tensor | None) -> Tensor:
+        """See Strategy: anchor - local, and what was lost."""
+        part = self.fragment.of
+        moved = pseudo_gradient(part(state.anchor), part(local))
+        return with_residual(moved, None if residual is None else part(residual))
+
+    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
+        """See Strategy."""
+        part = self.fragment.of
+        before = OuterState(part(state.anchor), part(state.velocity), state.outer_step)
+        after = nesterov_outer_step(before, aggregate, self.learning_rate, self.momentum)
+        return OuterState(
+            self.fragment.replaced(state.anchor, after.anchor),
+            self.fragment.replaced(state.velocity, after.velocity),
+            after.outer_step,
+        )
+
+    def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
+        """See Strategy."""
+        anchor = self.fragment.replaced(state.anchor, self.fragment.of(local))
+        return OuterState(anchor, state.velocity, state.outer_step + 1)
+
+    def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
+        """See Strategy."""
+        return self.fragment.replaced(state.anchor, torch.sub(self.fragment.of(state.anchor), aggregate))
+
+    def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
+        """See Strategy; the other fragments' weights stay."""
+        part = self.fragment.of
+        agreed = part(after.anchor)
+        if included is not None:
+            agreed = agreed + (part(local) - (part(before.anchor) - included))
+        return self.fragment.replaced(local, agreed)
+
+    def included(self, contribution: Tensor, residual: Tensor | None) -> Tensor:
+        """See Strategy."""
+        return contribution if residual is None else contribution - self.fragment.of(residual)
+
+    def next_residual(self, residual: Tensor | None, contribution: Tensor, decoded: Tensor | None) -> Tensor | None:
+        """See Strategy; what other fragments lost waits for their turn."""
+        lost = next_residual(contribution, decoded, self.decay)
+        if self.fragment.is_whole or (lost is None and residual is None):
+            return lost
+        if lost is None:
+            lost = torch.zeros(self.length)
+        return self.fragment.replaced(torch.zeros(self.fragment.length) if residual is None else residual, lost)
+
+
+@lru_cache(maxsize=4)  # asked for with every answer of a stage
+def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Strategy:
+    """The strategy of one outer step of a stage. Raises ValueError for a stage of fewer numbers than fragments."""
+    length, decay = schema.total_size, residual_decay(parameters.codec)
+    target = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
+    match parameters.strategy:
+        case "diloco":
+            momentum = momentum_at(outer_step, target)
+            return FragmentStep(Fragment.whole(length), parameters.learning_rate, momentum, decay)
+        case "streaming":
+            turn, index = divmod(outer_step, STREAMED_FRAGMENTS)
+            fragment = layered_fragment(length, schema.layers, index)
+            momentum, terms = momentum_at(turn, target), f"streaming {index}/{STREAMED_FRAGMENTS}"
+            return FragmentStep(fragment, parameters.learning_rate, momentum, decay, terms)
+        case "sparta":
+            index = outer_step % SPARTA_SLICES
+            terms = f"sparta {index}/{SPARTA_SLICES}"
+            return FragmentStep(strided_slice(length, index), 1.0, 0.0, decay, terms)
+        case _:
+            assert_never(parameters.strategy)
+
+
+def steps_between_rounds(parameters: OuterOptimization) -> int:
+    """Inner steps after which the next round is due."""
+    match parameters.strategy:
+        case "diloco":
+            return parameters.inner_steps
+        case "streaming":  # each fragment has its turn after `inner_steps`
+            return max(1, parameters.inner_steps // STREAMED_FRAGMENTS)
+        case "sparta":
+            return min(SPARTA_STEPS, parameters.inner_steps)
+        case _:
+            assert_never(parameters.strategy)
