@@ -79,7 +79,7 @@ class Start:
     @staticmethod
     def of(texts: Texts, seed: int, steps: int, replicas: int) -> Start:
         """Train one model for so many steps, on data that none of the replicas has."""
-        executor, generator = _new_executor(seed), _generator(seed, replicas)
+        executor, generator = _new_executor(seed), replica_data(seed, replicas)
         for step in range(steps):
             _inner_step(executor, texts.batch(BATCH, generator), step)
         return Start(seed, steps, flatten(executor.model), executor.optimizer.state_dict())
@@ -193,10 +193,10 @@ class Meeting:
 
 def apart(texts: Texts, start: Start, steps: int, batch: int) -> Outcome:
     """One model without rounds."""
-    executor, generator = start.executor(), _generator(start.seed, 0)
+    executor, generator = start.executor(), replica_data(start.seed, 0)
     for step in range(start.steps, start.steps + steps):
         _inner_step(executor, texts.batch(batch, generator), step)
-    return Outcome(_held_out_loss(executor.model, texts))
+    return Outcome(held_out_loss(executor.model, texts))
 
 
 def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
@@ -218,7 +218,7 @@ def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
         async def train() -> None:
             async with anyio.create_task_group() as tasks:
                 for replica, executor in enumerate(executors):
-                    inner_step = partial(_replica_step, executor, texts, _generator(start.seed, replica))
+                    inner_step = partial(_replica_step, executor, texts, replica_data(start.seed, replica))
                     tasks.start_soon(_train, outer[replica], inner_step, start.steps, scheme, compute)
 
         trio.run(train)
@@ -226,7 +226,7 @@ def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
         raise AssertionError("the replicas did not agree")
     load_vector(executors[0].model, outer[0].state.anchor)
     bits = 8 * meeting.sent_bytes / (meeting.length * scheme.steps)
-    loss = _held_out_loss(executors[0].model, texts)
+    loss = held_out_loss(executors[0].model, texts)
     return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, bits)
 
 
@@ -263,7 +263,8 @@ def _inner_step(executor: StageExecutor, rows: Tensor, step: int) -> None:
         raise AssertionError(f"step {step} was not finite")
 
 
-def _held_out_loss(model: StageModel, texts: Texts) -> float:
+def held_out_loss(model: StageModel, texts: Texts) -> float:
+    """Nats a byte."""
     rows = texts.held_out
     with torch.no_grad():
         return (model.loss_sum(model(rows[:, :-1]), rows[:, 1:]) / rows[:, 1:].numel()).item()
@@ -273,5 +274,6 @@ def _windows(ids: Tensor, starts: Sequence[int]) -> Tensor:
     return torch.stack([ids[start : start + SHAPE.sequence_length + 1] for start in starts]).to(torch.int64)
 
 
-def _generator(seed: int, replica: int) -> torch.Generator:
+def replica_data(seed: int, replica: int) -> torch.Generator:
+    """What decides on the batches of a replica."""
     return torch.Generator().manual_seed(1000 * seed + replica)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
+from benchmarks.averaging_laboratory import averaged
 from benchmarks.laboratory import (
     BATCH,
     HELD_OUT,
@@ -33,6 +34,12 @@ SCHEMES: Mapping[str, OuterOptimization] = {
     "topk, mean": replace(OUTER, codec="topk", aggregator="mean"),
     "topk, mean, outer step 1.0": replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0),
 }
+RANKS = (4, 16)
+STEPPED = replace(OUTER, inner_steps=1, aggregator="mean")
+AVERAGINGS: Mapping[str, tuple[OuterOptimization, int]] = {
+    **{f"powersgd of rank {rank}": (replace(STEPPED, codec="fp32"), rank) for rank in RANKS},
+    "powersgd of rank 4, its factors in int8": (STEPPED, 4),
+}
 TOLERANCE, AIM = 0.02, 0.01  # nats; bits
 
 
@@ -47,12 +54,18 @@ def measure() -> Report:
         name: [together(texts, start, Scheme(outer, ROUNDS, REPLICAS)) for start in starts]
         for name, outer in SCHEMES.items()
     }
-    averaged = 2 * 32 * (REPLICAS - 1) / REPLICAS  # bits of a gradient in fp32, reduced in a ring
+    stepped = {
+        name: [averaged(texts, start, Scheme(outer, steps, REPLICAS), rank) for start in starts]
+        for name, (outer, rank) in AVERAGINGS.items()
+    }
+    plain = 2 * 32 * (REPLICAS - 1) / REPLICAS  # bits of a gradient in fp32, reduced in a ring
     rows = [
         Row("one replica alone", f"{_spread(alone)} nats, 0 bits", "report", None),
-        Row("every gradient averaged", f"{_spread(every)} nats, {averaged:.0f} bits", "report", None),
+        Row("every gradient averaged", f"{_spread(every)} nats, {plain:.0f} bits", "report", None),
+        *(Row(f"every gradient averaged, {name}", _told(ways), "report", None) for name, ways in stepped.items()),
         *(Row(f"rounds in {name}", _told(ways), "report", None) for name, ways in found.items()),
         *_comparisons(found),
+        _refused([*found.values(), *stepped.values()]),
     ]
     return Report("schemes", "Loss against bytes", tuple(rows), (_conditions(),))
 
@@ -67,8 +80,12 @@ def _comparisons(found: Mapping[str, Sequence[Outcome]]) -> list[Row]:
         rows.append(
             Row(f"{name}: bits of a parameter and step at {LONG} inner steps", f"{bits:.4f}", f"aim {AIM}", bits <= AIM)
         )
-    refused = sum(way.refused for ways in found.values() for way in ways)
-    return [*rows, Row("contributions refused by the gates", str(refused), "report", None)]
+    return rows
+
+
+def _refused(ways: Sequence[Sequence[Outcome]]) -> Row:
+    refused = sum(way.refused for of_scheme in ways for way in of_scheme)
+    return Row("contributions refused by the gates", str(refused), "report", None)
 
 
 def _told(ways: Sequence[Outcome]) -> str:

@@ -14,18 +14,18 @@ RAMP_START = 0.5
 
 @dataclass(frozen=True)
 class OuterState:
-    """What replicas agree on: anchor and velocity (d,) fp32 on the CPU after `outer_step` committed rounds."""
+    """What replicas agree on: anchor (d,) and velocity, fp32 on the CPU, after `outer_step` committed rounds."""
 
     anchor: Tensor  # weights every replica agreed on at the last round
-    velocity: Tensor
+    velocity: Tensor  # (d,), or what else the strategy keeps beside the anchor, in one vector
     outer_step: int
 
     def __post_init__(self) -> None:
         for tensor in (self.anchor, self.velocity):
             if tensor.dim() != 1 or tensor.dtype != torch.float32 or tensor.device.type != "cpu":
                 raise ValueError(f"outer state is an fp32 vector on the CPU, got {tensor.dtype} {tuple(tensor.shape)}")
-        if self.anchor.shape != self.velocity.shape or self.outer_step < 0:
-            raise ValueError("anchor and velocity must have one length, and outer_step must not be negative")
+        if self.outer_step < 0:
+            raise ValueError("outer_step must not be negative")
 
 
 def fresh_outer_state(anchor: Tensor) -> OuterState:
@@ -46,9 +46,11 @@ def nesterov_outer_step(
     Apply it to the anchor, never to the local weights, and subtract: both other forms were measured to diverge.
     Every product and sum is rounded on its own, in fp32 on the CPU, so replicas get equal bytes whatever their kernels.
     `out` = (anchor, velocity) buffers for the result; they may be the old state's own when that is given up.
-    Raises ValueError when the pseudo-gradient is not an fp32 CPU vector of the anchor's length.
+    Raises ValueError when velocity or pseudo-gradient are not fp32 CPU vectors of the anchor's length.
     """
     shape = state.anchor.shape
+    if state.velocity.shape != shape:
+        raise ValueError("anchor and velocity must have one length")
     if pseudo_gradient.shape != shape or pseudo_gradient.dtype != torch.float32 or pseudo_gradient.device.type != "cpu":
         raise ValueError(f"the outer step needs an fp32 CPU vector of shape {tuple(shape)}")
     anchor, velocity = out or (torch.empty_like(state.anchor), torch.empty_like(state.velocity))

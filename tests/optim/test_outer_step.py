@@ -146,7 +146,7 @@ def test_wrong_vectors_are_refused() -> None:
         with pytest.raises(ValueError, match="fp32 CPU vector"):
             nesterov_outer_step(state, wrong, 0.7, 0.9)
     with pytest.raises(ValueError, match="one length"):
-        OuterState(random_vector(1), random_vector(1, 3), 0)
+        nesterov_outer_step(OuterState(random_vector(1), random_vector(1, 3), 0), random_vector(1), 0.7, 0.9)
     with pytest.raises(ValueError, match="fp32 vector"):
         fresh_outer_state(random_vector(1).double())
 
