@@ -257,20 +257,26 @@ def test_who_restarts_locked_asks_at_once_and_takes_the_end_without_its_work_twi
     async def scenario(network: InMemoryNetwork) -> None:
         a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
         await for_seconds(DUE_SECONDS + 5, a, b, c)
-        number, write = c.state.outer_step, c.book.write
+        number, write, life = c.state.outer_step, c.book.write, anyio.CancelScope()
 
         def write_and_die(record: VoteRecord) -> None:
             write(record)
             if record.lock is not None:
                 network.kill(C)
+                life.cancel()  # the others' commits may be here already
+
+        async def live_and_die() -> None:
+            with life:
+                await c.live()
 
         c.book.write = write_and_die  # type: ignore[method-assign]
-        c.book.end = lambda number, complete: None  # type: ignore[method-assign]
-        while a.state.outer_step == number:
-            await for_seconds(DUE_SECONDS, a, b, c)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(live_and_die)
+            while a.state.outer_step == number:
+                await for_seconds(DUE_SECONDS, a, b)
         assert c.state.outer_step == number
         assert c.group.actor.locked_step(c.standing().root)
-        del c.book.write, c.book.end
+        del c.book.write
         again = started_again(c, 9)
         again.is_idle = True
         await for_seconds(4, a, b, again)  # far below the time after which whoever is apart follows
