@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 PUBLISH_SECONDS = 0.5
 FIRST_PUBLISH_SECONDS = 0.1  # until the network is up
+OPENING_SECONDS = 30.0  # one that is not up by then will not be soon
 
 
 @dataclass(frozen=True)
@@ -220,10 +221,12 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
 
 async def observe_network(society: Society, publisher: Publisher) -> None:
     """Publish what the network does until cancelled, from the start of a node to its end."""
+    began = anyio.current_time()
     while True:
         sight = society.look()
         publisher.change(network=sight.network, peers=sight.peers, swarm=sight.swarm)
-        await anyio.sleep(PUBLISH_SECONDS if sight.network.addresses else FIRST_PUBLISH_SECONDS)
+        may_open = society.networking.is_wanted and anyio.current_time() - began < OPENING_SECONDS
+        await anyio.sleep(FIRST_PUBLISH_SECONDS if may_open and not sight.network.addresses else PUBLISH_SECONDS)
 
 
 def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> str:
