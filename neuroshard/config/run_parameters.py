@@ -55,6 +55,7 @@ class OuterOptimization:
     codec: CodecName = "int8"  # how contributions travel in a round of several
     max_round_seconds: float = 3600.0
     strategy: StrategyName = field(default="diloco", metadata={"since": 4})
+    overlap: bool = field(default=False, metadata={"since": 4})  # inner steps go on while a round of several runs
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,13 @@ def number_field(value: JsonValue, where: str) -> float:
     return float(value)
 
 
+def flag_field(value: JsonValue, where: str) -> bool:
+    """True or false. Raises ValueError that names the field."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{where} must be true or false")  # noqa: TRY004 - malformed input, not a wrong call
+    return value
+
+
 def text_field(value: JsonValue, max_characters: int, where: str) -> str:
     """Text of at most so many characters. Raises ValueError that names the field."""
     if not isinstance(value, str) or len(value) > max_characters:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import DataError
-from neuroshard.identity.fields import number_field, object_fields, text_field
+from neuroshard.identity.fields import flag_field, number_field, object_fields, text_field
 from neuroshard.identity.run_checks import check_architecture, check_digests, check_parameters
 from neuroshard.types import Architecture, JsonValue
 
@@ -121,11 +121,13 @@ def _read_value(kind: Any, value: JsonValue, where: str) -> Any:
     return _read_plain(kind, value, where)
 
 
-def _read_plain(kind: Any, value: JsonValue, where: str) -> int | float | str:
+def _read_plain(kind: Any, value: JsonValue, where: str) -> bool | int | float | str:
     if kind is float:
         return number_field(value, where)
     if kind is str:
         return text_field(value, MAX_TEXT_CHARACTERS, where)
+    if kind is bool:
+        return flag_field(value, where)
     if kind is not int:
         raise TypeError(f"run parameters have no reader for {kind}")
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_INTEGER:

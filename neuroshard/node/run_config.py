@@ -59,6 +59,7 @@ NAMES: Mapping[str, str] = {
     "trim_fraction": "outer.trim_fraction",
     "codec": "outer.codec",
     "max_round_seconds": "outer.max_round_seconds",
+    "overlap": "outer.overlap",
     "admission": "admission",
     "holds_from_outer_step": "holds_from_outer_step",
     "seeds": "seeds",

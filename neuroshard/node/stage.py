@@ -187,6 +187,7 @@ def _outer_part(
         told=swarm.rounds.earlier(swarm.name_of(index)),
     )
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
+    group.abandoned = outer.note_abandoned
     return outer, group, snapshots, vote
 
 

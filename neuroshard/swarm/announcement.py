@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neuroshard.identity.fields import exact_object
+from neuroshard.identity.fields import exact_object, flag_field
 from neuroshard.swarm.claim_fields import (
-    flag_field,
     layers_field,
     layers_to_json,
     line_field,

@@ -28,13 +28,6 @@ def real_field(value: JsonValue, low: float, high: float, where: str) -> float:
     return number
 
 
-def flag_field(value: JsonValue, where: str) -> bool:
-    """True or false. Raises ValueError that names the field."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{where} must be true or false")  # noqa: TRY004 - malformed input, not a wrong call
-    return value
-
-
 def line_field(value: JsonValue, max_characters: int, where: str) -> str:
     """Printable ASCII text. Raises ValueError that names the field."""
     text = text_field(value, max_characters, where)

@@ -33,6 +33,7 @@ MAY_CHANGE = frozenset(
         "outer.codec",
         "outer.max_round_seconds",
         "outer.strategy",
+        "outer.overlap",
     }
 )
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from neuroshard.data.shard_ranges import MAX_RANGES
-from neuroshard.identity.fields import object_fields
+from neuroshard.identity.fields import flag_field, object_fields
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.claim_fields import (
-    flag_field,
     hash_field,
     layers_field,
     layers_to_json,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.strategy import Strategy, steps_between_rounds, strategy_at
+
+_LOG = logging.getLogger(__name__)
 
 KEPT_OFFERS = 4  # contributions whose counts are remembered
 ROOT_LABEL = b"neuroshard/outer-state"
@@ -48,7 +51,13 @@ class Abandoned:
     is_soon_again: bool = False  # what was counted towards it still counts
 
 
-Exchange: TypeAlias = Callable[[Tensor, int], Awaitable[Agreed | Abandoned]]
+@dataclass(frozen=True)
+class UnderWay:
+    """A round that goes on beside the next inner steps; another exchange tells how it has ended."""
+
+
+Outcome: TypeAlias = Agreed | Abandoned | UnderWay
+Exchange: TypeAlias = Callable[[Tensor, int], Awaitable[Outcome]]
 """Runs the round of one outer step with the group: takes the own contribution (k,) and the outer step."""
 
 
@@ -171,6 +180,8 @@ class OuterSync:
     async def run_round(self, now: float) -> bool:
         """One round with the group, between two inner steps; whether it completed. Aborted, it changes nothing.
 
+        One that goes on beside the next inner steps changes nothing yet: its end is taken over by another call.
+
         After an abort training goes on: the work is part of the next contribution. That comes as late as after a
         success, unless the exchange says that it is soon again.
         `now` is in seconds since the epoch.
@@ -183,8 +194,10 @@ class OuterSync:
         self._offers.append((ref(contribution), (self.progress.inner_steps, self.progress.sequences)))
         outcome = await self.exchange(contribution, before.outer_step)
         match outcome:
+            case UnderWay():
+                return False
             case Abandoned():
-                self._count_failure(outcome)
+                self.note_abandoned(outcome)
                 return False
             case Agreed():
                 with anyio.CancelScope(shield=True):  # the others have done so, too
@@ -201,6 +214,8 @@ class OuterSync:
                         after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
                     else:
                         after = await anyio.to_thread.run_sync(strategy.next_state, before, outcome.aggregate)
+                        if self._counted_since(outcome)[0] == 0:  # nothing is on top of the anchor, to the last bit
+                            outcome = replace(outcome, late_for=None)
                         included = await anyio.to_thread.run_sync(included_work, outcome, strategy, carried)
                         weights = await anyio.to_thread.run_sync(strategy.next_weights, local, before, after, included)
                     await self._commit(weights, after, residual, outcome, now)
@@ -221,6 +236,21 @@ class OuterSync:
         root = await anyio.to_thread.run_sync(state_root, state)
         if self.state is state:
             self.progress = replace(self.progress, state_root=root)
+
+    def note_abandoned(self, outcome: Abandoned) -> None:
+        """Count a round that came to nothing; training goes on."""
+        _LOG.warning("Round abandoned, training goes on: %s", outcome.reason)
+        progress = self.progress
+        counted = (progress.inner_steps, progress.sequences) if outcome.is_soon_again else (0, 0)
+        if not outcome.is_soon_again:
+            self._offers.clear()  # counting begins again
+        self.progress = replace(
+            progress,
+            inner_steps=counted[0],
+            sequences=counted[1],
+            failed=progress.failed + 1,
+            last_failure=outcome.reason,
+        )
 
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """Go back to the state of a checkpoint."""
@@ -284,19 +314,6 @@ class OuterSync:
         found = (counts for offered, counts in reversed(self._offers) if offered() is agreed.late_for)
         steps, sequences = next(found, (0, 0))
         return max(0, progress.inner_steps - steps), max(0, progress.sequences - sequences)
-
-    def _count_failure(self, outcome: Abandoned) -> None:
-        progress = self.progress
-        counted = (progress.inner_steps, progress.sequences) if outcome.is_soon_again else (0, 0)
-        if not outcome.is_soon_again:
-            self._offers.clear()  # counting begins again
-        self.progress = replace(
-            progress,
-            inner_steps=counted[0],
-            sequences=counted[1],
-            failed=progress.failed + 1,
-            last_failure=outcome.reason,
-        )
 
 
 def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:

@@ -152,12 +152,9 @@ class StageTrainer:
         outer, monotonic = self.parts.outer, self.pace.monotonic
         completed = await outer.run_round(self._wall_clock())
         self._last_round = monotonic()
-        if not completed:
-            _LOG.warning("Round abandoned, training goes on: %s", outer.progress.last_failure)
-            return False
-        if self.background is not None:
+        if completed and self.background is not None:
             self.background.start_soon(outer.update_root)
-        return True
+        return completed
 
     async def _after_skipped_step(self) -> None:
         policy = self.record.progress.non_finite

@@ -91,6 +91,11 @@ def test_later_fields_are_written_only_when_they_say_something() -> None:
     assert dict(value) == {**plain, **expected}
     assert run_parameters_from_json(value) == told
     assert run_parameters_from_json({**plain, "admission": "friends", "seeds": []}) == PARAMETERS
+    beside = replace(PARAMETERS, outer=replace(PARAMETERS.outer, overlap=True))
+    outer, plain_outer = run_parameters_to_json(beside)["outer"], plain["outer"]
+    assert isinstance(plain_outer, dict)
+    assert outer == {**plain_outer, "overlap": True}
+    assert "overlap" not in plain_outer
     assert run_id(OWNER.public_key, told) != run_id(OWNER.public_key, PARAMETERS)
 
 
@@ -158,6 +163,7 @@ def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_w
         ("outer.momentum", 1.0, "outer momentum must be in"),
         ("outer.learning_rate", float("nan"), "outer learning_rate must be more than 0"),
         ("outer.max_round_seconds", 0.0, "max_round_seconds must be more than 0"),
+        ("outer.overlap", 1, "overlap must be true or false"),
         ("genesis.next_merge_id", 513, "next_merge_id must not exceed vocabulary_size"),
     ],
 )

@@ -40,6 +40,7 @@ aggregator = "median"
 trim_fraction = 0.2
 codec = "bf16"
 max_round_seconds = 60
+overlap = true
 admission = "strangers"
 seeds = ["{SEED}"]
 wire_precision = "bf16"
@@ -106,7 +107,7 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         initial_weights_seed=3,
         genesis=PINS,
         inner=InnerOptimization(1e-3, 0.8, 0.99, 0.0, 2.0, 5, "linear", 500, 0.2),
-        outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "bf16", 60.0),
+        outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "bf16", 60.0, overlap=True),
         admission="strangers",
         seeds=(SEED,),
         wire_precision="bf16",

@@ -87,6 +87,7 @@ def test_the_largest_offer_fits() -> None:
         {"inner": replace(FIRST.inner, learning_rate=1e-3)},
         {"outer": replace(FIRST.outer, learning_rate=0.5, aggregator="median")},
         {"outer": replace(FIRST.outer, max_round_seconds=60.0)},
+        {"outer": replace(FIRST.outer, overlap=True)},
         {},
     ],
 )

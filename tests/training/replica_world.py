@@ -25,7 +25,7 @@ from neuroshard.swarm.certified.roster import Member
 from neuroshard.swarm.certified.setting import AnyBody
 from neuroshard.training.control import first_of
 from neuroshard.training.exchange import StageRounds
-from neuroshard.training.outer_sync import Abandoned, Agreed, included_work, keeps_weights, state_root
+from neuroshard.training.outer_sync import Abandoned, Agreed, UnderWay, included_work, keeps_weights, state_root
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.door import RoundDoor
 from neuroshard.training.rounds.gathering import Replica
@@ -90,6 +90,8 @@ class SimulatedReplica:
     outer: OuterOptimization = OUTER
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
     residual: Tensor | None = None
+    begun: list[tuple[Tensor, int]] = field(default_factory=list[tuple[Tensor, int]])  # what went into rounds beside it
+    anchors: dict[int, bytes] = field(default_factory=dict[int, bytes])  # and velocities, by outer step
 
     def __post_init__(self) -> None:
         self.weights = self.state.anchor.clone()
@@ -123,6 +125,7 @@ class SimulatedReplica:
             times=self.times,
             offload=at_once,
         )
+        self.group.abandoned = self._note_abandoned
         donor, door = Donor(lambda node: node in self.network.nodes(), offload=at_once), RoundDoor()
         donor.offer(STAGE, self)  # type: ignore[arg-type]
         self._send = self.group.actor.mail.send
@@ -173,10 +176,13 @@ class SimulatedReplica:
         strategy = strategy_at(self.parameters, SCHEMA, before.outer_step)
         contribution = strategy.contribution(before, self.weights, self.residual)
         outcome = await self.group.exchange(contribution, before.outer_step)
-        self.outcomes.append(outcome)
+        if isinstance(outcome, UnderWay):
+            self.begun.append((contribution, self.sequences))
+            return
         if isinstance(outcome, Abandoned):
-            self.given_up.append(before.outer_step)
+            self._note_abandoned(outcome)
         if isinstance(outcome, Agreed):
+            self.outcomes.append(outcome)
             carried, encoded = self.residual, contribution if outcome.late_for is None else outcome.late_for
             if not outcome.is_without_own:
                 self.residual = strategy.next_residual(carried, encoded, outcome.sent)
@@ -186,8 +192,19 @@ class SimulatedReplica:
                 self.state = strategy.next_state(before, outcome.aggregate)
                 included = included_work(outcome, strategy, carried)
                 self.weights = strategy.next_weights(self.weights, before, self.state, included)
-            self.sequences = self.sequences if outcome.is_without_own else 0
+            self.sequences = self.sequences - self._counted(outcome)
+            self.anchors[self.state.outer_step] = bytes(self.state.anchor.numpy()) + bytes(self.state.velocity.numpy())
             self.wallet_rounds += outcome.members if outcome.members > 1 else 0
+
+    def _counted(self, agreed: Agreed) -> int:
+        """Sequences whose work is in the aggregate."""
+        if agreed.is_without_own:
+            return 0
+        return next((count for begun, count in self.begun if begun is agreed.late_for), self.sequences)
+
+    def _note_abandoned(self, outcome: Abandoned) -> None:
+        self.outcomes.append(outcome)
+        self.given_up.append(self.state.outer_step)
 
     def _send_or_die(self, peer: NodeId, message: EncodedFrame) -> None:
         if self.dies_at_message == 0:

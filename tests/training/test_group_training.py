@@ -13,9 +13,9 @@ from replica_world import IDENTITIES, NOW, QUICK
 from replica_world import NAMES as REPLICAS
 from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
 
-from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.model.tensor_schema import TensorSchema, flatten
-from neuroshard.network import InMemoryNetwork
+from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.swarm.certified.messages import Signed
 from neuroshard.swarm.certified.packets import signed_by
 from neuroshard.swarm.certified.roster import Member
@@ -24,8 +24,8 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds
 from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.loop import Trainer
-from neuroshard.training.outer_sync import Abandoned, Agreed, state_root
-from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.outer_sync import Abandoned, Outcome, state_root
+from neuroshard.training.parts import Driving, StageParts, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.rounds.door import RoundDoor
 from neuroshard.training.rounds.gathering import Replica
@@ -51,12 +51,20 @@ class Node:
     scheduled: list[int]  # sequences, after each round
 
 
-def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemoryNetwork, shard: int) -> Node:
+def node_of(
+    compute: ComputeThread,
+    folder: Path,
+    name: NodeId,
+    network: InMemoryNetwork,
+    shard: int,
+    *,
+    parameters: RunParameters = TOGETHER,
+) -> Node:
     identity = replace(IDENTITY, node_id=name)
-    stage = make_stage(compute, folder / name, TOGETHER, identity)
-    alone = make_parts(compute, stage, TOGETHER, identity)
+    stage = make_stage(compute, folder / name, parameters, identity)
+    alone = make_parts(compute, stage, parameters, identity)
     transport = network.join(name)
-    rounds = StageRounds(identity.run_id, 0, TensorSchema.of(stage.executor.model), TOGETHER.outer)
+    rounds = StageRounds(identity.run_id, 0, TensorSchema.of(stage.executor.model), parameters.outer)
     snapshots = LiveSnapshots(stage.keeper, alone.outer, lambda: stage.record.progress.steps)
 
     def peers() -> Sequence[NodeId]:
@@ -71,12 +79,12 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
         Member(name, known.wallet_id),
         STAGE,
         rounds,
-        TOGETHER.sequences_per_step,
+        parameters.sequences_per_step,
         snapshots.own,
         peers,
         lambda node: IDENTITIES[node].wallet_id,
     )
-    vote = HeldOutVote(compute, stage.executor, alone.outer, TOGETHER.batch_size)
+    vote = HeldOutVote(compute, stage.executor, alone.outer, parameters.batch_size)
     group = GroupRounds(
         replica,
         Asking(transport),
@@ -87,6 +95,7 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
         times=QUICK,
     )
     alone.outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
+    group.abandoned = alone.outer.note_abandoned
     donor, door = Donor(lambda node: node in NAMES), RoundDoor()
     donor.offer(STAGE, snapshots)
     donor.serve(transport)
@@ -94,21 +103,26 @@ def node_of(compute: ComputeThread, folder: Path, name: NodeId, network: InMemor
     door.serve(transport)
     held = replace(alone, group=group, vote=vote)
     node = Node(Trainer.__new__(Trainer), [], [], [])
-    run_round = held.outer.run_round
+    note_rounds(node, held)
+    feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0))
+    parts = TrainerParts(parameters, (held,), Driving(name, feed, FixedRouting([LocalHop(held.service)])))
+    node.trainer = Trainer(parts, [stage.record])
+    return node
+
+
+def note_rounds(node: Node, held: StageParts) -> None:
+    """Remember what the stage holds after each round."""
+    outer, model, run_round = held.outer, held.executor.model, held.outer.run_round
 
     async def noted(now: float) -> bool:
         completed = await run_round(now)
         if completed:
-            node.anchors.append(held.outer.state.anchor)
-            node.scheduled.append(held.outer.progress.line_sequences)
-            node.weights.append(await compute.run(lambda: flatten(stage.executor.model).clone()))
+            node.anchors.append(outer.state.anchor)
+            node.scheduled.append(outer.progress.line_sequences)
+            node.weights.append(await held.service.compute.run(lambda: flatten(model).clone()))
         return completed
 
-    held.outer.run_round = noted  # type: ignore[method-assign]
-    feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0))
-    parts = TrainerParts(TOGETHER, (held,), Driving(name, feed, FixedRouting([LocalHop(held.service)])))
-    node.trainer = Trainer(parts, [stage.record])
-    return node
+    outer.run_round = noted  # type: ignore[method-assign]
 
 
 async def trained_until(are_done: Callable[[], bool], nodes: Sequence[Node]) -> None:
@@ -174,23 +188,55 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
     assert a.trainer.record.progress.position != b.trainer.record.progress.position  # each has data of its own
 
 
+def test_two_trainers_train_on_during_their_rounds(tmp_path: Path) -> None:
+    computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
+    overlapped = replace(TOGETHER, outer=replace(TOGETHER.outer, overlap=True))
+
+    async def main() -> list[Node]:
+        with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(100):
+            nodes = [
+                node_of(compute, tmp_path, name, network, shard, parameters=overlapped)
+                for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
+            ]
+            await trained_until(lambda: all(len(node.anchors) >= 3 for node in nodes), nodes)
+            return nodes
+
+    try:
+        a, b = trio.run(main)
+    finally:
+        for compute in computes:
+            compute.close()
+    for number in range(3):
+        assert torch.equal(a.anchors[number], b.anchors[number])
+        assert not torch.equal(a.weights[number], a.anchors[number])  # they hold steps that the anchor lacks
+        assert not torch.equal(a.weights[number], b.weights[number])
+        assert a.scheduled[number] == b.scheduled[number] > 0
+    (rounds,) = a.trainer.snapshot().diloco.rounds
+    assert all(record.certificate is not None and not record.is_late for record in rounds.recent)
+    for node in (a, b):
+        progress, record = node.trainer.parts.stages[0].outer.progress, node.trainer.record.progress
+        assert progress.successful >= 3
+        assert progress.failed == 0
+        assert 0 < progress.inner_steps < record.steps
+
+
 def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good_one_passes(tmp_path: Path) -> None:
     """One of two hands in the opposite of what it has learned, many times over."""
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
 
-    async def main() -> tuple[list[Node], list[Agreed | Abandoned]]:
+    async def main() -> tuple[list[Node], list[Outcome]]:
         with InMemoryNetwork() as network, anyio.fail_after(100):
             nodes = [
                 node_of(compute, tmp_path, name, network, shard)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
             ]
             outers = [node.trainer.parts.stages[0].outer for node in nodes]
-            honest, outcomes = [outer.exchange for outer in outers], list[Agreed | Abandoned]()
+            honest, outcomes = [outer.exchange for outer in outers], list[Outcome]()
 
-            async def poisoned(contribution: torch.Tensor, outer_step: int) -> Agreed | Abandoned:
+            async def poisoned(contribution: torch.Tensor, outer_step: int) -> Outcome:
                 return await honest[1](-20 * contribution, outer_step)
 
-            async def noted(contribution: torch.Tensor, outer_step: int) -> Agreed | Abandoned:
+            async def noted(contribution: torch.Tensor, outer_step: int) -> Outcome:
                 outcomes.append(await honest[0](contribution, outer_step))
                 if len(outcomes) == 2:
                     outers[1].exchange = honest[1]

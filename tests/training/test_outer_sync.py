@@ -17,7 +17,15 @@ from neuroshard.optim.outer import OuterState, fresh_outer_state
 from neuroshard.swarm.group import Group
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, group_exchange, lone_exchange
-from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterSync, state_root
+from neuroshard.training.outer_sync import (
+    Abandoned,
+    Agreed,
+    Exchange,
+    Outcome,
+    OuterSync,
+    UnderWay,
+    state_root,
+)
 from neuroshard.training.strategy import strategy_at
 from neuroshard.types import NodeId
 from tests.swarm.round_post import RoundPost
@@ -200,6 +208,55 @@ def test_what_the_codec_lost_is_part_of_the_next_contribution_once_a_round_commi
     assert torch.equal(outer.residual, rounds_.given[2] - make_codec("int8").round_trip(rounds_.given[2]))
     play("refused")
     assert outer.residual is None
+
+
+class BesideTraining:
+    """An exchange whose first call begins a round and whose second one tells how it has ended."""
+
+    def __init__(self, others: Tensor) -> None:
+        self.begun: Tensor | None = None
+        self.others = others  # (d,), what the rest of the group says
+
+    async def exchange(self, contribution: Tensor, _outer_step: int) -> Outcome:
+        if self.begun is None:
+            self.begun = contribution
+            return UnderWay()
+        sent = make_codec("int8").round_trip(self.begun)
+        return Agreed((sent + self.others) / 2, 2, sent, late_for=self.begun, sequences=12)
+
+
+def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute: ComputeThread) -> None:
+    """w <- a' + (w_now - w_sent), and counts and residual are those of what was sent (DESIGN 4.3)."""
+    model = model_of()
+    others = 0.01 * torch.randn(len(flatten(model)), generator=torch.Generator().manual_seed(9))
+    rounds_, parameters = BesideTraining(others), OuterOptimization(codec="int8", overlap=True)
+    outer = sync_of(compute, model, parameters, rounds_.exchange)
+    anchor = outer.state
+    move(model, 1)
+    sent = flatten(model)
+    for _ in range(3):
+        outer.after_step(4)
+    assert not trio.run(outer.run_round, 0.0)
+    assert outer.state is anchor
+    assert torch.equal(flatten(model), sent)
+    assert (outer.progress.sequences, outer.progress.failed) == (12, 0)
+
+    move(model, 2)
+    now = flatten(model)
+    for _ in range(2):
+        outer.after_step(4)
+    assert trio.run(outer.run_round, 0.0)
+    assert rounds_.begun is not None
+    decoded = make_codec("int8").round_trip(rounds_.begun)
+    expected = strategy_at(parameters, TensorSchema.of(model), 0).next_state(anchor, (decoded + others) / 2)
+    assert torch.equal(outer.state.anchor, expected.anchor)
+    assert torch.equal(outer.state.velocity, expected.velocity)
+    torch.testing.assert_close(flatten(model), expected.anchor + (now - sent), rtol=0, atol=1e-6)
+    assert outer.residual is not None
+    assert torch.equal(outer.residual, rounds_.begun - decoded)
+    progress = outer.progress
+    assert (progress.inner_steps, progress.sequences, progress.since_round) == (2, 8, 8)
+    assert progress.scheduled_sequences == 12 + 8
 
 
 def test_alone_nothing_is_lost_whatever_the_codec(compute: ComputeThread) -> None:

@@ -194,6 +194,11 @@ class RoundActor:
             await self.changed.wait()
         return self.ended if self.ended is not None else self._gave_up or ""
 
+    def wake(self) -> None:
+        """Let those who wait for an end look."""
+        changed, self.changed = self.changed, anyio.Event()
+        changed.set()
+
     async def _until_ended(self) -> None:
         while self.ended is None:
             await self.changed.wait()
@@ -286,7 +291,7 @@ class RoundActor:
                 elif running is self._running:
                     self._running = None
                     self._gave_up = "this node could not write down its vote"
-                    self._wake()
+                    self.wake()
             case Accuse(node, what):
                 _LOG.warning("Node %s broke its word in a round: %s", node, what)
                 self._around.report(node, ScoreReason.BROKEN_WORD)
@@ -295,7 +300,7 @@ class RoundActor:
                 await self._complete(running, effect)
             case GiveUp(reason):
                 self._gave_up = reason
-                self._wake()
+                self.wake()
             case Check():
                 if self._tasks is not None:
                     self._tasks.start_soon(self._check, running, effect)
@@ -312,7 +317,7 @@ class RoundActor:
         present = self._running
         if present is None or present.member.setting.step.root == running.member.setting.step.root:
             self._running, self.ended = None, effect  # with all that the round held
-        self._wake()
+        self.wake()
 
     def _say(self, to: frozenset[NodeId], message: Message) -> None:
         frame = to_frame(message)
@@ -339,10 +344,6 @@ class RoundActor:
             if running is self._running:
                 answer = await self._around.offload(partial(running.work.answer, job))
                 self._put(running, running.member.answered(job, answer))
-
-    def _wake(self) -> None:
-        changed, self.changed = self.changed, anyio.Event()
-        changed.set()
 
 
 def _unwatched(_progress: Progress) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from neuroshard.identity import hash_parts
+from neuroshard.identity.fields import flag_field
 from neuroshard.network import RequestRefusedError
 from neuroshard.swarm.certified.bodies import MAX_CALLED, MAX_MEMBERS, MAX_NODE_ID_CHARACTERS
 from neuroshard.swarm.certified.roster import Member, Roster
-from neuroshard.swarm.claim_fields import flag_field, hash_field, line_field, list_field, whole_field
+from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_request_about, request_about
 from neuroshard.training.transfer.standing import Standing, leading_line
 from neuroshard.types import JsonValue, NodeId, WalletId

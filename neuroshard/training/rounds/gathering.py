@@ -122,6 +122,8 @@ class Gathering:
         Who takes this state over just now shall find it unchanged, or its first steps would be another line's. While a
         certificate names other voters, or this node is locked, they may be elsewhere and complete the step.
         """
+        if self.in_round:
+            return False
         step = self.step_of(self.replica.standing())
         if step is not None and step.roster.members != (self.replica.member,) and not self.is_cut_off:
             return False

@@ -11,6 +11,7 @@ from statistics import median
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 from torch import Tensor
 
 from neuroshard.aggregation import aggregator_config
@@ -25,7 +26,7 @@ from neuroshard.swarm.certified.slices import SlicePlan
 from neuroshard.swarm.group import aggregator_name
 from neuroshard.swarm.round import Offload
 from neuroshard.training.control import first_of
-from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
+from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, Outcome, UnderWay
 from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
@@ -65,7 +66,8 @@ class _Sent:
     contribution: Tensor
     promised: Contribution
     watch: RoundWatch
-    is_late: bool = False  # training has gone on since
+    is_outgrown: bool  # training has gone on since
+    is_late: bool = False  # this node waits for the round's end no more
 
 
 class GroupRounds:
@@ -95,6 +97,8 @@ class GroupRounds:
         self._judging = judging
         self._offload = offload
         self._sent: _Sent | None = None
+        self.abandoned: Callable[[Abandoned], None] = lambda _why: None  # is told of rounds beside the training
+        self._beside: TaskGroup | None = None  # where they run, while this does
         self._certified = (-1, "")  # the outer step that the newest certificate led to, and its root
         self.status = told or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
@@ -127,10 +131,14 @@ class GroupRounds:
             self._note(certificate)
         self._has_loaded.set()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.actor.run)
-            await self.gathering.run()
+            self._beside = tasks
+            try:
+                tasks.start_soon(self.actor.run)
+                await self.gathering.run()
+            finally:
+                self._beside = None
 
-    async def exchange(self, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
+    async def exchange(self, contribution: Tensor, outer_step: int) -> Outcome:
         """See Exchange."""
         agreement, ended = self.gathering.agreement, self._end_to_take
         if ended is not None:
@@ -142,15 +150,37 @@ class GroupRounds:
             self.withdraw()
             return Abandoned("it was called for another outer step", is_soon_again=True)
         self.gathering.in_round = True
+        sequences = self._replica.standing().sequences
+        if self._replica.rounds.parameters_at(outer_step).overlap and self._beside is not None:
+            self._beside.start_soon(self._go_on_beside, contribution, agreement, sequences)
+            return UnderWay()
         completed = False
         try:
-            outcome = await self._with_group(contribution, agreement)
-            completed = isinstance(outcome, Agreed)
+            outcome = await self._with_group(contribution, agreement, sequences, is_beside=False)
+            if isinstance(outcome, Abandoned):
+                return outcome
+            agreed = await self._agreed(outcome)
+            completed = True
+            return agreed
         finally:
-            if self._sent is not None:
-                self._sent.is_late = True
-            self.gathering.ended(completed=completed)
-        return outcome
+            self._leave(completed=completed)
+
+    async def _go_on_beside(self, contribution: Tensor, agreement: Agreement, sequences: int) -> None:
+        """The round while training goes on. How it ends is taken over by `exchange`, between two microbatches."""
+        completed = False
+        try:
+            outcome = await self._with_group(contribution, agreement, sequences, is_beside=True)
+            completed = isinstance(outcome, Complete)
+        finally:
+            self._leave(completed=completed)
+        if isinstance(outcome, Abandoned):
+            self.abandoned(outcome)
+        self.actor.wake()
+
+    def _leave(self, *, completed: bool) -> None:
+        if self._sent is not None and not completed:
+            self._sent.is_outgrown = self._sent.is_late = True
+        self.gathering.ended(completed=completed)
 
     async def catch_up(self) -> bool:
         """Ask how the step of this replica's state has ended; whether somebody told, so that it is taken over.
@@ -204,10 +234,13 @@ class GroupRounds:
         if self.gathering.is_called:
             self.gathering.withdraw()
 
-    async def _with_group(self, contribution: Tensor, agreement: Agreement) -> Agreed | Abandoned:
+    async def _with_group(
+        self, contribution: Tensor, agreement: Agreement, sequences: int, *, is_beside: bool
+    ) -> Complete | Abandoned:
+        """`sequences` are in the contribution."""
         await self._has_loaded.wait()  # no vote without knowing the own ones
         setting, work = self._round(agreement)
-        step, sequences = setting.step, self._replica.standing().sequences
+        step = setting.step
         watch, before = self._watch(agreement, setting, work), self._sent
         if before is not None and before.step_id == step.id:
             watch.goes_on_from(before.watch)
@@ -219,11 +252,11 @@ class GroupRounds:
             upload = self.actor.mail.upload or UNMEASURED_UPLOAD
             promised = Contribution(parts, sequences, upload, made_at())
             await self._offload(lambda: promised.digests)
-            self._sent = before = _Sent(step.id, contribution, promised, watch)
+            self._sent = before = _Sent(step.id, contribution, promised, watch, is_outgrown=is_beside)
         if self._end_to_take is None and self.actor.has_ended(step.id) and not await self.actor.recall(step.id):
             return self._abandoned(watch, "its aggregate, which was kept here, is damaged")
         if (ended := self._end_to_take) is not None:
-            return await self._agreed(ended)
+            return ended
         if self.actor.locked_step(step.root) not in (None, step.id) and not self.gathering.is_cut_off:
             return self._abandoned(watch, "this node has voted to end another step from the same state")
         self.actor.enter(setting, agreement.outer_step, work, before.promised)
@@ -232,7 +265,7 @@ class GroupRounds:
             outcome = await self.actor.outcome()
         if isinstance(outcome, Complete):
             self._durations.append(anyio.current_time() - watch.view_began)
-            return await self._agreed(outcome)
+            return outcome
         return self._abandoned(watch, outcome)
 
     def _abandoned(self, watch: RoundWatch, reason: str | None) -> Abandoned:
@@ -307,7 +340,7 @@ class GroupRounds:
             self.status = with_round(self.status, record)
         if sent is None or not is_judged:  # who abstains hands its work in with the next contribution
             return Agreed(aggregate, count, is_without_own=not is_judged, sequences=value.sequences)
-        late_for = sent.contribution if sent.is_late else None
+        late_for = sent.contribution if sent.is_outgrown else None
         return Agreed(aggregate, count, decoded, late_for, sequences=value.sequences)
 
     def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:

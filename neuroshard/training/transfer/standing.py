@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from neuroshard.identity.fields import exact_object, number_field
-from neuroshard.swarm.claim_fields import flag_field, hash_field, whole_field
+from neuroshard.identity.fields import exact_object, flag_field, number_field
+from neuroshard.swarm.claim_fields import hash_field, whole_field
 from neuroshard.training.transfer.errors import LyingDonorError
 from neuroshard.training.transfer.fields import LARGEST_NUMBER, StageName, read_header, request_about
 from neuroshard.types import NodeId
