@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import anyio
@@ -25,7 +26,7 @@ from neuroshard.aggregation import aggregator_config
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.model.initial_weights import initialise
-from neuroshard.model.tensor_schema import flatten, load_vector
+from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
@@ -36,6 +37,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync
 from neuroshard.training.rounds.work import RoundWork
+from neuroshard.training.strategy import steps_between_rounds, strategy_at
 from neuroshard.types import Architecture, LayerRange
 
 TEXTS = Path(os.environ.get("BENCHMARK_TEXTS", Path(__file__).parents[2] / "shared" / "data"))
@@ -112,7 +114,7 @@ class Scheme:
 class Outcome:
     """How one way of training ended."""
 
-    loss: float  # held out, nats a byte
+    loss: float  # held out, nats a byte; the mean of the replicas, which differ when rounds concern parts
     refused: int = 0  # honest contributions
     caught: int = 0  # hostile contributions that were refused or could not be read
     abandoned: int = 0  # rounds
@@ -124,7 +126,7 @@ class Meeting:
     """The rounds of the replicas: what a group's members do with what they sent each other."""
 
     scheme: Scheme
-    length: int  # of a contribution
+    schema: TensorSchema
     refused: int = 0
     caught: int = 0
     abandoned: int = 0
@@ -133,52 +135,57 @@ class Meeting:
     _done: anyio.Event = field(default_factory=anyio.Event)
     _aggregate: Tensor | None = None
 
-    def __post_init__(self) -> None:
+    def _work(self, outer_step: int) -> RoundWork:
         outer = self.scheme.outer
-        self.work = RoundWork(SlicePlan(self.length), make_codec(outer.codec), aggregator_config(outer))
+        plan = SlicePlan(strategy_at(outer, self.schema, outer_step).length)
+        return RoundWork(plan, make_codec(outer.codec), aggregator_config(outer))
 
     async def exchange(self, replica: int, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
         """See Exchange; the last one to come computes for all."""
         contributions, done, count = self._contributions, self._done, self.scheme.replicas
         contributions[replica] = contribution
         if len(contributions) == count:
-            self._aggregate = self._aggregated(self._sent(contributions, outer_step))
+            work = self._work(outer_step)
+            self._aggregate = self._aggregated(work, self._sent(work, contributions, outer_step))
             self._contributions, self._done = {}, anyio.Event()
             done.set()
         await done.wait()
         if self._aggregate is None:
             return Abandoned("the gates refused too many")
-        sent = self.work.codec.round_trip(contribution) if self.scheme.keeps_residuals else None
+        codec = make_codec(self.scheme.outer.codec)
+        sent = codec.round_trip(contribution) if self.scheme.keeps_residuals else None
         return Agreed(self._aggregate, count, sent)
 
-    def _sent(self, contributions: Mapping[int, Tensor], outer_step: int) -> dict[int, tuple[Encoded, ...]]:
+    def _sent(
+        self, work: RoundWork, contributions: Mapping[int, Tensor], outer_step: int
+    ) -> dict[int, tuple[Encoded, ...]]:
         """The slices of everybody whose contribution can be read."""
         sent = dict[int, tuple[Encoded, ...]]()
         for member in range(self.scheme.replicas):
             attack = self.scheme.attacks.get(member)
             vector = contributions[member] if attack is None else attack(contributions, member, outer_step)
             if bool(vector.isfinite().all()) or self.scheme.outer.codec == "fp32":
-                sent[member] = self.work.encoded(vector.contiguous())
+                sent[member] = work.encoded(vector.contiguous())
             else:  # no codec that loses something can say it: what comes is malformed, and its sender absent
                 self.caught += 1
         return sent
 
-    def _aggregated(self, sent: Mapping[int, tuple[Encoded, ...]]) -> Tensor | None:
+    def _aggregated(self, work: RoundWork, sent: Mapping[int, tuple[Encoded, ...]]) -> Tensor | None:
         """One view after the other, each without those who were refused (decision 19)."""
         members = sorted(sent)
         while len(members) * 2 > self.scheme.replicas:
-            rows = {index: [sent[member][index] for member in members] for index in range(self.work.plan.count)}
+            rows = {index: [sent[member][index] for member in members] for index in range(work.plan.count)}
             first = {sent[member]: row for row, member in reversed(list(enumerate(members)))}
             copies = frozenset(row for row, member in enumerate(members) if first[sent[member]] != row)
-            statistics = list(self.work.statistics(MakeStatistics("", rows)).values())
-            judged = self.work.judged(Judge("", statistics, copies, [1] * len(members)))
+            statistics = list(work.statistics(MakeStatistics("", rows)).values())
+            judged = work.judged(Judge("", statistics, copies, [1] * len(members)))
             refused = [members[row] for row in judged.verdict.refused]
             self.caught += sum(member in self.scheme.attacks for member in refused)
             self.refused += sum(member not in self.scheme.attacks for member in refused)
             if judged.reduction is not None:
-                results = self.work.reduced(Reduce("", rows, judged.reduction))
+                results = work.reduced(Reduce("", rows, judged.reduction))
                 self._count(sent[members[0]], list(results.values()))
-                return self.work.decoded([results[index] for index in range(self.work.plan.count)])
+                return work.decoded([results[index] for index in range(work.plan.count)])
             if not refused:
                 break
             members = [member for member in members if member not in refused]
@@ -202,7 +209,7 @@ def apart(texts: Texts, start: Start, steps: int, batch: int) -> Outcome:
 def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
     """Replicas that train on data of their own and meet after every `inner_steps`."""
     executors = [start.executor() for _ in range(scheme.replicas)]
-    meeting = Meeting(scheme, len(flatten(executors[0].model)))
+    meeting = Meeting(scheme, TensorSchema.of(executors[0].model))
     with closing(ComputeThread(cpu_threads=1)) as compute:
         outer = [
             OuterSync(
@@ -224,9 +231,8 @@ def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
         trio.run(train)
     if len({one.state.anchor.numpy().tobytes() for one in outer}) != 1:
         raise AssertionError("the replicas did not agree")
-    load_vector(executors[0].model, outer[0].state.anchor)
-    bits = 8 * meeting.sent_bytes / (meeting.length * scheme.steps)
-    loss = held_out_loss(executors[0].model, texts)
+    bits = 8 * meeting.sent_bytes / (meeting.schema.total_size * scheme.steps)
+    loss = fmean(held_out_loss(executor.model, texts) for executor in executors)
     return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, bits)
 
 
@@ -241,7 +247,7 @@ async def _train(
     for done in range(scheme.steps):
         await compute.run(partial(inner_step, first_step + done))
         outer.after_step(BATCH)
-        if (done + 1) % scheme.outer.inner_steps == 0:
+        if (done + 1) % steps_between_rounds(scheme.outer) == 0:
             await outer.run_round(0.0)
 
 

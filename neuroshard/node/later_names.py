@@ -22,11 +22,10 @@ class LaterName:
 
 
 LATER_NAMES: Mapping[str, LaterName] = {
-    "strategy": LaterName("synchronisation other than diloco", "diloco"),
     "averaging_target_batch_size": LaterName("averaging of gradients"),
     "matchmaking_time": LaterName("matchmaking with a time limit of the run's"),
     "averaging_timeout": LaterName("a time limit of the run's for one averaging"),
-    "sparse_avg": LaterName("sparse averaging", 0),
+    "sparse_avg": LaterName("sparse averaging of another share than the 5 % of strategy sparta", 0),
     "average_state_every": LaterName("averaging of gradients"),
     "max_allowed_stale": LaterName("another number of rounds to catch up with", 5),  # vote_book.KEPT_STEPS
     "averager_rank": LaterName("averaging of gradients"),

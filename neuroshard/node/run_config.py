@@ -58,6 +58,7 @@ NAMES: Mapping[str, str] = {
     "aggregator": "outer.aggregator",
     "trim_fraction": "outer.trim_fraction",
     "codec": "outer.codec",
+    "strategy": "outer.strategy",
     "max_round_seconds": "outer.max_round_seconds",
     "overlap": "outer.overlap",
     "admission": "admission",
@@ -66,7 +67,7 @@ NAMES: Mapping[str, str] = {
     "wire_precision": "wire_precision",
     "routing": "routing",
 }
-SCHEME = frozenset({"aggregator", "codec"})  # what is allowed is a matter of both
+SCHEME = frozenset({"aggregator", "codec", "strategy"})  # what is allowed is a matter of all three
 TABLES: Mapping[str, frozenset[str]] = {
     "architecture": frozenset({"depth", *(item.name for item in fields(Architecture))}),
     "genesis": frozenset(item.name for item in fields(GenesisPins)),

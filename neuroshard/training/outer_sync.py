@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TypeAlias, assert_never
@@ -15,7 +15,7 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
-from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.config.run_parameters import OuterOptimization, StrategyName
 from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.outer import OuterState
@@ -27,6 +27,11 @@ from neuroshard.training.strategy import Strategy, steps_between_rounds, strateg
 
 _LOG = logging.getLogger(__name__)
 
+_PARTS: Mapping[StrategyName, str] = {  # what a round was about, where it was not about all weights
+    "diloco": "",
+    "streaming": " and a quarter of the weights",
+    "sparta": " and a twentieth of the weights",
+}
 KEPT_OFFERS = 4  # contributions whose counts are remembered
 ROOT_LABEL = b"neuroshard/outer-state"
 
@@ -319,7 +324,7 @@ class OuterSync:
 def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:
     failure = f" The last round was abandoned: {progress.last_failure}." if progress.last_failure else ""
     if progress.members > 1:
-        return f"The last round had {progress.members} members.{failure}"
+        return f"The last round had {progress.members} members{_PARTS[parameters.strategy]}.{failure}"
     if parameters.lone_outer == "keep":
         return f"Alone: outer steps move the anchor only; there is nobody to synchronise with.{failure}"
     return f"Alone: outer steps apply Nesterov momentum to this node's own progress.{failure}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -39,6 +40,7 @@ lone_outer = "apply"
 aggregator = "median"
 trim_fraction = 0.2
 codec = "bf16"
+strategy = "streaming"
 max_round_seconds = 60
 overlap = true
 admission = "strangers"
@@ -107,7 +109,7 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         initial_weights_seed=3,
         genesis=PINS,
         inner=InnerOptimization(1e-3, 0.8, 0.99, 0.0, 2.0, 5, "linear", 500, 0.2),
-        outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "bf16", 60.0, overlap=True),
+        outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "bf16", 60.0, "streaming", overlap=True),
         admission="strangers",
         seeds=(SEED,),
         wire_precision="bf16",
@@ -137,15 +139,28 @@ def test_what_this_version_does_anyway_may_be_said_and_makes_the_same_run(tmp_pa
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ('strategy = "sparta"', "strategy: synchronisation other than diloco is not in this version"),
-        ("strategy = 0", "strategy: synchronisation"),
-        ("sparse_avg = false", "sparse_avg: sparse averaging is not in this version"),
+        ("sparse_avg = false", "sparse_avg: sparse averaging .* is not in this version"),
         ('codec = "powersgd"', "codec: powersgd is not in this version"),
     ],
 )
 def test_values_that_come_later_are_told_as_such(tmp_path: Path, entry: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read(tmp_path, entry)
+
+
+def test_a_strategy_is_fixed_by_its_name_and_only_with_codecs_that_suit_it(tmp_path: Path) -> None:
+    shape = "architecture = { depth = 4 }"
+    for name in ("diloco", "sparta", "streaming"):
+        made = new_parameters(read(tmp_path, f'strategy = "{name}"\n{shape}'), PINS)
+        assert made.outer.strategy == name
+        assert ("strategy" in cast("dict[str, object]", run_parameters_to_json(made)["outer"])) == (name != "diloco")
+        assert run_parameters_from_json(run_parameters_to_json(made)) == made
+    with pytest.raises(UsageError, match=r"strategy = 'gossip' cannot be used: strategy must be one of diloco, sparta"):
+        new_parameters(read(tmp_path, f'strategy = "gossip"\n{shape}'), PINS)
+    sparse = 'codec = "topk"\naggregator = "mean"'
+    assert new_parameters(read(tmp_path, f'strategy = "streaming"\n{sparse}\n{shape}'), PINS).outer.codec == "topk"
+    with pytest.raises(UsageError, match=r"strategy = 'sparta'.*codec must not be topk with strategy sparta"):
+        new_parameters(read(tmp_path, f'strategy = "sparta"\n{sparse}\n{shape}'), PINS)
 
 
 @pytest.mark.parametrize("entries", ['codec = "topk"\naggregator = "mean"', 'aggregator = "mean"\ncodec = "topk"'])

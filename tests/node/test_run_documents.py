@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from neuroshard.config.run_parameters import GenesisPins, RunParameters
-from neuroshard.identity import run_parameters_to_json
+from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.node.later_names import LATER_NAMES, LATER_VALUES
 from neuroshard.node.run_config import NAMES, TABLES, new_parameters
 from neuroshard.swarm.run_offer import MAY_CHANGE
@@ -40,15 +40,8 @@ def rows() -> dict[str, list[str]]:
 def defaults() -> dict[str, object]:
     """Value of each name in a run whose file gives an architecture only."""
     pins = GenesisPins("ab" * 32, 16, None, "ef" * 32, 512)
-    written = run_parameters_to_json(new_parameters({"architecture": {"depth": 4}}, pins))
-    values: dict[str, object] = {}
-    for name, place in NAMES.items():
-        *outer, field = place.split(".")
-        holder = written[outer[0]] if outer else written
-        assert isinstance(holder, dict)
-        default = RunParameters.__dataclass_fields__[field].default if not outer and field not in holder else None
-        values[name] = holder.get(field, default)
-    return values
+    made = new_parameters({"architecture": {"depth": 4}}, pins)
+    return {name: attrgetter(place)(made) for name, place in NAMES.items()}
 
 
 def test_the_table_explains_every_name_and_no_other() -> None:
