@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
+import pytest
 import torch
 import trio
 from replica_world import IDENTITIES, NOW, QUICK
 from replica_world import NAMES as REPLICAS
 from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
 
-from neuroshard.config.run_parameters import OuterOptimization, RunParameters
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
 from neuroshard.model.tensor_schema import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.swarm.certified.messages import Signed
@@ -32,6 +33,7 @@ from neuroshard.training.rounds.gathering import Replica
 from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
 from neuroshard.training.rounds.vote_book import FolderBook
 from neuroshard.training.routing import FixedRouting
+from neuroshard.training.strategy import FragmentStep, strategy_at
 from neuroshard.training.transfer.donor import Donor
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.fields import StageName
@@ -218,6 +220,43 @@ def test_two_trainers_train_on_during_their_rounds(tmp_path: Path) -> None:
         assert progress.successful >= 3
         assert progress.failed == 0
         assert 0 < progress.inner_steps < record.steps
+
+
+@pytest.mark.parametrize(("strategy", "numbers"), [("sparta", 6), ("streaming", 24)])
+def test_two_trainers_agree_on_a_part_of_the_weights_in_each_round(
+    tmp_path: Path, strategy: StrategyName, numbers: int
+) -> None:
+    """A part has its turn after 6 inner steps; the rest of the weights are each node's own."""
+    computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
+    parameters = replace(TOGETHER, outer=OuterOptimization(inner_steps=numbers, strategy=strategy))
+
+    async def main() -> list[Node]:
+        with InMemoryNetwork() as network, anyio.fail_after(100):
+            nodes = [
+                node_of(compute, tmp_path, name, network, shard, parameters=parameters)
+                for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
+            ]
+            await trained_until(lambda: all(len(node.weights) >= 6 for node in nodes), nodes)
+            return nodes
+
+    try:
+        a, b = trio.run(main)
+    finally:
+        for compute in computes:
+            compute.close()
+    schema = TensorSchema.of(a.trainer.parts.stages[0].executor.model)
+    for number in range(6):
+        assert torch.equal(a.anchors[number], b.anchors[number])
+        step = strategy_at(parameters.outer, schema, number)
+        assert isinstance(step, FragmentStep)
+        part = step.fragment.of
+        assert torch.equal(part(a.weights[number]), part(a.anchors[number]))
+        assert torch.equal(part(b.weights[number]), part(a.anchors[number]))
+        assert not torch.equal(a.weights[number], b.weights[number])
+    for node in (a, b):
+        vote = node.trainer.parts.stages[0].vote
+        assert vote is not None
+        assert "No objection" in vote.explanation
 
 
 def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good_one_passes(tmp_path: Path) -> None:
