@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 import anyio.to_thread
 import torch
@@ -75,10 +76,16 @@ class HeldOutVote:
         obstacle = self._obstacle()
         if obstacle:
             return self._voted(obstacle, is_no=False)
+        next_anchor = after.anchor
         del after  # as large as the weights
-        losses_before = await self._losses_of(before.anchor, root)
+        share = strategy.length / len(before.anchor)
+        losses_before = await self._losses_of(before.anchor, root, share)
         mean = await anyio.to_thread.run_sync(strategy.mean, before, aggregate)
-        return self._judged(losses_before, await self._losses_of(mean, f"before {next_root}"))
+        # without momentum they are equal: what is measured now is measured for the next step, too
+        is_next = await anyio.to_thread.run_sync(torch.equal, mean, next_anchor)
+        del next_anchor
+        losses = await self._losses_of(mean, next_root if is_next else f"before {next_root}", share)
+        return self._judged(losses_before, losses)
 
     def _obstacle(self) -> str:
         """Why the loss cannot be measured here; "" for nothing."""
@@ -89,12 +96,16 @@ class HeldOutVote:
             return "not measured: the held-out sequences are not here"
         return ""
 
-    async def _losses_of(self, weights: Tensor, root: str) -> tuple[float, ...]:
-        """Of as many sequences as there is time for; those of a state that was measured before are remembered."""
+    async def _losses_of(self, weights: Tensor, root: str, share: float) -> tuple[float, ...]:
+        """Of as many sequences as there is time for; those of a state that was measured before are remembered.
+
+        A round about a share of the weights measures that share of the sequences, since there are so many more of them.
+        """
         known, held_out = self._losses.get(root), self.held_out()
         if known is not None or held_out is None:
             return known or ()
-        sequences, losses, seconds = held_out.sequences[: self._rule.sequences], list[float](), 0.0
+        count = max(self._rule.least_sequences, ceil(share * self._rule.sequences))
+        sequences, losses, seconds = held_out.sequences[:count], list[float](), 0.0
         for start in range(0, len(sequences), self._batch_size):
             rows = sequences[start : start + self._batch_size]
             if seconds >= self._rule.seconds:

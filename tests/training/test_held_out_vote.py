@@ -12,6 +12,7 @@ import trio
 from small_stage import IDENTITY, PARAMETERS, make_parts, make_stage, train, windows
 from torch import Tensor
 
+from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.data.feed import HeldOut
 from neuroshard.model.tensor_schema import flatten, load_vector, other_weights
 from neuroshard.training.assembly import Stage
@@ -160,6 +161,36 @@ def test_a_state_is_measured_once(compute: ComputeThread, learned: tuple[Stage, 
     trio.run(vote.objection, gained, OTHER_ROOT)
     assert sum(jobs) == 2 * 32
     assert max(jobs) == PARAMETERS.batch_size  # a job takes a microbatch at most
+
+
+def test_a_round_about_a_part_is_measured_by_as_great_a_part_of_the_sequences(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], local: Tensor
+) -> None:
+    """SPARTA's next anchor is the mean that was measured: the next step begins with what is known of it."""
+    stage, outer, _ = learned
+    outer = make_parts(compute, stage, replace(PARAMETERS, outer=OuterOptimization(strategy="sparta"))).outer
+    gained = outer.strategy.contribution(outer.state, local, None)
+    vote = vote_of(compute, stage, outer)
+    infer, jobs = stage.executor.infer, list[int]()
+
+    def counted(inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        jobs.append(len(inputs))
+        return infer(inputs, labels)
+
+    stage.executor.infer = counted  # type: ignore[method-assign]
+    outer.progress = replace(outer.progress, state_root=ROOT)
+    assert trio.run(vote.objection, gained, OTHER_ROOT) == ""
+    assert "on 8 sequences" in vote.explanation
+    assert sum(jobs) == 2 * 8
+    assert "held-out loss" in trio.run(vote.objection, -20 * gained, "5" * 64)
+    outer.state = outer.strategy.next_state(outer.state, gained)
+    outer.progress = replace(outer.progress, state_root=OTHER_ROOT)
+    jobs.clear()
+    gained = outer.strategy.contribution(outer.state, local, None)
+    assert trio.run(vote.objection, gained, "3" * 64) == ""
+    assert sum(jobs) == 8
+    objection = trio.run(vote.objection, torch.ones(len(gained) + 1), "4" * 64)
+    assert objection == "it is of another step"
 
 
 def test_a_part_of_the_model_objects_to_nothing_finite(compute: ComputeThread, tmp_path: Path) -> None:
