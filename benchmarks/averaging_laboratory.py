@@ -69,7 +69,7 @@ def averaged(texts: Texts, start: Start, scheme: Scheme, rank: int) -> Outcome:
     schema = TensorSchema.of(start.executor().model)
     averaging = GradientAveraging.of(schema, rank, INNER, INNER.max_grad_norm)
     replicas = [AveragingReplica(texts, start, number, averaging) for number in range(scheme.replicas)]
-    meetings = {length: Meeting(scheme, length) for length in map(averaging.length, range(averaging.phases))}
+    meetings = {length: Meeting(scheme) for length in map(averaging.length, range(averaging.phases))}
 
     async def train() -> None:
         async with anyio.create_task_group() as tasks:

@@ -26,7 +26,7 @@ from neuroshard.aggregation import aggregator_config
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.model.initial_weights import initialise
-from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
+from neuroshard.model.tensor_schema import flatten, load_vector
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
@@ -37,7 +37,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync
 from neuroshard.training.rounds.work import RoundWork
-from neuroshard.training.strategy import steps_between_rounds, strategy_at
+from neuroshard.training.strategy import steps_between_rounds
 from neuroshard.types import Architecture, LayerRange
 
 TEXTS = Path(os.environ.get("BENCHMARK_TEXTS", Path(__file__).parents[2] / "shared" / "data"))
@@ -126,7 +126,6 @@ class Meeting:
     """The rounds of the replicas: what a group's members do with what they sent each other."""
 
     scheme: Scheme
-    schema: TensorSchema
     refused: int = 0
     caught: int = 0
     abandoned: int = 0
@@ -135,17 +134,17 @@ class Meeting:
     _done: anyio.Event = field(default_factory=anyio.Event)
     _aggregate: Tensor | None = None
 
-    def _work(self, outer_step: int) -> RoundWork:
+    def _work(self, length: int) -> RoundWork:
+        """For contributions of so many numbers, which the strategy chooses for each round."""
         outer = self.scheme.outer
-        plan = SlicePlan(strategy_at(outer, self.schema, outer_step).length)
-        return RoundWork(plan, make_codec(outer.codec), aggregator_config(outer))
+        return RoundWork(SlicePlan(length), make_codec(outer.codec), aggregator_config(outer))
 
     async def exchange(self, replica: int, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
         """See Exchange; the last one to come computes for all."""
         contributions, done, count = self._contributions, self._done, self.scheme.replicas
         contributions[replica] = contribution
         if len(contributions) == count:
-            work = self._work(outer_step)
+            work = self._work(len(contribution))
             self._aggregate = self._aggregated(work, self._sent(work, contributions, outer_step))
             self._contributions, self._done = {}, anyio.Event()
             done.set()
@@ -209,7 +208,7 @@ def apart(texts: Texts, start: Start, steps: int, batch: int) -> Outcome:
 def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
     """Replicas that train on data of their own and meet after every `inner_steps`."""
     executors = [start.executor() for _ in range(scheme.replicas)]
-    meeting = Meeting(scheme, TensorSchema.of(executors[0].model))
+    meeting = Meeting(scheme)
     with closing(ComputeThread(cpu_threads=1)) as compute:
         outer = [
             OuterSync(
@@ -231,7 +230,7 @@ def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
         trio.run(train)
     if len({one.state.anchor.numpy().tobytes() for one in outer}) != 1:
         raise AssertionError("the replicas did not agree")
-    bits = 8 * meeting.sent_bytes / (meeting.schema.total_size * scheme.steps)
+    bits = 8 * meeting.sent_bytes / (parameter_count() * scheme.steps)
     loss = fmean(held_out_loss(executor.model, texts) for executor in executors)
     return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, bits)
 

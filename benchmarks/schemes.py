@@ -21,6 +21,7 @@ from benchmarks.laboratory import (
 )
 from benchmarks.record import Report, Row
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.training.strategy import steps_between_rounds
 
 SEEDS = (1, 2, 3)
 REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS, LONG = 4, 25, 16, 400, 500
@@ -31,6 +32,9 @@ SCHEMES: Mapping[str, OuterOptimization] = {
     "bf16": replace(OUTER, codec="bf16"),
     "int8": OUTER,
     "int4": replace(OUTER, codec="int4"),
+    "int8, streaming": replace(OUTER, strategy="streaming"),
+    "int8, sparta": replace(OUTER, strategy="sparta"),
+    "int8, sparta in every inner step": replace(OUTER, strategy="sparta", inner_steps=1),
     "topk, mean": replace(OUTER, codec="topk", aggregator="mean"),
     "topk, mean, outer step 1.0": replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0),
 }
@@ -51,7 +55,7 @@ def measure() -> Report:
     alone = [apart(texts, start, steps, BATCH) for start in starts]
     every = [apart(texts, start, steps, REPLICAS * BATCH) for start in starts]
     found = {
-        name: [together(texts, start, Scheme(outer, ROUNDS, REPLICAS)) for start in starts]
+        name: [together(texts, start, Scheme(outer, steps // outer.inner_steps, REPLICAS)) for start in starts]
         for name, outer in SCHEMES.items()
     }
     stepped = {
@@ -101,10 +105,13 @@ def _conditions() -> str:
     return (
         f"{REPLICAS} replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one of them: "
         f"{ROUNDS} rounds of {INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books. "
-        f"Held-out loss, nats a byte, of the last anchor on {HELD_OUT} windows; ± between seeds "
+        f"Held-out loss, nats a byte, of the weights after the last step on {HELD_OUT} windows, mean of the replicas "
+        f"(which differ when rounds concern parts); ± between seeds "
         f"{', '.join(map(str, SEEDS))} for weights and data, most of it that of the weights. Bits: what a member "
         "sends, of a parameter and inner step, from the lengths of the encoded slices: its contribution to two "
         f"reducers, its share of the results to everybody. Trimmed mean, outer step {OUTER.learning_rate}, momentum "
-        f"from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k has no outer momentum. The bits at "
+        f"from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k has no outer momentum. Streaming has a "
+        f"round each {steps_between_rounds(SCHEMES['int8, streaming'])} inner steps, SPARTA each "
+        f"{steps_between_rounds(SCHEMES['int8, sparta'])}, so that every slice has its turn once, or each. The bits at "
         f"{LONG} inner steps are those measured, times {INNER_STEPS} / {LONG}."
     )
