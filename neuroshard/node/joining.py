@@ -21,6 +21,7 @@ from neuroshard.swarm.round import Offload
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, ROUNDS_FOLDER, FolderBook
+from neuroshard.training.strategy import parts_of
 from neuroshard.training.transfer.download import Progress, StageFile
 from neuroshard.training.transfer.errors import DonorError, LyingDonorError
 from neuroshard.training.transfer.fields import StageName
@@ -98,7 +99,8 @@ class Joining:
         """
         if own is None or not self.may_catch_up or not best.is_live:
             return False
-        if not 0 < best.outer_step - own.outer_step <= KEPT_STEPS:
+        kept = KEPT_STEPS * parts_of(self.swarm.versions.at(own.outer_step).outer)
+        if not 0 < best.outer_step - own.outer_step <= kept:
             return False
         ended = await self.offload(FolderBook(self.store.folder / ROUNDS_FOLDER).ended)
         return any(own.root in (certificate.value.root, certificate.value.next_root) for certificate in ended)

@@ -16,7 +16,8 @@ from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name
 from neuroshard.swarm.outcome import Aborted, Completed
 from neuroshard.swarm.round import Messenger, NobodyElse, run_round
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
-from neuroshard.training.strategy import Strategy, steps_between_rounds, strategy_at
+from neuroshard.training.rounds.vote_book import KEPT_STEPS
+from neuroshard.training.strategy import Strategy, parts_of, steps_between_rounds, strategy_at
 from neuroshard.types import NodeId, RunId
 
 ROUND_DEADLINE_SECONDS = 120.0
@@ -51,6 +52,10 @@ class StageRounds:
     def inner_steps_before(self, outer_step: int) -> int:
         """After so many inner steps the round that ends this outer step is due."""
         return steps_between_rounds(self.parameters_at(outer_step))
+
+    def kept_steps(self, outer_step: int) -> int:
+        """How many steps' ends are kept from this one on: as many bytes as those of KEPT_STEPS whole aggregates."""
+        return KEPT_STEPS * parts_of(self.parameters_at(outer_step))
 
     def _vector(self, outer_step: int) -> str:
         """Names what contributions are: the schema, and the strategy's terms where these are not all of it."""

@@ -174,13 +174,26 @@ def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step:
             assert_never(parameters.strategy)
 
 
+def parts_of(parameters: OuterOptimization) -> int:
+    """Outer steps in which every part of the vector has its turn."""
+    match parameters.strategy:
+        case "diloco":
+            return 1
+        case "streaming":
+            return STREAMED_FRAGMENTS
+        case "sparta":
+            return SPARTA_SLICES
+        case _:
+            assert_never(parameters.strategy)
+
+
 def steps_between_rounds(parameters: OuterOptimization) -> int:
     """Inner steps after which the next round is due."""
     match parameters.strategy:
         case "diloco":
             return parameters.inner_steps
         case "streaming":  # each fragment has its turn after `inner_steps`
-            return max(1, parameters.inner_steps // STREAMED_FRAGMENTS)
+            return max(1, parameters.inner_steps // parts_of(parameters))
         case "sparta":
             return min(SPARTA_STEPS, parameters.inner_steps)
         case _:

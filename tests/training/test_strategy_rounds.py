@@ -27,6 +27,7 @@ from neuroshard.swarm.certified.effects import VoteRecord
 from neuroshard.swarm.certified.roster import Member, Roster
 from neuroshard.training.exchange import StageRounds
 from neuroshard.training.outer_sync import Abandoned, Agreed
+from neuroshard.training.rounds.vote_book import KEPT_STEPS
 from neuroshard.training.strategy import FragmentStep, strategy_at
 from neuroshard.types import NodeId
 from neuroshard.wire import EncodedFrame
@@ -75,6 +76,23 @@ def test_who_missed_the_rounds_about_some_parts_takes_them_over_one_after_the_ot
         assert are_one_line([a, b, c])
         assert isinstance(last := c.outcomes[-1], Agreed)
         assert last.members == 3
+
+    play(scenario)
+
+
+def test_who_missed_more_steps_than_whole_aggregates_are_kept_takes_them_over_when_they_are_about_parts() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = replicas(network, outer_of("sparta"))
+        await for_seconds(DUE_SECONDS + 5, a, b, c)
+        network.partition([A, B], [C])
+        await for_seconds(50 * DUE_SECONDS, a, b, c)
+        missed = a.state.outer_step - c.state.outer_step
+        assert missed > KEPT_STEPS + 2
+        network.partition()
+        await for_seconds(180, a, b, c)
+        assert not c.group.gathering.must_follow.is_set()
+        assert sum(isinstance(one, Agreed) and one.is_without_own for one in c.outcomes) >= missed
+        assert are_one_line([a, b, c])
 
     play(scenario)
 

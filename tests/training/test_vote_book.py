@@ -52,6 +52,9 @@ def test_the_last_steps_are_kept_with_their_aggregates_and_no_more(tmp_path: Pat
     assert list(again.ended()) == [end.certificate for end in ends[3:]]
     assert [again.aggregate(end.certificate) for end in ends[2:]] == [None, *(end.aggregate for end in ends[3:])]
     assert len(list((tmp_path / "rounds").glob("aggregate-*"))) == KEPT_STEPS
+    for number, end in enumerate(ends):  # of smaller ones more are kept
+        book.end(number, end, kept=KEPT_STEPS + 2)
+    assert len(list((tmp_path / "rounds").glob("aggregate-*"))) == KEPT_STEPS + 2
 
 
 def test_damaged_votes_are_an_error_and_a_damaged_aggregate_is_fetched_again(tmp_path: Path) -> None:

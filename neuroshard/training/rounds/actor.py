@@ -75,6 +75,7 @@ class Surroundings:
     check: CheckAggregate
     report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None
     offload: Offload = anyio.to_thread.run_sync
+    kept_steps: Callable[[int], int] = lambda _outer_step: KEPT_STEPS  # whose ends are kept, from an outer step on
 
 
 @dataclass
@@ -310,9 +311,10 @@ class RoundActor:
 
     async def _complete(self, running: _Running, effect: Complete) -> None:
         book, certificate = self._around.book, effect.certificate
-        await self._is_written(lambda: book.end(running.number, effect), "The round counts all the same.")
+        kept = self._around.kept_steps(running.number)
+        await self._is_written(lambda: book.end(running.number, effect, kept), "The round counts all the same.")
         self._archive[certificate.value.step_id] = certificate
-        for old in list(self._archive)[:-KEPT_STEPS]:
+        for old in list(self._archive)[:-kept]:
             del self._archive[old]
         present = self._running
         if present is None or present.member.setting.step.root == running.member.setting.step.root:

@@ -32,7 +32,7 @@ from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
 from neuroshard.training.rounds.mail import RoundMail
 from neuroshard.training.rounds.round_record import NO_ANSWER, RoundEnd, RoundTerms, RoundWatch, with_round
-from neuroshard.training.rounds.vote_book import KEPT_STEPS, VoteBook
+from neuroshard.training.rounds.vote_book import VoteBook
 from neuroshard.training.rounds.work import RoundWork
 from neuroshard.training.transfer.download import Asking
 from neuroshard.training.transfer.standing import Standing
@@ -109,7 +109,7 @@ class GroupRounds:
         limits = limits_for(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
         self.actor = RoundActor(
             lambda received: RoundMail(replica.stage, asking.requester, limits, received, asking.report),
-            Surroundings(book, self._check, asking.report, offload),
+            Surroundings(book, self._check, asking.report, offload, replica.rounds.kept_steps),
         )
         self.gathering.locked_step = self.actor.locked_step
         self.gathering.step_of, self.gathering.catch_up = self._step_of, self.catch_up
@@ -352,7 +352,8 @@ class GroupRounds:
         """From its state on the members of the round are the voters."""
         value = certificate.value
         self._voters[value.next_root], self._before[value.next_root] = value.next_roster(), value.root
-        for old in list(self._voters)[:-KEPT_STEPS]:
+        kept = self._replica.rounds.kept_steps(self._replica.standing().outer_step)
+        for old in list(self._voters)[:-kept]:
             del self._voters[old], self._before[old]
 
     def _past(self, root: str) -> list[str]:

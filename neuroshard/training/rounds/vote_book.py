@@ -28,7 +28,7 @@ from neuroshard.types import JsonValue
 _LOG = logging.getLogger(__name__)
 
 KEPT_VOTES = 8  # steps: a node leaves one for another from the same state when members come and go
-KEPT_STEPS = 5  # whose aggregates are kept: who missed no more than those catches up with them (DESIGN 4.6)
+KEPT_STEPS = 5  # whole aggregates that are kept: who missed no more than those catches up with them (DESIGN 4.6)
 ROUNDS_FOLDER = "rounds"  # beside the stage's checkpoints
 MAX_TEXT_BYTES = 16 << 20
 MAX_PROOFS_BYTES = 1 << 20
@@ -46,8 +46,8 @@ class VoteBook(Protocol):
         """Write down a record; it is on the disk when this returns. Raises StorageError."""
         ...
 
-    def end(self, number: int, complete: Complete) -> None:
-        """Write down how a step has ended. Raises StorageError."""
+    def end(self, number: int, complete: Complete, kept: int = KEPT_STEPS) -> None:
+        """Write down how a step has ended, and keep no more than the last `kept` steps. Raises StorageError."""
         ...
 
     def ended(self) -> Sequence[Quorum]:
@@ -80,9 +80,9 @@ class ForgetfulBook:
         self._records.pop(record.step_id, None)
         self._records[record.step_id] = record
 
-    def end(self, number: int, complete: Complete) -> None:
+    def end(self, number: int, complete: Complete, kept: int = KEPT_STEPS) -> None:
         """See VoteBook."""
-        self._ended = [*self._ended, complete][-KEPT_STEPS:]
+        self._ended = [*self._ended, complete][-kept:]
 
     def ended(self) -> Sequence[Quorum]:
         """See VoteBook."""
@@ -136,7 +136,7 @@ class FolderBook:
         except OSError as error:
             raise StorageError(f"A vote could not be written to {self._folder}: {error}.", "Make room.") from None
 
-    def end(self, number: int, complete: Complete) -> None:
+    def end(self, number: int, complete: Complete, kept: int = KEPT_STEPS) -> None:
         """See VoteBook."""
         certificate = complete.certificate
         fields: JsonValue = {
@@ -147,11 +147,11 @@ class FolderBook:
         try:
             self._write_aggregate(certificate, complete.aggregate)
             self._write_json(f"step-{number:010d}.json", fields)
-            for old in self._by_age("step-*.json")[:-KEPT_STEPS]:
+            for old in self._by_age("step-*.json")[:-kept]:
                 old.unlink()
-            kept = {quorum.value.digest for quorum in self.ended()} | self._locked()
+            wanted = {quorum.value.digest for quorum in self.ended()} | self._locked()
             for path in self._folder.glob("aggregate-*.bin"):
-                if path.stem.removeprefix("aggregate-") not in kept:
+                if path.stem.removeprefix("aggregate-") not in wanted:
                     path.unlink()
         except OSError as error:
             raise StorageError(
