@@ -8,8 +8,9 @@ from random import Random
 
 import anyio
 from anyio.abc import TaskGroup
-from replica_world import DUE_SECONDS, EVERYBODY, SimulatedReplica
+from replica_world import DUE_SECONDS, EVERYBODY, OUTER, SimulatedReplica
 
+from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.types import NodeId
 
@@ -49,6 +50,7 @@ class ChurnMachine:
     network: InMemoryNetwork
     seed: int
     members: int
+    outer: OuterOptimization = OUTER
     live: dict[NodeId, SimulatedReplica] = field(default_factory=dict[NodeId, SimulatedReplica])
     roots: dict[int, set[str]] = field(default_factory=dict[int, set[str]])  # that anybody had, by outer step
     given_up: Counter[int] = field(default_factory=Counter[int])  # rounds that came to nothing, by outer step
@@ -66,7 +68,9 @@ class ChurnMachine:
         """Until the last round of the plan has ended and all have had time to follow. Raises TimeoutError."""
         async with anyio.create_task_group() as tasks:
             for _ in range(self.members):
-                self._begin(tasks, SimulatedReplica(self._unused.pop(0), self.network, len(self.live)))
+                self._begin(
+                    tasks, SimulatedReplica(self._unused.pop(0), self.network, len(self.live), outer=self.outer)
+                )
             tasks.start_soon(self._look_on)
             for index, events in enumerate(plan):
                 with anyio.fail_after(LONGEST_SECONDS):
@@ -138,10 +142,12 @@ class ChurnMachine:
         self.joins += 1
         if returns and self._dead:
             before = self._dead.pop(self._random.randrange(len(self._dead)))
-            replica = SimulatedReplica(before.name, self.network, before.seed, state=before.state, book=before.book)
+            replica = SimulatedReplica(
+                before.name, self.network, before.seed, state=before.state, book=before.book, outer=self.outer
+            )
             replica.wallet_rounds = before.wallet_rounds
         else:
-            replica = SimulatedReplica(self._unused.pop(0), self.network, 1000 + self.joins)
+            replica = SimulatedReplica(self._unused.pop(0), self.network, 1000 + self.joins, outer=self.outer)
             replica.follow(self.newest())
         self._begin(tasks, replica)
 
