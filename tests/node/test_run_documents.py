@@ -54,6 +54,8 @@ def test_defaults_are_those_of_the_code(name: str) -> None:
     value = defaults()[name]
     if value == ():
         assert told == "none"
+    elif isinstance(value, bool):
+        assert told == str(value).lower()
     elif isinstance(value, str):
         assert told == f'"{value}"'
     else:
