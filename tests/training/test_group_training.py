@@ -190,9 +190,10 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
     assert a.trainer.record.progress.position != b.trainer.record.progress.position  # each has data of its own
 
 
-def test_two_trainers_train_on_during_their_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "numbers"), [("diloco", 6), ("sparta", 6), ("streaming", 24)])
+def test_two_trainers_train_on_during_their_rounds(tmp_path: Path, strategy: StrategyName, numbers: int) -> None:
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
-    overlapped = replace(TOGETHER, outer=replace(TOGETHER.outer, overlap=True))
+    overlapped = replace(TOGETHER, outer=OuterOptimization(inner_steps=numbers, strategy=strategy, overlap=True))
 
     async def main() -> list[Node]:
         with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(100):
