@@ -185,6 +185,28 @@ def test_who_takes_the_state_over_in_the_middle_of_a_cycle_goes_on_with_the_othe
 
 
 @pytest.mark.parametrize("strategy", PARTS)
+def test_who_took_a_state_over_that_the_others_have_left_meanwhile_catches_up(strategy: StrategyName) -> None:
+    """It asks them for the certificate of its state, which names the voters of the first step that it missed."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = replicas(network, outer_of(strategy), 2)
+        await for_seconds(3 * DUE_SECONDS + 5, a, b)
+        c = SimulatedReplica(C, network, 3, outer=outer_of(strategy))
+        c.follow(a)
+        network.partition([A, B], [C])  # a long fetch
+        await for_seconds(30 * DUE_SECONDS, a, b)
+        missed = a.state.outer_step - c.state.outer_step
+        assert missed >= 3
+        network.partition()
+        await for_seconds(120, a, b, c)
+        assert not c.group.gathering.must_follow.is_set()
+        assert sum(isinstance(one, Agreed) and one.is_without_own for one in c.outcomes) >= missed
+        assert are_one_line([a, b, c])
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("strategy", PARTS)
 def test_only_the_part_of_a_round_becomes_equal(strategy: StrategyName) -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         members = replicas(network, outer_of(strategy))

@@ -143,6 +143,10 @@ class RoundActor:
         record = self._records.get(step_id)
         return record is not None and record.prepared != ""
 
+    def certificate_to(self, root: str) -> Quorum | None:
+        """The certificate that led to the state of this root, when it is one of the last."""
+        return next((one for one in self._archive.values() if one.value.next_root == root), None)
+
     async def recall(self, step_id: str) -> bool:
         """Take over the end of a step that this node knows; whether it has its aggregate, too."""
         certificate = self._archive.get(step_id)

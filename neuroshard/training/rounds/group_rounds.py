@@ -29,6 +29,7 @@ from neuroshard.training.control import first_of
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, Outcome, UnderWay
 from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
 from neuroshard.training.rounds.calls import RoundTimes
+from neuroshard.training.rounds.certificates import certificate_of
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
 from neuroshard.training.rounds.mail import RoundMail
 from neuroshard.training.rounds.round_record import NO_ANSWER, RoundEnd, RoundTerms, RoundWatch, with_round
@@ -93,6 +94,7 @@ class GroupRounds:
         self._before: dict[str, str] = {}  # the root that a certificate led on from, by the one it led to
         self.gathering = Gathering(replica, asking, self._voters.get, times)
         self._alone = alone
+        self._asking = asking
         self._sign = sign
         self._judging = judging
         self._offload = offload
@@ -186,13 +188,18 @@ class GroupRounds:
         """Ask how the step of this replica's state has ended; whether somebody told, so that it is taken over.
 
         Who has missed some rounds takes their aggregates so, one after the other (DESIGN 4.6). It asks for a step whose
-        voters it knows: by the certificate before, or because it voted.
+        voters it knows: by the certificate before, which others have too, or because it voted.
         """
         await self._has_loaded.wait()
         own = self._replica.standing()
         if self._end_to_take is not None or await self.actor.recall_from(own.root):
             return self._end_to_take is not None
         step = self._step_of(own)
+        if step is None and own.root and own.root not in self._voters:  # it took its state over
+            certificate = await certificate_of(self._asking, self.stage, own.root, self._replica.peers())
+            if certificate is not None:
+                self._note(certificate)
+                step = self._step_of(own)
         if step is None:
             return False
         setting, work = self._setting(step, frozenset())
