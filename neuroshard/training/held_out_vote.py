@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import anyio.to_thread
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from neuroshard.data.feed import HeldOut
-from neuroshard.model.tensor_schema import other_weights
+from neuroshard.model.tensor_schema import flatten, other_weights
+from neuroshard.optim.outer import OuterState
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.evaluation import PINNED_SEQUENCES, Evaluation, paired_difference
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.held_out_claim import nats_a_token
 from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.strategy import Strategy
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,16 +78,27 @@ class HeldOutVote:
         obstacle = self._obstacle()
         if obstacle:
             return self._voted(obstacle, is_no=False)
-        next_anchor = after.anchor
         del after  # as large as the weights
-        share = strategy.length / len(before.anchor)
-        losses_before = await self._losses_of(before.anchor, root, share)
-        mean = await anyio.to_thread.run_sync(strategy.mean, before, aggregate)
-        # without momentum they are equal: what is measured now is measured for the next step, too
-        is_next = await anyio.to_thread.run_sync(torch.equal, mean, next_anchor)
-        del next_anchor
-        losses = await self._losses_of(mean, next_root if is_next else f"before {next_root}", share)
-        return self._judged(losses_before, losses)
+        return await self._compared(aggregate, before, strategy, (root, f"before {next_root}"))
+
+    async def _compared(self, aggregate: Tensor, before: OuterState, strategy: Strategy, names: tuple[str, str]) -> str:
+        """The objection after measuring; `names` are those of the weights before and after.
+
+        Where a round is about a part, that is looked at in this node's own weights, with what was agreed on before in
+        its place and with what would be now: the anchor's other parts may be far older, and fit neither.
+        """
+        share, local = strategy.length / len(before.anchor), before.anchor
+        run = anyio.to_thread.run_sync
+        if not strategy.makes_weights_equal:
+            local = await self._compute.run(lambda: flatten(self._executor.model))
+            self._losses = {}  # they are of weights that are no more
+        losses_before = await self._losses_of(
+            await run(strategy.next_weights, local, before, before, None), names[0], share
+        )
+        mean = replace(before, anchor=await run(strategy.mean, before, aggregate))
+        after = await run(strategy.next_weights, local, before, mean, None)
+        del mean, local
+        return self._judged(losses_before, await self._losses_of(after, names[1], share))
 
     def _obstacle(self) -> str:
         """Why the loss cannot be measured here; "" for nothing."""

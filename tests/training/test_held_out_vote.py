@@ -163,12 +163,12 @@ def test_a_state_is_measured_once(compute: ComputeThread, learned: tuple[Stage, 
     assert max(jobs) == PARAMETERS.batch_size  # a job takes a microbatch at most
 
 
-def test_a_round_about_a_part_is_measured_by_as_great_a_part_of_the_sequences(
+def test_a_round_about_a_part_is_measured_in_the_own_weights_by_as_great_a_part_of_the_sequences(
     compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], local: Tensor
 ) -> None:
-    """SPARTA's next anchor is the mean that was measured: the next step begins with what is known of it."""
-    stage, outer, _ = learned
+    stage, _, _ = learned
     outer = make_parts(compute, stage, replace(PARAMETERS, outer=OuterOptimization(strategy="sparta"))).outer
+    compute.submit(lambda: load_vector(stage.executor.model, local)).result()
     gained = outer.strategy.contribution(outer.state, local, None)
     vote = vote_of(compute, stage, outer)
     infer, jobs = stage.executor.infer, list[int]()
@@ -183,14 +183,24 @@ def test_a_round_about_a_part_is_measured_by_as_great_a_part_of_the_sequences(
     assert "on 8 sequences" in vote.explanation
     assert sum(jobs) == 2 * 8
     assert "held-out loss" in trio.run(vote.objection, -20 * gained, "5" * 64)
-    outer.state = outer.strategy.next_state(outer.state, gained)
-    outer.progress = replace(outer.progress, state_root=OTHER_ROOT)
-    jobs.clear()
+    assert trio.run(vote.objection, torch.ones(len(gained) + 1), "4" * 64) == "it is of another step"
+    assert torch.equal(compute.submit(lambda: flatten(stage.executor.model)).result(), local)
+
+
+def test_a_part_that_fits_the_weights_is_no_worse_for_an_anchor_that_it_does_not_fit(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], local: Tensor
+) -> None:
+    """The other parts of the anchor were agreed on long ago: it gets worse by a part that is learned with others."""
+    stage, _, _ = learned
+    outer = make_parts(compute, stage, replace(PARAMETERS, outer=OuterOptimization(strategy="sparta"))).outer
+    compute.submit(lambda: load_vector(stage.executor.model, local)).result()
+    order = torch.randperm(len(local), generator=torch.Generator().manual_seed(1))
+    outer.state = replace(outer.state, anchor=local[order], outer_step=2)
     gained = outer.strategy.contribution(outer.state, local, None)
-    assert trio.run(vote.objection, gained, "3" * 64) == ""
-    assert sum(jobs) == 8
-    objection = trio.run(vote.objection, torch.ones(len(gained) + 1), "4" * 64)
-    assert objection == "it is of another step"
+    vote = vote_of(compute, stage, outer)
+    assert trio.run(vote.objection, gained, ROOT) == ""
+    compute.submit(lambda: load_vector(stage.executor.model, local[order])).result()
+    assert "held-out loss" in trio.run(vote.objection, gained, OTHER_ROOT)  # in weights like the anchor
 
 
 def test_a_part_of_the_model_objects_to_nothing_finite(compute: ComputeThread, tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Two processes that agree on parts of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from swarm_of_processes import made, nodes_of, until
+
+from benchmarks.node_process import NodeProcess
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+
+SHAPE = "batch_size = 1\nsequences_per_step = 1\narchitecture = { depth = 2, sequence_length = 64 }\n"
+
+
+def note_root(node: NodeProcess, roots: dict[int, str]) -> None:
+    """Remember the node's root by its outer step, after rounds of several members."""
+    diloco = node.get("/api/status")["diloco"]
+    if diloco["state_root"] and diloco["members"] > 1:
+        roots[diloco["outer_steps"]] = diloco["state_root"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        ('strategy = "sparta"\ninner_steps = 20\n', "a twentieth of the weights"),
+        ('strategy = "streaming"\ninner_steps = 80\n', "a quarter of the weights"),
+    ],
+    ids=["sparta", "streaming"],
+)
+def test_two_nodes_hold_the_same_anchor_after_rounds_about_parts(
+    small_genesis: Path, quick: list[str], tmp_path: Path, scheme: str, words: str
+) -> None:
+    run = made(scheme + SHAPE, small_genesis, tmp_path)
+    with nodes_of(run, quick, tmp_path) as start:
+        owner = start(0)
+        owner.wait_for_steps(40)  # rounds of a node alone
+        status = owner.wait_for("address", lambda status: bool(status["network"]["addresses"]))
+        joiner = start(1, status["network"]["addresses"][0])
+        joiner.wait_for("a round", lambda status: status["diloco"]["members"] > 1)
+        roots: list[dict[int, str]] = [{}, {}]
+
+        def have_agreed() -> bool:
+            for node, found in zip((owner, joiner), roots, strict=True):
+                note_root(node, found)
+            return len(roots[0].keys() & roots[1].keys()) > 5
+
+        until("rounds about parts", have_agreed)
+        assert all(roots[0][step] == roots[1][step] for step in roots[0].keys() & roots[1].keys())
+        for node in (owner, joiner):
+            assert words in node.get("/api/status")["diloco"]["explanation"]
