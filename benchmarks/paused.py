@@ -28,6 +28,8 @@ print("done", flush=True)
 sys.stdin.read()
 """
 PACKAGES = (
+    "neuroshard.cli.main",
+    "neuroshard.cli.demo",
     "neuroshard.node.launch",
     "neuroshard.node.node_work",
     "neuroshard.api.server",

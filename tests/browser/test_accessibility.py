@@ -61,8 +61,8 @@ def test_what_opens_on_top_is_clean_on_a_phone(start_node: StartNode, open_page:
     node = start_node(snapshots.with_a_past())
     excused = "Failed to load resource"
     page = open_page(f"{node.url}#settings", viewport=PHONE, still=True, excused=excused)
-    page.get_by_role("button", name="Change max_storage").click()
-    page.get_by_label("max_storage", exact=True).fill("5")
+    page.get_by_role("button", name="Change Max storage").click()
+    page.get_by_label("Max storage", exact=True).fill("5")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_be_visible()
     assert violations(page) == []

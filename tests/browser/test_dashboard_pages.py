@@ -57,7 +57,7 @@ def test_what_the_model_wrote_is_shown_from_the_start_on(start_node: StartNode, 
 
 def test_a_wrong_setting_is_told_beside_its_field(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node().url}#settings", excused="responded with a status of 422")
-    field = begin_to_change(page, "max_storage")
+    field = begin_to_change(page, "Max storage")
     field.fill("5")
     page.keyboard.press("Enter")
     problem = page.get_by_role("alert")
@@ -67,7 +67,7 @@ def test_a_wrong_setting_is_told_beside_its_field(start_node: StartNode, open_pa
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_accessible_description(re.compile("at least 20"))
     page.keyboard.press("Escape")
-    expect(page.get_by_role("button", name="Change max_storage")).to_be_focused()
+    expect(page.get_by_role("button", name="Change Max storage")).to_be_focused()
     expect(problem).to_have_count(0)
 
 
@@ -76,14 +76,14 @@ def test_settings_survive_a_restart_and_say_when_they_hold(
 ) -> None:
     node = start_node(folder=tmp_path)
     page = open_page(f"{node.url}#settings", excused="net::ERR")
-    begin_to_change(page, "cpu_threads").fill("3")
+    begin_to_change(page, "CPU threads").fill("3")
     page.get_by_role("button", name="Save", exact=True).click()
-    setting = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="cpu_threads"))
+    setting = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="CPU threads"))
     expect(setting).to_contain_text("After a restart: 3. Until then measured.")
     expect(page.get_by_text("Stored, and in force after a restart:")).to_be_visible()
-    begin_to_change(page, "relay").select_option("no")
+    begin_to_change(page, "Relay").select_option("no")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("cpu_threads and relay. Stop the node")).to_be_visible()
+    expect(page.get_by_text("CPU threads and Relay. Stop the node")).to_be_visible()
     node.stop()
     expect(page.get_by_text("The node is gone")).to_be_visible()
     start_node(port=node.port, folder=tmp_path)

@@ -43,9 +43,10 @@ export function SettingItem({ row, reachable, save }: Props) {
   return (
     <li class="setting">
       <div class="setting-line">
-        <h3 id={`name-${row.name}`}>
-          {row.title} <span class="mono muted small">{row.name}</span>
-        </h3>
+        <div>
+          <h3 id={`name-${row.name}`}>{row.title}</h3>
+          <p class="mono muted small">{row.name}</p>
+        </div>
         <p>
           <b>{row.shown}</b> <span class="muted small">{SOURCES[row.source] ?? row.source}</span>
         </p>
@@ -55,7 +56,7 @@ export function SettingItem({ row, reachable, save }: Props) {
             class="button"
             ref={change}
             disabled={!reachable}
-            aria-label={`Change ${row.name}`}
+            aria-label={`Change ${row.title}`}
             onClick={() => setText(typedText(row))}
           >
             Change

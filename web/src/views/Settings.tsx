@@ -80,7 +80,7 @@ function AllSettings({ reachable, actions, onMessage }: Pick<Props, "reachable" 
 }
 
 function Waiting({ groups }: { groups: readonly SettingGroup[] }) {
-  const waiting = groups.flatMap((group) => group.rows.filter((row) => row.later !== null).map((row) => row.name));
+  const waiting = groups.flatMap((group) => group.rows.filter((row) => row.later !== null).map((row) => row.title));
   if (waiting.length === 0) return null;
   return (
     <Banner tone="busy" title="Stored, and in force after a restart:">
