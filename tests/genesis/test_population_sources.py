@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from populating import configured, run_population, write_json_lines
 
 from neuroshard.errors import DataError, UsageError
-from neuroshard.genesis.sources import Position, SourceConfiguration, SourceFailureError, json_lines, open_source
+from neuroshard.genesis.sources import (
+    Position,
+    SourceChangedError,
+    SourceConfiguration,
+    SourceFailureError,
+    json_lines,
+    open_source,
+)
 from neuroshard.genesis.sources.file_tree import files_from
 from neuroshard.types import JsonValue
 
@@ -188,7 +195,10 @@ def test_a_place_that_is_not_there_may_come_back(tmp_path: Path, kind: str) -> N
         read_all(configuration(kind, tmp_path / "gone"))
 
 
-@pytest.mark.parametrize("position", [{"file": 1, "place": 0}, {"file": "a", "place": -1}, {"file": "a"}])
+@pytest.mark.parametrize(
+    "position",
+    [{"file": 1, "place": 0}, {"file": "a", "place": -1}, {"file": "a"}, {"file": "a", "place": 0, "files": 1}],
+)
 def test_a_damaged_position_is_told(tmp_path: Path, position: Position) -> None:
     with pytest.raises(DataError, match="position"):
         read_all(plain(tmp_path), position)
@@ -254,5 +264,22 @@ def test_what_would_never_be_read_is_told(
     """A file that is new or longer before the place where reading goes on."""
     source, position = half_read
     write_json_lines(tmp_path / name, TEXTS[:60])
-    with pytest.raises(DataError, match=f"the newest of them is {name}"):
+    with pytest.raises(SourceChangedError, match=f"the newest of them is {name}"):
         read_all(source, position)
+    (tmp_path / name).unlink()
+    assert read_all(source, position) == TEXTS[25:40]
+
+
+def test_a_position_of_an_earlier_version_takes_what_lies_before_it_as_read(
+    half_read: tuple[SourceConfiguration, Position], tmp_path: Path
+) -> None:
+    source, position = half_read
+    earlier = {name: position[name] for name in ("file", "place")}
+    write_json_lines(tmp_path / "0/added.jsonl", TEXTS[:60])
+    assert read_all(source, earlier) == TEXTS[25:40]
+    reader = open_source(source).open(earlier)
+    assert reader.position() == earlier
+    next(reader.records())
+    write_json_lines(tmp_path / "1.jsonl", TEXTS[:60])
+    with pytest.raises(SourceChangedError, match=r"the newest of them is 1\.jsonl"):  # from now on it is counted
+        read_all(source, reader.position())

@@ -70,6 +70,25 @@ def test_a_source_that_stays_away_does_not_hold_up_the_others(tmp_path: Path) ->
     assert healed.shards_by_source["away"] > report.shards_by_source["away"]
 
 
+def test_a_source_whose_read_files_changed_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    edited = json_source(write_json_lines(tmp_path / "edited/a.jsonl", made_up_texts(600)).parent, "edited", priority=2)
+    here = json_source(write_json_lines(tmp_path / "here.jsonl", made_up_texts(300, seed=2)), "here")
+    first = write_json_lines(tmp_path / "edited/b.jsonl", made_up_texts(100, seed=3)).with_name("a.jsonl")
+    before = run_population(configured(edited, here), tmp_path / "g")
+    first.write_bytes(first.read_bytes()[:-1])
+    write_json_lines(tmp_path / "here.jsonl", made_up_texts(900, seed=2))
+    report = run_population(configured(edited, here), tmp_path / "g", pauses=(1e9,))  # trying again would not help
+    assert list(report.failures) == ["edited"]
+    assert "the newest of them is a.jsonl" in report.failures["edited"]
+    assert report.shards_by_source["here"] > before.shards_by_source["here"]
+    assert verify_folder(tmp_path / "g").is_sound
+    first.unlink()
+    write_json_lines(tmp_path / "edited/c.jsonl", made_up_texts(400, seed=4))
+    healed = run_population(configured(edited, here), tmp_path / "g")
+    assert healed.failures == {}
+    assert healed.shards_by_source["edited"] > before.shards_by_source["edited"]
+
+
 def test_the_size_of_shards_is_not_settled_while_a_source_is_away(tmp_path: Path) -> None:
     """Its text may be what is missing: a size too small would stay for ever."""
     here = json_source(write_json_lines(tmp_path / "a.jsonl", made_up_texts(100)), "here")

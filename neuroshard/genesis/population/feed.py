@@ -8,7 +8,13 @@ from threading import Event
 from neuroshard.errors import StoppedError
 from neuroshard.genesis.population.batches import Mark, TextBatch, text_batches
 from neuroshard.genesis.population.source_log import SourceLog
-from neuroshard.genesis.sources.records import DocumentSource, Position, Record, SourceFailureError
+from neuroshard.genesis.sources.records import (
+    DocumentSource,
+    Position,
+    Record,
+    SourceChangedError,
+    SourceFailureError,
+)
 
 PAUSES_SECONDS = (1.0, 5.0, 30.0, 120.0)  # before each further try, when nothing was read in between
 
@@ -44,6 +50,8 @@ class PatientReader:
                         raise stopped()
                     failures = 0
                     yield record
+            except SourceChangedError:
+                raise  # it does not pass by itself
             except SourceFailureError as error:
                 if failures >= len(self._pauses):
                     raise

@@ -8,7 +8,14 @@ from neuroshard.genesis.sources.configuration import (
     load_configuration,
 )
 from neuroshard.genesis.sources.opening import open_source
-from neuroshard.genesis.sources.records import DocumentSource, Position, Record, RecordReader, SourceFailureError
+from neuroshard.genesis.sources.records import (
+    DocumentSource,
+    Position,
+    Record,
+    RecordReader,
+    SourceChangedError,
+    SourceFailureError,
+)
 
 __all__ = [
     "SHIPPED_CONFIGURATION",
@@ -17,6 +24,7 @@ __all__ = [
     "Position",
     "Record",
     "RecordReader",
+    "SourceChangedError",
     "SourceConfiguration",
     "SourceFailureError",
     "VocabularyConfiguration",

@@ -10,7 +10,7 @@ from typing import cast
 
 from neuroshard.errors import DataError
 from neuroshard.genesis.sources.file_tree import Parts, files_from, path_of
-from neuroshard.genesis.sources.records import Position, Record, SourceFailureError
+from neuroshard.genesis.sources.records import Position, Record, SourceChangedError, SourceFailureError
 
 # (file, place to begin at) -> records, each with the place after it. 0 is the beginning of a file.
 FileReading = Callable[[Path, int], Iterator[tuple[Record, int]]]
@@ -45,17 +45,20 @@ class FileSource:
         """A reading from the position on. Raises DataError when the position is not one of such a source."""
         if not position:
             return FileReader(self, (), 0, FilesBefore())
-        file, numbers = position.get("file"), [position.get(name) for name in ("place", "files", "bytes")]
+        knows_before = not position.keys().isdisjoint(("files", "bytes"))  # earlier versions did not count
+        names = ("place", "files", "bytes") if knows_before else ("place",)
+        file, numbers = position.get("file"), [position.get(name) for name in names]
         if not isinstance(file, str) or not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise DataError(f"The position of source {self.name!r} is damaged.", "Build a new data set.")
-        place, count, size_bytes = cast("list[int]", numbers)
-        return FileReader(self, tuple(file.split("/")), place, FilesBefore(count, size_bytes))
+        place, *before = cast("list[int]", numbers)
+        return FileReader(self, tuple(file.split("/")), place, FilesBefore(*before) if knows_before else None)
 
 
 class FileReader:
     """One reading of a FileSource."""
 
-    def __init__(self, source: FileSource, file: Parts, place: int, before: FilesBefore) -> None:
+    def __init__(self, source: FileSource, file: Parts, place: int, before: FilesBefore | None) -> None:
+        """`before` None: whatever lies before the file now counts as read."""
         self._source = source
         self._file = file
         self._place = place
@@ -65,19 +68,16 @@ class FileReader:
         """File and place after the record given last, and how much came before that file."""
         if not self._file:
             return {}
-        before = self._before
-        return {
-            "file": "/".join(self._file),
-            "place": self._place,
-            "files": before.count,
-            "bytes": before.size_bytes,
-        }
+        file, before = "/".join(self._file), self._before
+        if before is None:
+            return {"file": file, "place": self._place}
+        return {"file": file, "place": self._place, "files": before.count, "bytes": before.size_bytes}
 
     def records(self) -> Iterator[Record]:
         """All records from the position on.
 
-        Raises SourceFailureError for what cannot be read now, DataError when there is more before the position than
-        was read.
+        Raises SourceFailureError for what cannot be read now, SourceChangedError when there is more before the
+        position than was read.
         """
         root, begun, place = self._source.root, self._file, self._place
         if not root.exists():
@@ -94,7 +94,7 @@ class FileReader:
                 raise SourceFailureError(f"{path} cannot be read: {error.strerror or error}.") from error
 
     def _found_before(self) -> FilesBefore:
-        """The files before the one where reading goes on. Raises DataError when they are more than were read."""
+        """The files before the one where reading goes on. Raises SourceChangedError: they are more than were read."""
         root, found, newest = self._source.root, FilesBefore(), (0, "")
         for file in takewhile(lambda file: file < self._file, files_from(root, self._source.suffixes)):
             try:
@@ -105,10 +105,11 @@ class FileReader:
                 raise SourceFailureError(f"{root} cannot be read: {error.strerror or error}.") from error
             found = found.and_one_of(status.st_size)
             newest = max(newest, (status.st_mtime_ns, "/".join(file)))
-        if found.has_grown_since(self._before):
-            raise DataError(
+        if self._before is not None and found.has_grown_since(self._before):
+            raise SourceChangedError(
                 f"Source {self._source.name!r}: files were added or changed before {'/'.join(self._file)}, up to which "
                 f"all was read; the newest of them is {newest[1]}.",
-                "Give new files names that come after those read, or make them a source of their own.",
+                "Give new files names that come after those read, or make them a source of their own; "
+                "files that were read may be removed.",
             )
         return found

@@ -19,6 +19,10 @@ class SourceFailureError(DataUnavailableError):
     """A source that cannot be read now; reading goes on from its last position once it can."""
 
 
+class SourceChangedError(SourceFailureError):
+    """Among what was read of a source there is something new: it is read on once somebody has put that right."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One document, or in `problem` why there is none at this place."""
