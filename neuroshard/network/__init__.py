@@ -5,6 +5,7 @@ from neuroshard.network.in_memory_links import Link
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.scores import PeerScores, ScoreReason
 from neuroshard.network.transport import (
+    Admission,
     Connection,
     Directory,
     Gossip,
@@ -22,6 +23,7 @@ from neuroshard.network.transport import (
 )
 
 __all__ = [
+    "Admission",
     "Connection",
     "Directory",
     "Gossip",

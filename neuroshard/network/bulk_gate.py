@@ -12,6 +12,7 @@ from typing import TypeVar
 import anyio
 
 from neuroshard.network.transport import (
+    Admission,
     Connection,
     PeerUnreachableError,
     RequestHandler,
@@ -21,7 +22,7 @@ from neuroshard.network.transport import (
 from neuroshard.types import NodeId
 from neuroshard.wire import Frame, FrameLimits
 
-BULK_BYTES = 256 * 1024  # a request with more than this, or an answer that may have more
+BULK_BYTES = 256 * 1024  # what has more is large, and so is a request whose answer may have more
 T = TypeVar("T")
 
 
@@ -82,22 +83,32 @@ class GatedTransport:
         return await self._gate.passing(ask) if is_large and peer != self.local_id else await ask()
 
     def serve(
-        self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
+        self,
+        kind: str,
+        handler: RequestHandler,
+        limits: FrameLimits | None = None,
+        *,
+        max_concurrent: int = 16,
+        admit: Admission | None = None,
     ) -> None:
-        """See Transport; what is large is refused with the gate's reason."""
-        takes_large = limits is not None and limits.max_body_bytes > BULK_BYTES
+        """See Transport; what is large is refused with the gate's reason, a request before its tensors have come."""
+
+        def pass_gate(size: int) -> None:
+            if self._gate.reason and size > BULK_BYTES:
+                raise RequestRefusedError(self._gate.reason)
+
+        def admitted(size: int) -> None:
+            pass_gate(size)
+            if admit is not None:
+                admit(size)
 
         async def gated(sender: NodeId, request: Frame) -> Frame:
-            if sender == self.local_id:
-                return await handler(sender, request)
-            if takes_large and self._gate.reason:
-                raise RequestRefusedError(self._gate.reason)
             answer = await handler(sender, request)
-            if self._gate.reason and _bytes(answer) > BULK_BYTES:
-                raise RequestRefusedError(self._gate.reason)
+            if sender != self.local_id:
+                pass_gate(_bytes(answer))
             return answer
 
-        self._inner.serve(kind, gated, limits, max_concurrent=max_concurrent)
+        self._inner.serve(kind, gated, limits, max_concurrent=max_concurrent, admit=admitted)
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """See Transport."""

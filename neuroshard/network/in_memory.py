@@ -18,6 +18,7 @@ from neuroshard.network.records import RecordCheck, any_record
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer, accepted, refusal
 from neuroshard.network.transport import (
+    Admission,
     Connection,
     Network,
     PeerUnreachableError,
@@ -165,10 +166,16 @@ class InMemoryTransport:
         raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
 
     def serve(
-        self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
+        self,
+        kind: str,
+        handler: RequestHandler,
+        limits: FrameLimits | None = None,
+        *,
+        max_concurrent: int = 16,
+        admit: Admission | None = None,
     ) -> None:
         """See Transport."""
-        self._server.serve(kind, handler, limits or FrameLimits(), max_concurrent)
+        self._server.serve(kind, handler, limits or FrameLimits(), max_concurrent, admit=admit)
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """See Transport; addresses read /memory/p2p/<node id>."""
@@ -204,6 +211,8 @@ class InMemoryTransport:
         """This node's answer to a request."""
         try:
             check_limits(request, self._server.limits_of(request.kind))
+            if sender != self._local_id:
+                self._server.check(request.kind, sum(part.spec.byte_count for part in request.tensors))
         except (RequestRefusedError, WireError) as error:
             return refusal(str(error))
         return await self._server.answer(sender, request)

@@ -9,6 +9,7 @@ import anyio
 
 from neuroshard.network.transport import (
     MAX_REASON_CHARACTERS,
+    Admission,
     PeerRefusedError,
     RequestHandler,
     RequestRefusedError,
@@ -26,6 +27,7 @@ class _Served:
     handler: RequestHandler
     limits: FrameLimits
     slots: anyio.CapacityLimiter
+    admit: Admission | None
 
 
 class RequestServer:
@@ -34,11 +36,19 @@ class RequestServer:
     def __init__(self) -> None:
         self._served: dict[str, _Served] = {}
 
-    def serve(self, kind: str, handler: RequestHandler, limits: FrameLimits, max_concurrent: int) -> None:
+    def serve(
+        self,
+        kind: str,
+        handler: RequestHandler,
+        limits: FrameLimits,
+        max_concurrent: int,
+        *,
+        admit: Admission | None = None,
+    ) -> None:
         """Answer a kind. Raises ValueError when it has a handler already."""
         if kind in self._served or kind == REFUSED_KIND:
             raise ValueError(f"requests of kind {kind!r} are answered already")
-        self._served[kind] = _Served(handler, limits, anyio.CapacityLimiter(max_concurrent))
+        self._served[kind] = _Served(handler, limits, anyio.CapacityLimiter(max_concurrent), admit)
 
     def limits_of(self, kind: str) -> FrameLimits:
         """What a request of this kind may hold. Raises RequestRefusedError for a kind that nobody answers."""
@@ -46,6 +56,12 @@ class RequestServer:
         if served is None:
             raise RequestRefusedError(f"This node does not answer requests of kind {kind[:64]!r}.")
         return served.limits
+
+    def check(self, kind: str, body_bytes: int) -> None:
+        """Look at a peer's request before its tensors are received. Raises RequestRefusedError."""
+        served = self._served.get(kind)
+        if served is not None and served.admit is not None:
+            served.admit(body_bytes)
 
     async def answer(self, sender: NodeId, request: Frame) -> Frame:
         """The handler's answer, or a frame that says why there is none; never raises for what a peer did."""

@@ -41,6 +41,8 @@ class RequestRefusedError(NeuroShardError):
 
 
 RequestHandler: TypeAlias = Callable[[NodeId, Frame], Awaitable[Frame]]
+Admission: TypeAlias = Callable[[int], None]
+"""Is told the bytes of a peer's tensors before they are received; refuses them by raising RequestRefusedError."""
 GossipCheck: TypeAlias = Callable[[NodeId, bytes], bool]
 """Whether gossip that came from a node is worth passing on; pure and fast."""
 
@@ -83,9 +85,15 @@ class Transport(Protocol):
         ...
 
     def serve(
-        self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
+        self,
+        kind: str,
+        handler: RequestHandler,
+        limits: FrameLimits | None = None,
+        *,
+        max_concurrent: int = 16,
+        admit: Admission | None = None,
     ) -> None:
-        """Answer requests of a kind; one handler a kind, ValueError for a second one.
+        """Answer requests of a kind that `admit` lets in; one handler a kind, ValueError for a second one.
 
         A handler refuses by raising RequestRefusedError. Its other errors are logged here and told as "internal error".
         """

@@ -36,6 +36,7 @@ from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 A, B = NodeId("a"), NodeId("b")
 NOON = datetime(2026, 11, 25, 12)  # noqa: DTZ001 - a Wednesday on the owner's clock
 LARGE = FrameLimits(max_body_bytes=10 * BULK_BYTES)
+VOTE = TensorPart(TensorSpec("vote", "uint8", (4,)), b"vote")
 STATE = TensorPart(TensorSpec("state", "uint8", (2 * BULK_BYTES,)), bytes(2 * BULK_BYTES))
 
 
@@ -100,6 +101,7 @@ def test_a_quota_reached_in_mid_transfer_stops_what_is_large_and_nothing_else(tm
         other.serve("hello", answer)
         node.serve("mine", answer_large)
         node.serve("hello", answer)
+        node.serve("part", answer, LARGE)
         ended: list[float] = []
 
         async def fetch() -> None:
@@ -119,6 +121,9 @@ def test_a_quota_reached_in_mid_transfer_stops_what_is_large_and_nothing_else(tm
         assert (await other.request(A, Frame("hello"), timeout_seconds=10)).kind == "hello"
         with pytest.raises(PeerRefusedError, match="used up"):
             await other.request(A, Frame("mine"), reply=LARGE, timeout_seconds=10)
+        assert (await other.request(A, Frame("part", {}, (VOTE,)), timeout_seconds=10)).kind == "part"
+        with pytest.raises(PeerRefusedError, match="used up"):
+            await other.request(A, Frame("part", {}, (STATE,)), timeout_seconds=10)
         assert TransferLedger(tmp_path).note(0, "2026-11") == 50_000_000_000
         await rules.look(limited, NOON.replace(month=12))
         assert (await other.request(A, Frame("mine"), reply=LARGE, timeout_seconds=10)).kind == "mine"

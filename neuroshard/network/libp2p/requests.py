@@ -29,6 +29,7 @@ from neuroshard.wire import (
     EncodedFrame,
     Frame,
     FrameDecoder,
+    FrameHead,
     FrameLimits,
     FrameTooLargeError,
     UnexpectedTensorError,
@@ -146,7 +147,8 @@ class RequestExchange:
         """As `_answered`; what is reserved for the head is released with `held`."""
         decoder = FrameDecoder(self._server.limits_of)
         try:
-            await self._receive_large_head(stream, peer, decoder, held)
+            head = await self._receive_large_head(stream, peer, decoder, held)
+            self._server.check(head.kind, head.body_bytes)
             request, reservation = await self._receive_body(stream, peer, decoder)
         except (RequestRefusedError, MessageTooLargeError) as error:
             return refusal(str(error))
@@ -164,7 +166,7 @@ class RequestExchange:
 
     async def _receive_large_head(
         self, stream: YamuxStream, peer: NodeId, decoder: FrameDecoder, held: ExitStack
-    ) -> None:
+    ) -> FrameHead:
         """Raises TimeoutError for a peer that is too slow, RequestRefusedError when there is no memory."""
         began = anyio.current_time()
         with anyio.fail_after(HEAD_SECONDS):
@@ -174,7 +176,7 @@ class RequestExchange:
         if decoder.head_bytes > SMALL_HEAD_BYTES:
             held.callback((await _reserved(self._heads, peer, decoder.head_bytes)).release)
         with anyio.fail_after(seconds_left):
-            await _receive_head(stream, decoder)
+            return await _receive_head(stream, decoder)
 
     async def _answer_while_asked(self, stream: YamuxStream, peer: NodeId, request: Frame) -> Frame | None:
         """None when the peer gave up waiting."""
@@ -248,9 +250,10 @@ async def _send(stream: YamuxStream, head: bytes, body: Sequence[memoryview]) ->
         await stream.write(view, is_last=left == 0)
 
 
-async def _receive_head(stream: YamuxStream, decoder: FrameDecoder) -> None:
-    while decoder.head is None:
+async def _receive_head(stream: YamuxStream, decoder: FrameDecoder) -> FrameHead:
+    while (head := decoder.head) is None:
         await _fill(stream, decoder)
+    return head
 
 
 async def _fill(stream: YamuxStream, decoder: FrameDecoder) -> None:

@@ -19,6 +19,7 @@ from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.scores import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, RequestServer, accepted, refusal
 from neuroshard.network.transport import (
+    Admission,
     Connection,
     PeerUnreachableError,
     RequestHandler,
@@ -90,12 +91,18 @@ class Libp2pTransport:
         return accepted(peer, answer)
 
     def serve(
-        self, kind: str, handler: RequestHandler, limits: FrameLimits | None = None, *, max_concurrent: int = 16
+        self,
+        kind: str,
+        handler: RequestHandler,
+        limits: FrameLimits | None = None,
+        *,
+        max_concurrent: int = 16,
+        admit: Admission | None = None,
     ) -> None:
         """See Transport."""
         limits = limits or FrameLimits()
         self._exchange.expect(limits)
-        self._server.serve(kind, handler, limits, max_concurrent)
+        self._server.serve(kind, handler, limits, max_concurrent, admit=admit)
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """See Transport."""

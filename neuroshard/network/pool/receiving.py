@@ -214,14 +214,10 @@ class Receiver:
 
     def _start(self, connection: Connection, header: PacketHeader, head: FrameHead) -> None:
         number = header.transfer
-        if not header.extra and not self._hooks.has_room():
-            self.refuse(connection, number, "This node is busy; try again later.")
-            return
-        if not header.extra and number <= self._forgotten:  # numbers rise: perhaps it was handled long ago
-            self.refuse(connection, number, "This request is older than what this node remembers.")
-            return
-        if header.extra and any(entry.transfer.answers == header.extra for entry in self._entries.values()):
-            self.refuse(connection, number, "Another answer to this request is on its way.")
+        try:
+            self._check(header, head)
+        except RequestRefusedError as error:
+            self.refuse(connection, number, str(error))
             return
         transfer = IncomingTransfer(number, head, header.extra, self._hooks.cut)
         entry = _Entry(transfer, connection, header.serial)
@@ -239,6 +235,18 @@ class Receiver:
         else:
             self._begin(entry, reservation)
         entry.respond()
+
+    def _check(self, header: PacketHeader, head: FrameHead) -> None:
+        """Raises RequestRefusedError for a new transfer that is not wanted."""
+        if header.extra:
+            if any(entry.transfer.answers == header.extra for entry in self._entries.values()):
+                raise RequestRefusedError("Another answer to this request is on its way.")
+            return
+        if not self._hooks.has_room():
+            raise RequestRefusedError("This node is busy; try again later.")
+        if header.transfer <= self._forgotten:  # numbers rise: perhaps it was handled long ago
+            raise RequestRefusedError("This request is older than what this node remembers.")
+        self._shared.server.check(head.kind, head.body_bytes)
 
     def _begin(self, entry: _Entry, reservation: Reservation) -> None:
         now = anyio.current_time()

@@ -1,0 +1,84 @@
+"""A node whose owner lets nothing large pass tells others so before they have sent it, by the pool and by libp2p."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+import pytest
+from libp2p_nodes import LOOPBACK, address_of, nodes, run
+
+from neuroshard.network import PeerRefusedError, RequestRefusedError
+from neuroshard.network.bulk_gate import BULK_BYTES, BulkGate, GatedTransport
+from neuroshard.network.libp2p import NetworkOptions
+from neuroshard.network.pool.outgoing import EAGER_BLOCKS
+from neuroshard.network.pool.packets import BLOCK_BYTES
+from neuroshard.types import NodeId
+from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
+
+PART_BYTES = 4 << 20
+TRIES = 5
+
+
+def part(size: int) -> Frame:
+    return Frame("part", {}, (TensorPart(TensorSpec("x", "uint8", (size,)), bytes(size)),))
+
+
+@pytest.mark.parametrize(
+    ("options", "most_bytes"),
+    [(LOOPBACK, EAGER_BLOCKS * BLOCK_BYTES), (replace(LOOPBACK, pool_port=None), 256 << 10)],
+    ids=["pool", "libp2p"],
+)
+def test_what_is_large_is_refused_before_it_comes_and_what_is_small_goes_on(
+    options: NetworkOptions, most_bytes: int
+) -> None:
+    """Only what its sender does not wait with has come by then."""
+
+    async def scenario() -> None:
+        async with nodes(2, options) as (a, b):
+            gate, come, admitted = BulkGate(), list[int](), list[int]()
+            gated = GatedTransport(a.transport, gate)
+
+            async def take(_: NodeId, request: Frame) -> Frame:
+                await anyio.lowlevel.checkpoint()
+                come.append(len(request.tensors[0].data))
+                return Frame("part")
+
+            gated.serve("part", take, FrameLimits(max_body_bytes=PART_BYTES), admit=admitted.append)
+            await b.transport.connect(address_of(a))
+            await a.transport.connect(address_of(b))
+
+            async def send(size: int) -> None:
+                await b.transport.request(gated.local_id, part(size), timeout_seconds=20)
+
+            gate.close("The month's 50 GB are used up.")
+            for _ in range(TRIES):
+                with pytest.raises(PeerRefusedError, match="used up"):
+                    await send(PART_BYTES)
+            (connection,) = a.transport.connections()
+            assert connection.bytes_received < TRIES * (most_bytes + (64 << 10))
+            assert come == admitted == []
+            await send(BULK_BYTES)
+            gate.open()
+            await send(PART_BYTES)
+            assert come == admitted == [BULK_BYTES, PART_BYTES]
+
+    run(scenario)
+
+
+def test_an_admission_of_its_own_is_asked_too() -> None:
+    async def scenario() -> None:
+        async with nodes(2) as (a, b):
+
+            def admit(size: int) -> None:
+                raise RequestRefusedError(f"{size} bytes are too many.")
+
+            async def take(_: NodeId, request: Frame) -> Frame:
+                raise AssertionError(request)
+
+            GatedTransport(a.transport, BulkGate()).serve("part", take, FrameLimits(max_body_bytes=10), admit=admit)
+            await b.transport.connect(address_of(a))
+            with pytest.raises(PeerRefusedError, match="8 bytes are too many"):
+                await b.transport.request(a.transport.local_id, part(8), timeout_seconds=20)
+
+    run(scenario)
