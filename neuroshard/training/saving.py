@@ -80,18 +80,17 @@ class Saver:
 
     async def restore(self) -> Restored | None:
         """Put the newest whole checkpoint back into the stage; None when there is none."""
-        while self._staging.in_use:  # a write in flight reads them
-            await anyio.sleep(WRITE_POLL_SECONDS)
+        await self._written()
         return await self._compute.run(self._restore, Priority.SMALL)
 
     async def rest(self) -> None:
-        """Give memory back that only the next checkpoint needs."""
+        """Give memory back that only the next checkpoint needs, once a write in flight has ended."""
 
         def work() -> None:
-            self._keeper.wait()
             self._staging.forget()
             trim_heap()
 
+        await self._written()
         await self._compute.run(work, Priority.SMALL)
 
     async def close(self) -> None:
@@ -101,6 +100,11 @@ class Saver:
     def status(self, step: int, step_seconds: float) -> CheckpointStatus:
         """For the dashboard."""
         return self._keeper.status(step, step_seconds)
+
+    async def _written(self) -> None:
+        """Wait for a write in flight, which reads the buffers, while the compute thread works for others."""
+        while self._staging.in_use:
+            await anyio.sleep(WRITE_POLL_SECONDS)
 
     def _restore(self) -> Restored | None:
         loaded = self._keeper.restore(expectation(self._identity)).loaded

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import anyio
+
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.checkpoint.writer import WriteReport
 from neuroshard.training.control import Control, Requests, first_of
@@ -133,19 +135,31 @@ class StageLoop:
 
     async def _pause(self) -> None:
         """Hold until asked to go on; save when asked meanwhile."""
-        control = self._control
         await self._service.suspend()
         self._set_state(NodeState.PAUSED)
-        if self.stage.parts.saver is not None:
-            await self.stage.parts.saver.rest()
-        while control.is_paused and not control.is_stopping:
+        while self._is_held:
             if self.requests.save_wanted:
                 await self._save()
             else:
-                await control.changed()
+                await first_of(self._rest, self._asked)
         await self._service.resume()
         self.pace.restart()
         self._set_state(NodeState.TRAINING)
+
+    @property
+    def _is_held(self) -> bool:
+        return self._control.is_paused and not self._control.is_stopping
+
+    async def _rest(self) -> None:
+        """Need no more memory than a stage that waits."""
+        if self.stage.parts.saver is not None:
+            await self.stage.parts.saver.rest()
+        await anyio.sleep_forever()
+
+    async def _asked(self) -> None:
+        """Wait until the pause is over or a checkpoint is wanted."""
+        while self._is_held and not self.requests.save_wanted:
+            await self._control.changed()
 
     async def _save(self) -> None:
         number = self._control.saves  # what is asked for from now on is another request

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 import trio
-from small_stage import make_stage, make_trainer, state_digest, train
+from small_stage import make_stage, make_trainer, state_becomes, state_digest, train
 
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.assembly import Stage
+from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread
+from neuroshard.training.compute import ComputeThread, Priority
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
@@ -62,3 +68,69 @@ def test_what_was_damaged_while_the_node_ran_is_written_anew(compute: ComputeThr
     store = CheckpointStore(tmp_path)
     newest = store.generations()[0]
     assert store.verify(newest).step == 7
+
+
+def test_a_write_that_takes_long_holds_up_no_text_in_a_pause_and_not_its_end(
+    compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = make_stage(compute, tmp_path, policy=CheckpointPolicy(every_steps=1, min_seconds=0))
+    trainer, begun, disk = make_trainer(compute, stage), Event(), Event()
+    write = stage.keeper.store.write
+
+    def slow(*of: Any) -> object:
+        begun.set()
+        disk.wait()
+        return write(*of)
+
+    monkeypatch.setattr(stage.keeper.store, "write", slow)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            try:
+                with trio.fail_after(20):
+                    await trio.to_thread.run_sync(begun.wait)
+                    trainer.pause()
+                    await state_becomes(trainer, NodeState.PAUSED)
+                    assert await compute.run(lambda: "text", Priority.TEXT) == "text"
+                    steps = trainer.steps
+                    trainer.resume()
+                    while trainer.steps < steps + 2:
+                        await trio.sleep(0.001)
+                    assert stage.staging.in_use
+            finally:
+                disk.set()
+            trainer.stop()
+
+    trio.run(main)
+
+
+def copied_numbers(stage: Stage) -> int:
+    """How many of the weights' numbers are in the memory for the next checkpoint."""
+    names = [name for name in stage.staging.layout.specs if name.startswith("model/")]
+    return sum(int(stage.staging.destination(name).count_nonzero()) for name in names)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux only")
+def test_a_save_in_a_pause_leaves_no_more_memory_than_the_pause_had(compute: ComputeThread, tmp_path: Path) -> None:
+    stage = make_stage(compute, tmp_path)
+    trainer = make_trainer(compute, stage)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            with trio.fail_after(20):
+                while trainer.steps < 1:
+                    await trio.sleep(0.001)
+                await trainer.save_now()
+                whole = copied_numbers(stage)
+                trainer.pause()
+                for _ in range(3):
+                    while copied_numbers(stage) > whole / 10:
+                        await trio.sleep(0.001)
+                    for path in tmp_path.iterdir():
+                        path.unlink()  # else nothing would have to be written
+                    assert (await trainer.save_now()).message == f"Checkpoint of step {trainer.steps} saved."
+            trainer.stop()
+
+    trio.run(main)
