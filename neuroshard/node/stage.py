@@ -175,6 +175,7 @@ def _outer_part(
         swarm.wallet_of,
         run.parameters.admission == "strangers",
         swarm.newcomers,
+        may_send_large=swarm.may_send_large,
     )
     vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size)
     group = GroupRounds(

@@ -199,6 +199,10 @@ class StageSwarm:
         is_there = member is not None and member.report.state not in GONE and node_id not in self.lost
         return is_there and self.is_connected(node_id)
 
+    def may_send_large(self) -> bool:
+        """Whether this node's owner lets tensors through the network now."""
+        return not self._networking.gate.reason
+
     def wallet_of(self, node_id: NodeId) -> WalletId | None:
         """The wallet of a node that reports; None for one that is not known."""
         member = self.membership.view.members.get(node_id)

@@ -51,8 +51,9 @@ class StageTrainer:
         self._journal = journal
         self._wall_clock = wall_clock
         self._last_round = pace.monotonic()
-        if parts.group is not None:  # nobody waits for a node that has agreed and then is paused or ends
-            parts.group.gathering.may_take_part = lambda: control.must_hold is None
+        if parts.group is not None:  # nobody waits for a node that has agreed and then is paused, ends or sends nothing
+            replica = parts.group.gathering.replica
+            parts.group.gathering.may_take_part = lambda: control.must_hold is None and replica.may_send_large()
         if parts.vote is not None and watch is not None:
             parts.vote.held_out = lambda: watch.held_out
 

@@ -176,6 +176,19 @@ def test_changed_settings_reach_copies_and_stay(small_genesis: Path, tmp_path: P
     living(small_genesis, tmp_path, scenario, as_is)
 
 
+def test_a_node_that_may_send_nothing_large_agrees_to_no_round(small_genesis: Path, tmp_path: Path) -> None:
+    async def scenario(one: Living) -> None:
+        await anyio.lowlevel.checkpoint()
+        gathering, gate = one.present.lives[0].group.gathering, one.node.networking.gate
+        assert gathering.may_take_part()
+        gate.close("The month's 50 GB are used up.")
+        assert not gathering.may_take_part()
+        gate.open()
+        assert gathering.may_take_part()
+
+    living(small_genesis, tmp_path, scenario, as_is)
+
+
 def test_nothing_of_the_stages_before_is_in_memory_when_new_ones_are_built(
     small_genesis: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ class Replica:
     is_open: bool = False  # to strangers
     newcomers: Callable[[], frozenset[NodeId]] = frozenset  # who takes this node's state over, to work on the stage
     most_members: int = MAX_MEMBERS  # of a round
+    may_send_large: Callable[[], bool] = lambda: True
 
     @property
     def node_id(self) -> NodeId:
