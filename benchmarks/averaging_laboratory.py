@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.laboratory import BATCH, INNER, Meeting, Outcome, Scheme, Start, Texts, held_out_loss, replica_data
 from neuroshard.model.tensor_schema import TensorSchema, load_vector
 from neuroshard.training.executor import StageExecutor
-from neuroshard.training.gradient_averaging import GradientAveraging
+from neuroshard.training.gradient_averaging import GradientAveraging, first_state
 from neuroshard.training.outer_sync import Abandoned
 
 
@@ -23,7 +23,7 @@ class AveragingReplica:
         self.executor = start.executor()
         self._texts, self._number, self._averaging = texts, number, averaging
         self._data = replica_data(start.seed, number)
-        self.state = averaging.first_state(start.weights, _moments(self.executor), start.steps)
+        self.state = first_state(averaging.plan, start.weights, _moments(self.executor), start.steps)
         self._waiting = list[Tensor]()  # gradients (d,) of the batches since the last step
         self._residual: Tensor | None = None
 
@@ -42,12 +42,12 @@ class AveragingReplica:
         averaging, before, residual = self._averaging, self.state, self._residual
         gradient = torch.stack(self._waiting).mean(dim=0)
         contribution = averaging.contribution(before, gradient, residual)
-        meeting = meetings[averaging.length(before.outer_step)]
+        meeting = meetings[averaging.phase(before.outer_step).length]
         outcome = await meeting.exchange(self._number, contribution, before.outer_step)
         if isinstance(outcome, Abandoned):
             return False
         self.state = averaging.next_state(before, outcome.aggregate)
-        if not averaging.makes_basis(before.outer_step):
+        if not averaging.phase(before.outer_step).makes_basis:
             self._residual = averaging.next_residual(before, gradient, residual, outcome.sent)
             self._waiting.clear()
             load_vector(self.executor.model, self.state.anchor)
@@ -64,12 +64,13 @@ class AveragingReplica:
         return gradient
 
 
-def averaged(texts: Texts, start: Start, scheme: Scheme, rank: int) -> Outcome:
-    """Replicas that meet after every batch; `scheme` says how contributions travel and are averaged."""
+def averaged(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
+    """Replicas that make a step together after every batch."""
     schema = TensorSchema.of(start.executor().model)
-    averaging = GradientAveraging.of(schema, rank, INNER, INNER.max_grad_norm)
+    averaging = GradientAveraging.of(schema, scheme.outer, INNER, INNER.max_grad_norm)
     replicas = [AveragingReplica(texts, start, number, averaging) for number in range(scheme.replicas)]
-    meetings = {length: Meeting(scheme) for length in map(averaging.length, range(averaging.phases))}
+    lengths = (averaging.phase(number).length for number in range(averaging.phases))
+    meetings = {length: Meeting(scheme) for length in lengths}
 
     async def train() -> None:
         async with anyio.create_task_group() as tasks:

@@ -22,7 +22,6 @@ import trio
 from torch import Tensor
 
 from benchmarks.record import NotHereError
-from neuroshard.aggregation import aggregator_config
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.model.initial_weights import initialise
@@ -32,7 +31,7 @@ from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.swarm.certified.effects import Judge, MakeStatistics, Reduce
-from neuroshard.swarm.certified.slices import Encoded, SlicePlan
+from neuroshard.swarm.certified.slices import Encoded
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync
@@ -136,8 +135,7 @@ class Meeting:
 
     def _work(self, length: int) -> RoundWork:
         """For contributions of so many numbers, which the strategy chooses for each round."""
-        outer = self.scheme.outer
-        return RoundWork(SlicePlan(length), make_codec(outer.codec), aggregator_config(outer))
+        return RoundWork.of(self.scheme.outer, length)
 
     async def exchange(self, replica: int, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
         """See Exchange; the last one to come computes for all."""

@@ -73,7 +73,11 @@ def max_refused(members: int) -> int:
 
 
 def judge_statistics(
-    total: SliceStatistics, copies: Collection[int] = (), work: Sequence[float] | None = None
+    total: SliceStatistics,
+    copies: Collection[int] = (),
+    work: Sequence[float] | None = None,
+    *,
+    judges_direction: bool = True,
 ) -> Verdict:
     """Verdict over n contributions from the statistics of the whole vector, by the gates in their order (DESIGN 4.4).
 
@@ -82,7 +86,9 @@ def judge_statistics(
     through, but for the center: it is the coordinate-wise median of all, because it is made before any is judged.
     `copies` names the rows that equal an earlier one; that one stays, for who copied cannot be told from the bytes.
     With fewer than 3 contributions there is no majority to measure norm and direction against: only the first three
-    gates apply, and nothing is clipped. By `work`, what each member says it did, some abstain: see `abstaining`.
+    gates apply, and nothing is clipped. Without `judges_direction` the gates before that one apply, and nothing is
+    clipped either: it would refuse most of the gradients of single steps, which are mostly noise.
+    By `work`, what each member says it did, some abstain: see `abstaining`.
     Raises ValueError for a copy that is no contribution, or for work of another number of members.
     """
     if work is not None and len(work) != total.count:
@@ -100,6 +106,9 @@ def judge_statistics(
     for i in left:
         if not MIN_NORM_RATIO * median_norm <= norms[i] <= MAX_NORM_RATIO * median_norm:
             refused[i] = Refusal.NORM
+    if not judges_direction:
+        left = _left(norms, refused)
+        return Verdict(left, refused, (1.0,) * len(left), robust, abstained)
     _refuse_directions(total, norms, refused)
     accepted = _left(norms, refused)
     factors = tuple(_fp32(min(1.0, median_norm / norms[i])) for i in accepted)

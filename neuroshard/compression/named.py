@@ -19,7 +19,7 @@ TOP_K_DECAY = 0.95  # a round (DESIGN 4.5)
 def make_codec(name: CodecName) -> Codec:
     """The codec a run's parameters name."""
     match name:
-        case "fp32":
+        case "fp32" | "powersgd":  # of which the strategy makes factors, and these travel as they are
             return Fp32Codec()
         case "bf16":
             return Bf16Codec()

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 from neuroshard.types import Architecture
 
 MAX_SEEDS = 16
-CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
-StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming"]
+CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk", "powersgd"]
+StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming", "averaging"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class OuterOptimization:
     max_round_seconds: float = 3600.0
     strategy: StrategyName = field(default="diloco", metadata={"since": 4})
     overlap: bool = field(default=False, metadata={"since": 4})  # inner steps go on while a round of several runs
+    averaged_sequences: int = field(default=1024, metadata={"since": 4})  # of a group, to a step of averaged gradients
+    rank: int = field(default=64, metadata={"since": 4})  # of powersgd's factors
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ def check_parameters(parameters: RunParameters) -> None:
             "batch_size": parameters.batch_size,
             "sequences_per_step": parameters.sequences_per_step,
             "inner_steps": parameters.outer.inner_steps,
+            "averaging_target_batch_size": parameters.outer.averaged_sequences,
+            "averager_rank": parameters.outer.rank,
             "total_shards": parameters.genesis.total_shards,
         }
     )
@@ -43,10 +45,19 @@ def check_parameters(parameters: RunParameters) -> None:
             "routing must be lanes where strangers are admitted: balanced routing would let one hostile node touch "
             "the work of every driver"
         )
+    if parameters.outer.strategy == "averaging" and parameters.admission == "strangers":
+        raise ValueError(
+            "strategy must not be averaging where strangers are admitted: the mean of gradients has no protection from "
+            "liars; use diloco"
+        )
 
 
 def scheme_objection(outer: OuterOptimization) -> str | None:
     """Why this strategy, codec and aggregator cannot be together, or None (DESIGN 4.5)."""
+    if outer.strategy == "averaging":
+        return _averaging_objection(outer)
+    if (objection := _objection_to_names_of_averaging(outer)) is not None:
+        return objection
     if outer.strategy == "sparta" and outer.codec == "topk":
         return (
             "codec must not be topk with strategy sparta: the weights of a slice become what is agreed on, so what "
@@ -57,6 +68,32 @@ def scheme_objection(outer: OuterOptimization) -> str | None:
             f"codec must not be topk with aggregator {outer.aggregator}: of sparse contributions most numbers are zero "
             "at every place, so what is trimmed or in the middle says nothing about them; use aggregator = mean"
         )
+    return None
+
+
+def _averaging_objection(outer: OuterOptimization) -> str | None:
+    """Why gradients cannot be averaged so."""
+    if outer.aggregator != "mean":
+        return (
+            f"aggregator must not be {outer.aggregator} with strategy averaging: gradients are mostly noise, and of "
+            "factors the middle of each number says nothing about their product; use aggregator = mean"
+        )
+    if outer.codec == "topk":
+        return "codec must not be topk with strategy averaging: use codec = powersgd"
+    if outer.overlap:
+        return "overlap must be false with strategy averaging: there is nothing to go on from before a step has ended"
+    return None
+
+
+def _objection_to_names_of_averaging(outer: OuterOptimization) -> str | None:
+    """Why what belongs to averaged gradients is of no use in another strategy."""
+    if outer.codec == "powersgd":
+        return (
+            f"codec must not be powersgd with strategy {outer.strategy}: its factors take two rounds of one gradient; "
+            "use strategy = averaging, or codec = int8"
+        )
+    if (outer.averaged_sequences, outer.rank) != (OuterOptimization.averaged_sequences, OuterOptimization.rank):
+        return "averaging_target_batch_size and averager_rank are for strategy averaging alone"
     return None
 
 

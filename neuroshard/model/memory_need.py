@@ -27,7 +27,14 @@ OPEN_SESSIONS = 2  # microbatches whose ends are there while they are under way,
 REMEMBERED_MICROBATCHES = 24  # that a stage has accumulated and whose drivers have not closed their sessions yet
 
 # Of a vector, in a round; of top-k mostly the aggregate, which is less sparse than the contributions.
-ENCODED_SHARE: Mapping[CodecName, float] = {"fp32": 1.0, "bf16": 0.5, "int8": 0.25, "int4": 0.13, "topk": 0.17}
+ENCODED_SHARE: Mapping[CodecName, float] = {
+    "fp32": 1.0,
+    "bf16": 0.5,
+    "int8": 0.25,
+    "int4": 0.13,
+    "topk": 0.17,
+    "powersgd": 0.6,
+}
 
 DeviceKind = Literal["cpu", "cuda", "mps"]
 

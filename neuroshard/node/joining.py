@@ -64,7 +64,7 @@ class Joining:
 
     def __post_init__(self) -> None:
         layers = self.identity.layers
-        self._layout = snapshot_layout(self.identity.architecture, layers)
+        self._layout = snapshot_layout(self.identity.architecture, layers, self.swarm.outer)
         file = StageFile(self.swarm.name_of(layers), self.identity.architecture, self._layout)
         self._stage = file.stage
         self._receiver = Receiver(self.swarm.asking, file)

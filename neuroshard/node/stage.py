@@ -32,6 +32,7 @@ from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
 from neuroshard.training.rounds.vote_book import ROUNDS_FOLDER, FolderBook
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
+from neuroshard.training.sync_choice import sync_of
 from neuroshard.training.transfer.live_snapshots import LiveSnapshots
 from neuroshard.training.transfer.space import folders_of_states
 from neuroshard.types import LayerRange
@@ -154,16 +155,7 @@ def _outer_part(
     outer_at = _outer_parameters(swarm.versions.at)
     rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)
     alone = lone_exchange(home.identity.node_id, rounds)
-    outer = OuterSync(
-        compute=compute,
-        model=model,
-        parameters=run.parameters.outer,
-        exchange=alone,
-        state=stage.outer_state,
-        residual=stage.residual,
-        progress=stage.outer_progress,
-        versions=outer_at,
-    )
+    outer = sync_of(compute, stage, alone, swarm.versions.at, index)
     snapshots = LiveSnapshots(stage.keeper, outer, lambda: stage.record.progress.steps)
     replica = Replica(
         Member(home.identity.node_id, home.identity.wallet_id),

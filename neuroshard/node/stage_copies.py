@@ -13,6 +13,7 @@ from functools import cached_property, partial
 import anyio
 import anyio.to_thread
 
+from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.config.settings import Settings
 from neuroshard.errors import StorageError
 from neuroshard.node.copy_duty import CopyTimes, copy_is_due
@@ -41,6 +42,7 @@ class _Duty:
     copy: KeptCopy
     stage: StageName
     architecture: Architecture
+    outer: OuterOptimization
     single_since: float | None = None  # of its holder, by the event loop's clock
     tried_at: float | None = None
     has_trouble: bool = False
@@ -54,7 +56,8 @@ class _Duty:
     @cached_property
     def file(self) -> StageFile:
         """What its state must be like."""
-        return StageFile(self.stage, self.architecture, snapshot_layout(self.architecture, self.stage.layers))
+        layout = snapshot_layout(self.architecture, self.stage.layers, self.outer)
+        return StageFile(self.stage, self.architecture, layout)
 
 
 @dataclass
@@ -73,7 +76,10 @@ class StageCopies:
         self._fetching = defaultdict[NodeId, anyio.Lock](anyio.Lock)  # a holder's line is shared with one copy at most
         self._duties = [
             _Duty(
-                KeptCopy(copy_folder(data_dir, run_id, layers), self.now), self.swarm.name_of(layers), self.architecture
+                KeptCopy(copy_folder(data_dir, run_id, layers), self.now),
+                self.swarm.name_of(layers),
+                self.architecture,
+                self.swarm.outer,
             )
             for layers in self.swarm.plan
         ]

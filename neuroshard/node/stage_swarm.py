@@ -99,6 +99,7 @@ class StageSwarm:
         self.versions = versions
         self.plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
         self.membership = membership
+        self.outer = parameters.outer  # no later version changes what is kept of it beside the weights
         self._version = offer.initial.parameters.version  # no later one changes what stages say to each other
         self._options = options or HopOptions(WirePrecision(parameters.wire_precision))
         self._networking = networking

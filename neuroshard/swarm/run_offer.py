@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from neuroshard.config.run_parameters import RunParameters
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.errors import DataError
 from neuroshard.identity import SignedRunParameters, canonical_json, parse_json, run_id
 from neuroshard.identity.fields import object_fields
@@ -160,6 +160,18 @@ def check_succession(initial: SignedRunParameters, current: SignedRunParameters)
     fixed = [name for name in changed if name not in MAY_CHANGE]
     if fixed:
         raise RunOfferError(f"A run goes on with another {', '.join(fixed)}, which no version may change.")
+    before, after = (_kept_beside(signed.parameters.outer) for signed in (initial, current))
+    if before != after:
+        raise RunOfferError(
+            f"A run goes on with {after} after {before}: what replicas keep beside the weights would be another thing."
+        )
+
+
+def _kept_beside(outer: OuterOptimization) -> str:
+    """What the outer state of a run has beside the weights, in words."""
+    if outer.strategy != "averaging":
+        return "rounds of trained weights"
+    return "averaged gradients with powersgd" if outer.codec == "powersgd" else "averaged gradients without powersgd"
 
 
 def better_of(held: RunOffer, offered: RunOffer) -> OfferChoice:

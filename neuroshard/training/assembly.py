@@ -13,7 +13,7 @@ from neuroshard.model.initial_weights import initialise
 from neuroshard.model.tensor_schema import TensorSchema, flatten
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.inner import make_inner_optimizer
-from neuroshard.optim.outer import OuterState, fresh_outer_state
+from neuroshard.optim.outer import OuterState
 from neuroshard.training.checkpoint.keeper import CheckpointKeeper
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.staging import StagingBuffers
@@ -25,6 +25,7 @@ from neuroshard.training.precision import Precision, PrecisionProbe, probe_preci
 from neuroshard.training.record import StageIdentity, TrainingRecord
 from neuroshard.training.saving import expectation, put_back, thread_warning
 from neuroshard.training.stage_state import OUTER_TENSORS, materialise_moments, stage_tensors
+from neuroshard.training.strategy import first_outer_state, kept_length
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,10 @@ def build_stage(
     model.to(device)
     optimizer = make_inner_optimizer(model, parameters.inner)
     materialise_moments(model, optimizer)
-    placeholder = torch.empty(TensorSchema.of(model).total_size)  # its memory is never touched
-    tensors = stage_tensors(model, optimizer, OuterState(placeholder, placeholder, 0))
+    schema = TensorSchema.of(model)
+    sizes = schema.total_size, kept_length(parameters.outer, schema)
+    anchor, kept = (torch.empty(size) for size in sizes)  # their memory is never touched
+    tensors = stage_tensors(model, optimizer, OuterState(anchor, kept, 0))
     staging = StagingBuffers(TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type == "cuda")
     keeper = CheckpointKeeper(store, staging, policy or CheckpointPolicy())
     restoration = keeper.restore(expectation(identity))
@@ -102,7 +105,7 @@ def build_stage(
         probe = _probe(model, parameters, device)
         precision = probe.chosen
     executor.precision = precision
-    outer_state = fresh_outer_state(flatten(model))
+    outer_state = first_outer_state(parameters.outer, schema, flatten(model))
     return Stage(executor, outer_state, staging, keeper, warnings=restoration.warnings, probe=probe)
 
 

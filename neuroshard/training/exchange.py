@@ -17,7 +17,7 @@ from neuroshard.swarm.outcome import Aborted, Completed
 from neuroshard.swarm.round import Messenger, NobodyElse, run_round
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
 from neuroshard.training.rounds.vote_book import KEPT_STEPS
-from neuroshard.training.strategy import Strategy, parts_of, steps_between_rounds, strategy_at
+from neuroshard.training.strategy import Exchanged, exchanged_at, parts_of, sequences_to_round
 from neuroshard.types import NodeId, RunId
 
 ROUND_DEADLINE_SECONDS = 120.0
@@ -45,13 +45,13 @@ class StageRounds:
         terms = f"{codec} {aggregator} {self._vector(outer_step)}"
         return Step(self.run_id, self.stage, outer_step, root, terms, voters, is_open)
 
-    def strategy_at(self, outer_step: int) -> Strategy:
+    def exchanged_at(self, outer_step: int) -> Exchanged:
         """What is exchanged in the round that ends this outer step."""
-        return strategy_at(self.parameters_at(outer_step), self.schema, outer_step)
+        return exchanged_at(self.parameters_at(outer_step), self.schema, outer_step)
 
-    def inner_steps_before(self, outer_step: int) -> int:
-        """After so many inner steps the round that ends this outer step is due."""
-        return steps_between_rounds(self.parameters_at(outer_step))
+    def sequences_before(self, outer_step: int, sequences_per_step: int, members: int) -> int:
+        """Once so many members have done so many sequences together, the round that ends this outer step is due."""
+        return sequences_to_round(self.parameters_at(outer_step), self.schema, outer_step, sequences_per_step, members)
 
     def kept_steps(self, outer_step: int) -> int:
         """How many steps' ends are kept from this one on: as many bytes as those of KEPT_STEPS whole aggregates."""
@@ -59,7 +59,7 @@ class StageRounds:
 
     def _vector(self, outer_step: int) -> str:
         """Names what contributions are: the schema, and the strategy's terms where these are not all of it."""
-        return f"{self.schema.sha256} {self.strategy_at(outer_step).terms}".rstrip()
+        return f"{self.schema.sha256} {self.exchanged_at(outer_step).terms}".rstrip()
 
     def parameters_at(self, outer_step: int) -> OuterOptimization:
         """Those that hold for the round that ends this outer step."""

@@ -127,6 +127,25 @@ class StageExecutor:
 
         A non-finite loss or gradient changes nothing. Either way the gradients are gone afterwards.
         """
+        result = self._measured(token_count)
+        if result.finite:
+            self._apply(learning_rate, token_count * max(1.0, result.grad_norm / max_norm))
+        self.zero()
+        return result
+
+    def take_gradient(self, token_count: int) -> tuple[StepResult, Tensor | None]:
+        """The accumulated gradients as one fp32 CPU vector (d,), not divided; they are gone afterwards.
+
+        None when the loss or a gradient is not finite.
+        """
+        result = self._measured(token_count)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
+        gradient = torch.cat([part.detach().float().flatten().cpu() for part in parts]) if result.finite else None
+        self.zero()
+        return result, gradient
+
+    def _measured(self, token_count: int) -> StepResult:
+        """Loss and norm of what is accumulated."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if not gradients or token_count < 1:
             raise ValueError("a step needs the gradients of at least one microbatch")
@@ -134,11 +153,7 @@ class StageExecutor:
         measured = torch.stack([self._summed_loss(), summed_norm]).cpu() / token_count  # one wait for the accelerator
         loss = measured[0].item() if self._loss_sums else None
         norm = measured[1].item()
-        finite = isfinite(norm) and (loss is None or isfinite(loss))
-        if finite:
-            self._apply(learning_rate, token_count * max(1.0, norm / max_norm))
-        self.zero()
-        return StepResult(loss, norm, finite)
+        return StepResult(loss, norm, finite=isfinite(norm) and (loss is None or isfinite(loss)))
 
     def zero(self) -> None:
         """Forget accumulated gradients and losses."""

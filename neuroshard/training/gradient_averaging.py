@@ -7,8 +7,8 @@ becomes of the first, nothing of a member's work is in it. Where no matrix is wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite, sqrt
 
@@ -26,13 +26,50 @@ from neuroshard.compression.power_sgd import (
     projection,
     restored,
 )
-from neuroshard.config.run_parameters import InnerOptimization
+from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.optim.outer import OuterState
 from neuroshard.optim.replicated_adamw import AdamWState, replicated_adamw_step
 from neuroshard.optim.schedule import learning_rate_at
 
 FIRST_MOMENT, SECOND_MOMENT, RIGHT, BASIS = "first moment", "second moment", "right", "basis"
+
+
+@dataclass(frozen=True)
+class AveragingPhase:
+    """What an outer step exchanges."""
+
+    plan: FactorPlan
+    makes_basis: bool  # the first phase of two
+
+    @classmethod
+    def at(cls, plan: FactorPlan, outer_step: int) -> AveragingPhase:
+        """That of an outer step."""
+        return cls(plan, makes_basis=bool(plan.matrices) and outer_step % 2 == 0)
+
+    @property
+    def is_second(self) -> bool:
+        """Whether a first phase went before it, for this step of the weights."""
+        return bool(self.plan.matrices) and not self.makes_basis
+
+    @property
+    def length(self) -> int:
+        """Numbers of a contribution and of the aggregate."""
+        return self.plan.left_length if self.makes_basis else self.plan.projection_length
+
+    @property
+    def terms(self) -> str:
+        """A part of the step's name."""
+        if not self.plan.matrices:
+            return "gradient"
+        return f"gradient's {'basis' if self.makes_basis else 'projection'} of rank {self.plan.rank}"
+
+
+def factor_plan(outer: OuterOptimization, schema: TensorSchema) -> FactorPlan:
+    """What of a stage's gradient has factors: nothing without PowerSGD."""
+    if outer.codec == "powersgd":
+        return FactorPlan.of(schema.shapes, outer.rank)
+    return FactorPlan(schema.total_size, outer.rank, ())
 
 
 @dataclass(frozen=True)
@@ -49,37 +86,23 @@ class GradientAveraging:
     decayed: tuple[tuple[int, int], ...]  # parts of the vector with weight decay: matrices
 
     @classmethod
-    def of(cls, schema: TensorSchema, rank: int, inner: InnerOptimization, max_norm: float) -> GradientAveraging:
+    def of(
+        cls, schema: TensorSchema, outer: OuterOptimization, inner: InnerOptimization, max_norm: float
+    ) -> GradientAveraging:
         """For a stage with these tensors."""
         ends = accumulate(schema.sizes)
         stretches = zip(schema.shapes, schema.sizes, ends, strict=True)
         decayed = tuple((end - size, end) for shape, size, end in stretches if len(shape) > 1)
-        return cls(FactorPlan.of(schema.shapes, rank), inner, max_norm, decayed)
+        return cls(factor_plan(outer, schema), inner, max_norm, decayed)
 
     @property
     def phases(self) -> int:
         """Outer steps to a step of the weights."""
         return 2 if self.plan.matrices else 1
 
-    def makes_basis(self, outer_step: int) -> bool:
-        """Whether this outer step is a first phase, which ends with a basis and leaves the weights."""
-        return self.phases == 2 and outer_step % 2 == 0
-
-    def length(self, outer_step: int) -> int:
-        """Numbers of a contribution and of the aggregate."""
-        return self.plan.left_length if self.makes_basis(outer_step) else self.plan.projection_length
-
-    def terms(self, outer_step: int) -> str:
-        """What is exchanged, as a part of the step's name."""
-        return f"gradients {'basis' if self.makes_basis(outer_step) else 'projection'} of rank {self.plan.rank}"
-
-    def first_state(self, anchor: Tensor, moments: tuple[Tensor, Tensor] | None = None, steps: int = 0) -> OuterState:
-        """The state before the first averaged step: weights (d,), AdamW's moments (d,) if any, and its steps so far."""
-        parts = {name: torch.zeros(size) for name, size in self._sizes.items()}
-        if moments is not None:
-            parts[FIRST_MOMENT], parts[SECOND_MOMENT] = moments
-        parts[RIGHT] = first_right(self.plan, 0)
-        return OuterState(anchor, _joined(parts), steps * self.phases)
+    def phase(self, outer_step: int) -> AveragingPhase:
+        """What is exchanged at an outer step."""
+        return AveragingPhase.at(self.plan, outer_step)
 
     def contribution(self, state: OuterState, gradient: Tensor, residual: Tensor | None) -> Tensor:
         """What to send, from the mean gradient (d,) of a token and what was lost (d,).
@@ -87,7 +110,7 @@ class GradientAveraging:
         Raises ValueError when numbers are not finite.
         """
         offered, parts = with_residual(gradient, residual), self.parts(state)
-        if self.makes_basis(state.outer_step):
+        if self.phase(state.outer_step).makes_basis:
             return left_factors(self.plan, offered, parts[RIGHT])
         return projection(self.plan, offered, parts[BASIS])
 
@@ -100,24 +123,23 @@ class GradientAveraging:
         """
         if sent is None:
             return None
-        offered = with_residual(gradient, residual)
-        return next_residual(offered, self.gradient(state, sent))
+        lost = next_residual(with_residual(gradient, residual), self.gradient(state, sent))
+        return lost if lost is not None and bool(lost.any()) else None
 
     def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
         """The state that an aggregate leads to: the same bytes on every replica."""
         parts = self.parts(state)
-        if self.makes_basis(state.outer_step):
+        if self.phase(state.outer_step).makes_basis:
             found = {**parts, BASIS: orthonormal_basis(self.plan, aggregate)}
             return OuterState(state.anchor, _joined(found), state.outer_step + 1)
-        gradient = self.gradient(state, aggregate)
-        steps = state.outer_step // self.phases
-        before = AdamWState(state.anchor, parts[FIRST_MOMENT], parts[SECOND_MOMENT], steps)
-        after = replicated_adamw_step(
-            before, gradient, self.inner, self.learning_rate(steps), decayed=self.decayed, scale=self._scale(gradient)
-        )
-        right = next_right(self.plan, aggregate, 0, steps + 1)
-        found = {**parts, FIRST_MOMENT: after.first_moment, SECOND_MOMENT: after.second_moment, RIGHT: right}
-        return OuterState(after.weights, _joined(found), state.outer_step + 1)
+        right = next_right(self.plan, aggregate, 0, state.outer_step // self.phases + 1)
+        return self._stepped(state, self.gradient(state, aggregate), right)
+
+    def lone_state(self, state: OuterState, gradient: Tensor) -> OuterState:
+        """The state after the step of a node that is alone: its gradient (d,) needs no factors, and no second phase."""
+        after = self._stepped(state, gradient, self.parts(state)[RIGHT])
+        makes_basis = self.phase(state.outer_step).makes_basis
+        return replace(after, outer_step=after.outer_step + 1) if makes_basis else after
 
     def gradient(self, state: OuterState, projected: Tensor) -> Tensor:
         """The gradient (d,) that a projection stands for in the second phase from `state`."""
@@ -129,23 +151,71 @@ class GradientAveraging:
 
     def parts(self, state: OuterState) -> Mapping[str, Tensor]:
         """What a state keeps beside the weights, sharing its memory. Raises ValueError for another strategy's state."""
-        sizes = self._sizes
-        if state.velocity.shape != (sum(sizes.values()),):
-            raise ValueError(f"gradient averaging keeps {sum(sizes.values())} numbers beside the weights")
+        sizes = _sizes(self.plan)
+        if state.velocity.shape != (kept_length(self.plan),):
+            raise ValueError(f"gradient averaging keeps {kept_length(self.plan)} numbers beside the weights")
         bounds = zip(sizes.items(), accumulate(sizes.values()), strict=True)
         return {name: state.velocity[end - size : end] for (name, size), end in bounds}
 
-    @property
-    def _sizes(self) -> Mapping[str, int]:
-        plan = self.plan
-        moments = {FIRST_MOMENT: plan.length, SECOND_MOMENT: plan.length}
-        return {**moments, RIGHT: plan.right_length, BASIS: plan.left_length}
+    def _stepped(self, state: OuterState, gradient: Tensor, right: Tensor) -> OuterState:
+        parts, steps = self.parts(state), state.outer_step // self.phases
+        before = AdamWState(state.anchor, parts[FIRST_MOMENT], parts[SECOND_MOMENT], steps)
+        rate, scale = self.learning_rate(steps), self._scale(gradient)
+        after = replicated_adamw_step(before, gradient, self.inner, rate, decayed=self.decayed, scale=scale)
+        found = {**parts, FIRST_MOMENT: after.first_moment, SECOND_MOMENT: after.second_moment, RIGHT: right}
+        return OuterState(after.weights, _joined(found), state.outer_step + 1)
 
     def _scale(self, gradient: Tensor) -> float:
         norm = sqrt(dot_product(gradient, gradient))
         return min(1.0, self.max_norm / norm) if isfinite(norm) and norm > 0 else 1.0
 
 
+@dataclass(frozen=True)
+class AveragingStep:
+    """One outer step of it; see OuterStep."""
+
+    averaging: GradientAveraging
+    outer_step: int
+
+    @property
+    def length(self) -> int:
+        """See Exchanged."""
+        return self.averaging.phase(self.outer_step).length
+
+    @property
+    def terms(self) -> str:
+        """See Exchanged."""
+        return self.averaging.phase(self.outer_step).terms
+
+    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
+        """See OuterStep."""
+        return self.averaging.next_state(state, aggregate)
+
+    def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
+        """See OuterStep: nothing but the step itself says what a gradient means."""
+        return self.averaging.next_state(state, aggregate).anchor
+
+
+def first_state(
+    plan: FactorPlan, anchor: Tensor, moments: tuple[Tensor, Tensor] | None = None, steps: int = 0
+) -> OuterState:
+    """The state before the first averaged step: weights (d,), AdamW's moments (d,) if any, and its steps so far."""
+    parts = {name: torch.zeros(size) for name, size in _sizes(plan).items()}
+    if moments is not None:
+        parts[FIRST_MOMENT], parts[SECOND_MOMENT] = moments
+    parts[RIGHT] = first_right(plan, 0)
+    return OuterState(anchor, _joined(parts), steps * (2 if plan.matrices else 1))
+
+
+def kept_length(plan: FactorPlan) -> int:
+    """Numbers that a state keeps beside the weights."""
+    return sum(_sizes(plan).values())
+
+
+def _sizes(plan: FactorPlan) -> Mapping[str, int]:
+    moments = {FIRST_MOMENT: plan.length, SECOND_MOMENT: plan.length}
+    return {**moments, RIGHT: plan.right_length, BASIS: plan.left_length}
+
+
 def _joined(parts: Mapping[str, Tensor]) -> Tensor:
-    ordered: Sequence[Tensor] = [parts[name] for name in (FIRST_MOMENT, SECOND_MOMENT, RIGHT, BASIS)]
-    return torch.cat(list(ordered))
+    return torch.cat([parts[name] for name in (FIRST_MOMENT, SECOND_MOMENT, RIGHT, BASIS)])

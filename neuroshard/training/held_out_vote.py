@@ -75,6 +75,8 @@ class HeldOutVote:
         after = await anyio.to_thread.run_sync(strategy.next_state, before, aggregate)
         if not await anyio.to_thread.run_sync(_is_finite, after.anchor):
             return self._voted("the weights it leads to are not finite", is_no=True)
+        if after.anchor is before.anchor:
+            return self._voted("the weights stay", is_no=False)
         obstacle = self._obstacle()
         if obstacle:
             return self._voted(obstacle, is_no=False)

@@ -23,7 +23,8 @@ from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
-from neuroshard.training.strategy import Strategy, steps_between_rounds, strategy_at
+from neuroshard.training.executor import StageExecutor, StepResult
+from neuroshard.training.strategy import OuterStep, Strategy, sequences_to_round, steps_between_rounds, strategy_at
 
 _LOG = logging.getLogger(__name__)
 
@@ -156,9 +157,19 @@ class OuterSync:
         return self._parameters if self._versions is None else self._versions(self.state.outer_step)
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> OuterStep:
         """That of the present outer step."""
+        return self._strategy
+
+    @property
+    def _strategy(self) -> Strategy:
         return strategy_at(self.parameters, self._schema, self.state.outer_step)
+
+    async def inner_step(
+        self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
+    ) -> StepResult:
+        """What becomes of the gradients of so many tokens; a step that is not finite changes nothing."""
+        return await self._compute.run(lambda: executor.step(learning_rate, max_norm, tokens))
 
     def after_step(self, sequences: int) -> None:
         """Count an inner step."""
@@ -172,12 +183,10 @@ class OuterSync:
 
     def is_due(self, sequences_per_step: int, seconds_since_round: float) -> bool:
         """Whether to run a round before the next inner step."""
-        parameters = self.parameters
+        parameters, members, step = self.parameters, self.progress.members, self.state.outer_step
         return round_is_due(
-            counted_sequences=self.progress.sequences * self.progress.members,
-            inner_steps=steps_between_rounds(parameters),
-            sequences_per_step=sequences_per_step,
-            members=self.progress.members,
+            counted_sequences=self.progress.sequences * members,
+            enough_sequences=sequences_to_round(parameters, self._schema, step, sequences_per_step, members),
             elapsed_seconds=seconds_since_round,
             max_round_seconds=parameters.max_round_seconds,
         )
@@ -194,7 +203,7 @@ class OuterSync:
         before = self.state
         local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
         # a version that is heard of during the round waits for the next one
-        parameters, strategy = self.parameters, self.strategy
+        parameters, strategy = self.parameters, self._strategy
         contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
         self._offers.append((ref(contribution), (self.progress.inner_steps, self.progress.sequences)))
         outcome = await self.exchange(contribution, before.outer_step)

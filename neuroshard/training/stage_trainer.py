@@ -128,7 +128,7 @@ class StageTrainer:
         scheduled = self.parts.outer.progress.scheduled_sequences // parameters.sequences_per_step
         learning_rate = learning_rate_at(scheduled, parameters.inner)
         max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
-        result = await self.parts.service.compute.run(lambda: executor.step(learning_rate, max_norm, done.tokens))
+        result = await self.parts.outer.inner_step(executor, learning_rate, max_norm, done.tokens)
         loss = result.loss if result.loss is not None else own.mean_loss()
         record, pace = self.record, self.pace
         pace.step_ended()

@@ -23,13 +23,15 @@ from neuroshard.optim.fragments import (
     layered_fragment,
     strided_slice,
 )
-from neuroshard.optim.outer import OuterState, momentum_at, nesterov_outer_step, pseudo_gradient
+from neuroshard.optim.outer import OuterState, fresh_outer_state, momentum_at, nesterov_outer_step, pseudo_gradient
+from neuroshard.training.gradient_averaging import AveragingPhase, factor_plan, first_state
+from neuroshard.training.gradient_averaging import kept_length as averaging_kept_length
 
 SPARTA_STEPS = 20  # between two rounds (DESIGN 4.7)
 
 
-class Strategy(Protocol):
-    """One outer step of a stage whose vector has d numbers. Nothing that is given is changed in place."""
+class Exchanged(Protocol):
+    """What the members of a round exchange."""
 
     @property
     def terms(self) -> str:
@@ -41,6 +43,22 @@ class Strategy(Protocol):
         """Numbers k of a contribution and of the aggregate."""
         ...
 
+
+class OuterStep(Exchanged, Protocol):
+    """One outer step of a stage whose vector has d numbers. Nothing that is given is changed in place."""
+
+    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
+        """The state that an aggregate (k,) leads to: the same bytes on every replica."""
+        ...
+
+    def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
+        """The weights (d,) that an aggregate (k,) means by itself, without the outer step's momentum."""
+        ...
+
+
+class Strategy(OuterStep, Protocol):
+    """An outer step after which replicas train on from what each of them has."""
+
     @property
     def makes_weights_equal(self) -> bool:
         """Whether all replicas that end the step hold the anchor as their weights, until they train on."""
@@ -50,16 +68,8 @@ class Strategy(Protocol):
         """What to send (k,), from the weights (d,) and what a codec lost earlier (d,)."""
         ...
 
-    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
-        """The state that an aggregate (k,) leads to: the same bytes on every replica."""
-        ...
-
     def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
         """The state after a step of a lone node that keeps its weights (d,): the anchor moves there."""
-        ...
-
-    def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
-        """The weights (d,) that an aggregate (k,) means by itself, without the outer step's momentum."""
         ...
 
     def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
@@ -154,7 +164,10 @@ class FragmentStep:
 
 @lru_cache(maxsize=4)  # asked for with every answer of a stage
 def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Strategy:
-    """The strategy of one outer step of a stage. Raises ValueError for a stage of fewer numbers than fragments."""
+    """The strategy of one outer step of a stage, from weights that each replica has trained.
+
+    Raises ValueError for a stage of fewer numbers than fragments, and for averaged gradients.
+    """
     length, decay = schema.total_size, residual_decay(parameters.codec)
     target = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
     match parameters.strategy:
@@ -170,6 +183,8 @@ def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step:
             index = outer_step % SPARTA_SLICES
             terms = f"sparta {index}/{SPARTA_SLICES}"
             return FragmentStep(strided_slice(length, index), 1.0, 0.0, decay, terms)
+        case "averaging":
+            raise ValueError("replicas that average their gradients do not train apart: see GradientAveraging")
         case _:
             assert_never(parameters.strategy)
 
@@ -183,8 +198,41 @@ def parts_of(parameters: OuterOptimization) -> int:
             return STREAMED_FRAGMENTS
         case "sparta":
             return SPARTA_SLICES
+        case "averaging":  # the two phases of a gradient
+            return 2
         case _:
             assert_never(parameters.strategy)
+
+
+def exchanged_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Exchanged:
+    """What a stage exchanges at one outer step, in any strategy."""
+    if parameters.strategy == "averaging":
+        return AveragingPhase.at(factor_plan(parameters, schema), outer_step)
+    return strategy_at(parameters, schema, outer_step)
+
+
+def sequences_to_round(
+    parameters: OuterOptimization, schema: TensorSchema, outer_step: int, sequences_per_step: int, members: int
+) -> int:
+    """Once so many members have done so many sequences together, the round that ends this outer step is due."""
+    if parameters.strategy == "averaging":  # a second phase follows the first one at once
+        is_second = AveragingPhase.at(factor_plan(parameters, schema), outer_step).is_second
+        return 1 if is_second else parameters.averaged_sequences
+    return steps_between_rounds(parameters) * sequences_per_step * members
+
+
+def kept_length(parameters: OuterOptimization, schema: TensorSchema) -> int:
+    """Numbers that the outer state of a stage has beside the anchor."""
+    if parameters.strategy == "averaging":
+        return averaging_kept_length(factor_plan(parameters, schema))
+    return schema.total_size
+
+
+def first_outer_state(parameters: OuterOptimization, schema: TensorSchema, anchor: Tensor) -> OuterState:
+    """The state of a stage before its first round, from these weights (d,)."""
+    if parameters.strategy == "averaging":
+        return first_state(factor_plan(parameters, schema), anchor)
+    return fresh_outer_state(anchor)
 
 
 def steps_between_rounds(parameters: OuterOptimization) -> int:
@@ -196,5 +244,7 @@ def steps_between_rounds(parameters: OuterOptimization) -> int:
             return max(1, parameters.inner_steps // parts_of(parameters))
         case "sparta":
             return min(SPARTA_STEPS, parameters.inner_steps)
+        case "averaging":  # their number follows from `averaged_sequences`
+            return 1
         case _:
             assert_never(parameters.strategy)

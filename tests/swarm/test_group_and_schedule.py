@@ -61,9 +61,7 @@ def test_aggregators_have_names_with_their_settings() -> None:
 def due(counted: int = 0, members: int = 1, elapsed: float = 0.0) -> bool:
     return round_is_due(
         counted_sequences=counted,
-        inner_steps=500,
-        sequences_per_step=8,
-        members=members,
+        enough_sequences=500 * 8 * members,
         elapsed_seconds=elapsed,
         max_round_seconds=3600,
     )

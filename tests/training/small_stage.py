@@ -24,7 +24,6 @@ from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.loop import Trainer
-from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import Driving, Feed, StageParts, TrainerParts
 from neuroshard.training.pipeline import LocalHop
 from neuroshard.training.precision import Precision
@@ -33,6 +32,7 @@ from neuroshard.training.routing import FixedRouting
 from neuroshard.training.saving import Saver
 from neuroshard.training.stage_service import StageService
 from neuroshard.training.stage_state import stage_tensors
+from neuroshard.training.sync_choice import sync_of
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
 
 ARCHITECTURE = Architecture(
@@ -135,15 +135,7 @@ def make_parts(
 ) -> StageParts:
     """The parts of a stage, in a sync group of one."""
     rounds = StageRounds(identity.run_id, number, TensorSchema.of(stage.executor.model), parameters.outer)
-    outer = OuterSync(
-        compute=compute,
-        model=stage.executor.model,
-        parameters=parameters.outer,
-        exchange=lone_exchange(identity.node_id, rounds),
-        state=stage.outer_state,
-        residual=stage.residual,
-        progress=stage.outer_progress,
-    )
+    outer = sync_of(compute, stage, lone_exchange(identity.node_id, rounds), lambda _step: parameters, number)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,

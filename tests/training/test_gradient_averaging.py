@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from neuroshard.compression import make_codec, with_residual
-from neuroshard.config.run_parameters import CodecName, InnerOptimization
+from neuroshard.config.run_parameters import CodecName, InnerOptimization, OuterOptimization
 from neuroshard.model.initial_weights import initialise
 from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.inner import make_inner_optimizer
 from neuroshard.optim.outer import OuterState, fresh_outer_state
 from neuroshard.training.executor import StageExecutor
-from neuroshard.training.gradient_averaging import BASIS, RIGHT, GradientAveraging
+from neuroshard.training.gradient_averaging import BASIS, RIGHT, GradientAveraging, first_state
 from neuroshard.training.outer_sync import state_root
 from neuroshard.types import Architecture, LayerRange
 
@@ -40,7 +40,8 @@ SCHEMA = TensorSchema.of(new_model())
 
 
 def averaging_of(rank: int) -> GradientAveraging:
-    return GradientAveraging.of(SCHEMA, rank, INNER, CLIPPED)
+    outer = OuterOptimization(strategy="averaging", aggregator="mean", codec="powersgd", rank=rank)
+    return GradientAveraging.of(SCHEMA, outer, INNER, CLIPPED)
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Replica:
 
     def __post_init__(self) -> None:
         self.executor = new_executor()
-        self.state = self.averaging.first_state(flatten(self.executor.model))
+        self.state = first_state(self.averaging.plan, flatten(self.executor.model))
         self.data = torch.Generator().manual_seed(self.number)
 
     def gather(self) -> None:
@@ -70,7 +71,7 @@ class Replica:
 
     def commit(self, aggregate: Tensor, sent: Tensor | None) -> None:
         before, residual = self.state, self.residual
-        if not self.averaging.makes_basis(before.outer_step):
+        if not self.averaging.phase(before.outer_step).makes_basis:
             self.residual = self.averaging.next_residual(before, self.waiting, residual, sent)
         self.state = self.averaging.next_state(before, aggregate)
         load_vector(self.executor.model, self.state.anchor)
@@ -145,7 +146,7 @@ def test_the_first_phase_leaves_the_weights_and_the_second_moves_them() -> None:
     averaging, start = replicas[0].averaging, replicas[0].state
     for replica in replicas:
         replica.gather()
-    assert (averaging.makes_basis(0), averaging.makes_basis(1)) == (True, False)
+    assert (averaging.phase(0).makes_basis, averaging.phase(1).makes_basis) == (True, False)
     assert [len(sent) for sent in phase(replicas)] == [averaging.plan.left_length] * 2
     middle = replicas[0].state
     assert torch.equal(middle.anchor, start.anchor)
@@ -163,9 +164,10 @@ def test_what_travels_is_a_part_of_the_gradient() -> None:
     averaging = averaging_of(3)
     travels = averaging.plan.left_length + averaging.plan.projection_length
     assert travels < 0.3 * SCHEMA.total_size
-    assert (averaging.length(0), averaging.length(1)) == (averaging.plan.left_length, averaging.plan.projection_length)
-    assert averaging.terms(0) != averaging.terms(1)
-    assert averaging.terms(0) != averaging_of(4).terms(0)
+    lengths = [averaging.phase(number).length for number in range(2)]
+    assert lengths == [averaging.plan.left_length, averaging.plan.projection_length]
+    assert averaging.phase(0).terms != averaging.phase(1).terms
+    assert averaging.phase(0).terms != averaging_of(4).phase(0).terms
 
 
 @pytest.mark.parametrize("aborted", [0, 1])
@@ -227,8 +229,9 @@ def test_numbers_that_are_not_finite_are_not_offered(bad: float) -> None:
 
 def test_what_was_agreed_on_and_is_not_finite_shows_in_the_weights() -> None:
     averaging = averaging_of(3)
-    state = averaging.next_state(averaging.first_state(flatten(new_model())), torch.zeros(averaging.length(0)))
-    after = averaging.next_state(state, torch.full((averaging.length(1),), torch.nan))
+    start = first_state(averaging.plan, flatten(new_model()))
+    state = averaging.next_state(start, torch.zeros(averaging.phase(0).length))
+    after = averaging.next_state(state, torch.full((averaging.phase(1).length,), torch.nan))
     assert not after.anchor.isfinite().any()
 
 
@@ -242,9 +245,9 @@ def test_it_goes_on_from_moments_and_steps() -> None:
     """A model that has trained keeps what AdamW knows of it."""
     averaging, weights = averaging_of(10_000), flatten(new_model())
     moments = torch.ones_like(weights), torch.ones_like(weights)
-    state = averaging.first_state(weights, moments, 7)
+    state = first_state(averaging.plan, weights, moments, 7)
     assert state.outer_step == 7
     after = averaging.next_state(state, torch.zeros_like(weights))
     assert not torch.equal(after.anchor, weights)  # the first moment alone moves it
-    fresh = averaging.next_state(averaging.first_state(weights), torch.zeros_like(weights))
+    fresh = averaging.next_state(first_state(averaging.plan, weights), torch.zeros_like(weights))
     assert float((fresh.anchor - weights).norm()) < 0.1 * float((after.anchor - weights).norm())  # its decay alone

@@ -233,7 +233,7 @@ class Gathering:
 
     def _pause(self) -> float:
         own = self.replica.standing()
-        enough = self.replica.rounds.inner_steps_before(own.outer_step) * self.replica.sequences_per_step
+        enough = self.replica.rounds.sequences_before(own.outer_step, self.replica.sequences_per_step, 1)
         is_apart = not self._has_looked or self._apart_since is not None
         is_near = is_apart or self._due_since is not None or own.sequences >= enough / 2
         return self._times.near_seconds if is_near else self._times.look_seconds
@@ -295,11 +295,10 @@ class Gathering:
     def _is_due(self, standings: Mapping[NodeId, Standing], ready: Sequence[NodeId], now: float) -> bool:
         rounds, own = self.replica.rounds, standings[self.replica.node_id]
         work = [standings[node].sequences for node in ready]
+        members = max(1, sum(done > 0 for done in work))
         return round_is_due(
             counted_sequences=sum(work),
-            inner_steps=rounds.inner_steps_before(own.outer_step),
-            sequences_per_step=self.replica.sequences_per_step,
-            members=max(1, sum(done > 0 for done in work)),
+            enough_sequences=rounds.sequences_before(own.outer_step, self.replica.sequences_per_step, members),
             elapsed_seconds=now - self._round_ended,
             max_round_seconds=rounds.parameters_at(own.outer_step).max_round_seconds,
         )

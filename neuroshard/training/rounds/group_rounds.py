@@ -14,7 +14,6 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from torch import Tensor
 
-from neuroshard.aggregation import aggregator_config
 from neuroshard.compression import MalformedVectorError, make_codec
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.swarm.certified.effects import Check, Checked, Complete
@@ -22,7 +21,6 @@ from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import limits_for
 from neuroshard.swarm.certified.roster import Roster, Step
 from neuroshard.swarm.certified.setting import Contribution, Setting, Sign, Timing
-from neuroshard.swarm.certified.slices import SlicePlan
 from neuroshard.swarm.group import aggregator_name
 from neuroshard.swarm.round import Offload
 from neuroshard.training.control import first_of
@@ -96,7 +94,7 @@ class GroupRounds:
         self._alone = alone
         self._asking = asking
         self._sign = sign
-        self._judging = judging
+        self.judging = judging
         self._offload = offload
         self._sent: _Sent | None = None
         self.abandoned: Callable[[Abandoned], None] = lambda _why: None  # is told of rounds beside the training
@@ -318,10 +316,10 @@ class GroupRounds:
             aggregate = await self._offload(lambda: work.decoded(job.aggregate))
         except MalformedVectorError as error:
             return Checked("", str(error))
-        root = await self._judging.root_after(aggregate, work.outer_step)
+        root = await self.judging.root_after(aggregate, work.outer_step)
         if not root:
             return Checked("", "This node has gone on to another step.")
-        objection = "" if self._judging.objection is None else await self._judging.objection(aggregate, root)
+        objection = "" if self.judging.objection is None else await self.judging.objection(aggregate, root)
         return Checked(root, objection)
 
     async def _agreed(self, complete: Complete) -> Agreed:
@@ -335,9 +333,10 @@ class GroupRounds:
         is_left_out = all(own != member.node_id for member in value.members)
         is_judged = is_judged or (is_left_out and sent is not None and sent.watch.has_refused(own))
         decoded = None
-        if sent is not None and own in value.accepted and work.codec.name != "fp32":
-            parts = sent.promised.parts
-            decoded = await self._offload(lambda: work.decoded_parts(parts))
+        if sent is not None and own in value.accepted:
+            decoded, parts = sent.contribution, sent.promised.parts
+            if work.codec.name != "fp32":
+                decoded = await self._offload(lambda: work.decoded_parts(parts))
         # only now, with nothing to wait for any more: who is stopped before finds the end here again
         self._note(complete.certificate)
         self._certified = number + 1, value.next_root
@@ -352,8 +351,8 @@ class GroupRounds:
 
     def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:
         rounds = self._replica.rounds
-        plan, parameters = SlicePlan(rounds.strategy_at(outer_step).length), rounds.parameters_at(outer_step)
-        return RoundWork(plan, make_codec(parameters.codec), aggregator_config(parameters), tolerated, outer_step)
+        length, parameters = rounds.exchanged_at(outer_step).length, rounds.parameters_at(outer_step)
+        return RoundWork.of(parameters, length, tolerated=tolerated, outer_step=outer_step)
 
     def _note(self, certificate: Quorum) -> None:
         """From its state on the members of the round are the voters."""

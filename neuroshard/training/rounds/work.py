@@ -15,6 +15,7 @@ from neuroshard.aggregation import (
     SliceRows,
     TooFewContributionsError,
     Verdict,
+    aggregator_config,
     judge_statistics,
     needs_gram,
     read_statistics,
@@ -24,7 +25,8 @@ from neuroshard.aggregation import (
     statistics_bytes,
     sum_statistics,
 )
-from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec, is_sparse
+from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
+from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.swarm.certified.effects import Computation, Judge, Judged, MakeStatistics, Reduce
 from neuroshard.swarm.certified.slices import Encoded, SlicePlan
 
@@ -38,6 +40,19 @@ class RoundWork:
     aggregator: AggregatorConfig
     tolerated: int = 0  # liars
     outer_step: int = 0  # that the round ends
+    judges_direction: bool = True  # of contributions, before they are accepted
+
+    @classmethod
+    def of(cls, parameters: OuterOptimization, length: int, *, tolerated: int = 0, outer_step: int = 0) -> RoundWork:
+        """For contributions of so many numbers."""
+        return cls(
+            SlicePlan(length),
+            make_codec(parameters.codec),
+            aggregator_config(parameters),
+            tolerated,
+            outer_step,
+            judges_direction=parameters.strategy != "averaging",
+        )
 
     def encoded(self, vector: Tensor) -> tuple[bytes, ...]:
         """The slices of a contribution (d,) fp32."""
@@ -116,7 +131,7 @@ class RoundWork:
         except MalformedStatisticsError as error:  # two reducers of a slice lie together
             return Judged(Verdict((), {}, (), robust=False), None, str(error))
         work = [float(one) for one in job.sequences]
-        verdict = judge_statistics(total, job.copies, work)
+        verdict = judge_statistics(total, job.copies, work, judges_direction=self.judges_direction)
         if verdict.abort_reason is not None:
             return Judged(verdict, None, verdict.abort_reason)
         try:

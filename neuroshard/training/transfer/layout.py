@@ -9,6 +9,7 @@ from typing import IO
 
 import torch
 
+from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.eager_adamw import EagerAdamW
@@ -16,19 +17,24 @@ from neuroshard.optim.outer import OuterState
 from neuroshard.training.checkpoint.tensor_file import TensorLayout, TensorSpec
 from neuroshard.training.outer_sync import ROOT_LABEL
 from neuroshard.training.stage_state import ANCHOR, VELOCITY, materialise_moments, stage_tensors
+from neuroshard.training.strategy import kept_length
 from neuroshard.types import Architecture, LayerRange
 
 _READ_BYTES = 4 << 20
 
 
-def snapshot_layout(architecture: Architecture, layers: LayerRange) -> TensorLayout:
-    """The layout of a stage's checkpoint."""
+def snapshot_layout(
+    architecture: Architecture, layers: LayerRange, outer: OuterOptimization | None = None
+) -> TensorLayout:
+    """The layout of a stage's checkpoint, in a run that synchronises so; None: as runs do by default."""
     with torch.device("meta"):
         model = StageModel(architecture, layers)
     optimizer = EagerAdamW(model.parameters())
     materialise_moments(model, optimizer)
-    vector = torch.empty(TensorSchema.of(model).total_size)  # its memory is never touched
-    return TensorLayout.of(stage_tensors(model, optimizer, OuterState(vector, vector, 0)))
+    schema = TensorSchema.of(model)
+    sizes = schema.total_size, kept_length(outer or OuterOptimization(), schema)
+    anchor, kept = (torch.empty(size) for size in sizes)  # their memory is never touched
+    return TensorLayout.of(stage_tensors(model, optimizer, OuterState(anchor, kept, 0)))
 
 
 def outer_root(path: Path, layout: TensorLayout, outer_step: int) -> str:

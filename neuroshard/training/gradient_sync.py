@@ -1,0 +1,194 @@
+"""Gradient averaging in a node: gradients are gathered until the group has enough, then all make the same step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import assert_never
+from weakref import ref
+
+import anyio
+import anyio.to_thread
+import torch
+from torch import Tensor
+
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.model.transformer import StageModel
+from neuroshard.optim.outer import OuterState
+from neuroshard.status.snapshot import DilocoStatus
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.executor import StageExecutor, StepResult
+from neuroshard.training.gradient_averaging import AveragingStep, GradientAveraging
+from neuroshard.training.outer_sync import KEPT_OFFERS, Abandoned, Agreed, Exchange, OuterProgress, OuterSync, UnderWay
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Gradients that wait for a step."""
+
+    total: Tensor  # (d,), of summed losses
+    tokens: int
+
+    @property
+    def mean(self) -> Tensor:
+        """The gradient (d,) of a token."""
+        return self.total / self.tokens
+
+    def plus(self, other: Gathered | None) -> Gathered:
+        """Both."""
+        return self if other is None else Gathered(self.total + other.total, self.tokens + other.tokens)
+
+    def without(self, earlier: Gathered | None) -> Gathered | None:
+        """What was gathered since; None for nothing."""
+        if earlier is None:
+            return self
+        tokens = self.tokens - earlier.tokens
+        return Gathered(self.total - earlier.total, tokens) if tokens > 0 else None
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a contribution was made of."""
+
+    contribution: ref[Tensor]
+    gathered: Gathered | None
+    gradient: Tensor  # (d,)
+    residual: Tensor | None  # (d,) that it carried
+
+
+class GradientSync(OuterSync):
+    """The outer state of a stage whose replicas average their gradients: no inner step moves the weights.
+
+    What was gathered is in no checkpoint: a restarted node gathers anew.
+    """
+
+    def __init__(
+        self,
+        *,
+        compute: ComputeThread,
+        model: StageModel,
+        parameters: OuterOptimization,
+        exchange: Exchange,
+        state: OuterState,
+        averaging: Callable[[int], GradientAveraging],
+        residual: Tensor | None = None,
+        progress: OuterProgress | None = None,
+        versions: Callable[[int], OuterOptimization] | None = None,
+    ) -> None:
+        """`averaging` is by outer step; for the rest see OuterSync."""
+        progress = replace(progress or OuterProgress(), inner_steps=0, sequences=0)
+        super().__init__(
+            compute=compute,
+            model=model,
+            parameters=parameters,
+            exchange=exchange,
+            state=state,
+            residual=residual,
+            progress=progress,
+            versions=versions,
+        )
+        self._averaging = averaging
+        self.gathered: Gathered | None = None
+        self._offered = deque[_Offer](maxlen=KEPT_OFFERS)  # any of them may be the one that ends late
+
+    @property
+    def strategy(self) -> AveragingStep:
+        """That of the present outer step."""
+        step = self.state.outer_step
+        return AveragingStep(self._averaging(step), step)
+
+    async def inner_step(
+        self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
+    ) -> StepResult:
+        """See OuterSync: the gradients wait for the group's step, whose rate and norm are its own."""
+        result, gradient = await self._compute.run(lambda: executor.take_gradient(tokens))
+        if gradient is not None:
+            self.gathered = Gathered(gradient, tokens).plus(self.gathered)
+        return result
+
+    async def run_round(self, now: float) -> bool:
+        """See OuterSync; the round of one phase."""
+        before, step = self.state, self.strategy
+        offer, contribution = await anyio.to_thread.run_sync(self._offer, before, step.averaging)
+        self._offers.append((ref(contribution), (self.progress.inner_steps, self.progress.sequences)))
+        self._offered.append(offer)
+        outcome = await self.exchange(contribution, before.outer_step)
+        match outcome:
+            case UnderWay():
+                return False
+            case Abandoned():
+                self.note_abandoned(outcome)
+                return False
+            case Agreed():
+                with anyio.CancelScope(shield=True):  # the others have done so, too
+                    await self._take(outcome, before, step.averaging, offer, now)
+                return True
+            case _:
+                assert_never(outcome)
+
+    def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
+        """See OuterSync; what was gathered with other weights is dropped."""
+        super().restore(state, residual, replace(progress, inner_steps=0, sequences=0))
+        self.gathered = None
+        self._offered.clear()
+
+    def exact_root(self) -> str:
+        """See OuterSync: the weights move with the group only."""
+        return self.progress.state_root if self.progress.members > 1 else ""
+
+    def status(self) -> DilocoStatus:
+        """See OuterSync: counted are sequences of this node, of those that the group needs."""
+        parameters, progress = self.parameters, self.progress
+        told = super().status()
+        alone = "Alone: a step follows on this node's own gradients." if progress.members == 1 else told.explanation
+        return replace(
+            told, inner_step=progress.sequences, inner_steps_total=parameters.averaged_sequences, explanation=alone
+        )
+
+    def _offer(self, before: OuterState, averaging: GradientAveraging) -> tuple[_Offer, Tensor]:
+        """Who has gathered nothing takes part with nothing: its work is none, so it is not judged."""
+        gathered, residual = self.gathered, self.residual
+        gradient = torch.zeros_like(before.anchor) if gathered is None else gathered.mean
+        contribution = averaging.contribution(before, gradient, residual)
+        return _Offer(ref(contribution), gathered, gradient, residual), contribution
+
+    async def _take(
+        self, agreed: Agreed, before: OuterState, averaging: GradientAveraging, offer: _Offer, now: float
+    ) -> None:
+        if agreed.late_for is not None:
+            found = (one for one in reversed(self._offered) if one.contribution() is agreed.late_for)
+            offer = next(found, offer)
+        if agreed.members == 1:
+            after = await anyio.to_thread.run_sync(averaging.lone_state, before, _offered_gradient(offer))
+            residual = None
+        elif averaging.phase(before.outer_step).makes_basis:
+            after = await anyio.to_thread.run_sync(averaging.next_state, before, agreed.aggregate)
+            self._commit_basis(after, agreed, now)
+            return
+        else:
+            after = await anyio.to_thread.run_sync(averaging.next_state, before, agreed.aggregate)
+            residual = self.residual
+            if not agreed.is_without_own:
+                residual = await anyio.to_thread.run_sync(
+                    averaging.next_residual, before, offer.gradient, offer.residual, agreed.sent
+                )
+        gathered = self.gathered
+        if not agreed.is_without_own and gathered is not None:
+            gathered = gathered.without(offer.gathered)
+        await self._commit(after.anchor, after, residual, agreed, now)
+        self.gathered = gathered
+        self._offered.clear()
+
+    def _commit_basis(self, after: OuterState, agreed: Agreed, now: float) -> None:
+        """The weights stay, and so does all work: it counts in the second phase."""
+        self.state = after
+        self._offers.clear()
+        self._offered.clear()
+        self.progress = replace(
+            self.progress, successful=self.progress.successful + 1, members=agreed.members, last_sync=now
+        )
+
+
+def _offered_gradient(offer: _Offer) -> Tensor:
+    return offer.gradient if offer.residual is None else offer.gradient + offer.residual
