@@ -36,6 +36,8 @@ ENCODED_SHARE: Mapping[CodecName, float] = {
     "powersgd": 0.6,
 }
 
+MOMENTS_AND_FACTORS = 2.5  # vectors: AdamW's two moments, and at most half of one for PowerSGD's Q and basis
+
 DeviceKind = Literal["cpu", "cuda", "mps"]
 
 
@@ -122,24 +124,27 @@ def memory_need(
     load: PipelineLoad | None = None,
     *,
     codec: CodecName = OuterOptimization.codec,
+    averages_gradients: bool = False,
 ) -> MemoryNeed:
     """Peak memory of training these layers (None: all) with microbatches of batch_size sequences.
 
     Without `load` one microbatch at a time makes its way through all of them. `codec` is that of the run's rounds.
+    With `averages_gradients` moments and factors stand in place of the velocity, and gradients are gathered.
     """
     layers = LayerRange(0, architecture.layer_count) if layers is None else layers
     vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number a parameter
+    kept = int(MOMENTS_AND_FACTORS * vector) if averages_gradients else vector
     return MemoryNeed(
         device,
         _device_need(architecture, layers, batch_size, device=device, vector=vector, load=load),
         HostNeed(
             process=PROCESS_BYTES,
             anchor=vector,
-            velocity=vector,
+            velocity=kept,
             checkpoint_staging=3 * vector,
-            contribution=2 * vector,
+            contribution=(4 if averages_gradients else 2) * vector,
             exchange=vector + int(4 * ENCODED_SHARE[codec] * vector),
-            next_outer_state=2 * vector,
+            next_outer_state=vector + kept,
             residual=0 if codec == "fp32" else vector,
             answers=_answer_streams(architecture, device, load) * stream_bytes(architecture, batch_size),
         ),

@@ -1,4 +1,4 @@
-"""Names and values of a run's file whose features come with later versions.
+"""Names of a run's file whose features come with later versions.
 
 They are known, so that nobody takes them for misspelt; none of them reaches the parameters, because what a run's id
 covers must have an effect.
@@ -22,16 +22,11 @@ class LaterName:
 
 
 LATER_NAMES: Mapping[str, LaterName] = {
-    "averaging_target_batch_size": LaterName("averaging of gradients"),
     "matchmaking_time": LaterName("matchmaking with a time limit of the run's"),
     "averaging_timeout": LaterName("a time limit of the run's for one averaging"),
     "sparse_avg": LaterName("sparse averaging of another share than the 5 % of strategy sparta", 0),
-    "average_state_every": LaterName("averaging of gradients"),
+    "average_state_every": LaterName("averaging of the state, which all replicas hold bit for bit,", 0),
     "max_allowed_stale": LaterName("another number of rounds to catch up with", 5),  # vote_book.KEPT_STEPS
-    "averager_rank": LaterName("averaging of gradients"),
-}
-LATER_VALUES: Mapping[str, frozenset[str]] = {
-    "codec": frozenset({"powersgd"}),
 }
 _HINT = "Leave the name out."
 
@@ -42,8 +37,6 @@ def check_not_later(name: str, value: JsonValue) -> None:
     if later is not None and not _is_today(later, value):
         hint = _HINT if later.today is None else f"Leave the name out; {name} = {later.today!r} says the same."
         raise UsageError(f"{name}: {later.feature} is not in this version.", hint)
-    if isinstance(value, str) and value in LATER_VALUES.get(name, ()):
-        raise UsageError(f"{name}: {value} is not in this version.", _HINT)
 
 
 def _is_today(later: LaterName, value: JsonValue) -> bool:

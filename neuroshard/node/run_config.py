@@ -59,6 +59,8 @@ NAMES: Mapping[str, str] = {
     "trim_fraction": "outer.trim_fraction",
     "codec": "outer.codec",
     "strategy": "outer.strategy",
+    "averaging_target_batch_size": "outer.averaged_sequences",
+    "averager_rank": "outer.rank",
     "max_round_seconds": "outer.max_round_seconds",
     "overlap": "outer.overlap",
     "admission": "admission",
@@ -67,7 +69,8 @@ NAMES: Mapping[str, str] = {
     "wire_precision": "wire_precision",
     "routing": "routing",
 }
-SCHEME = frozenset({"aggregator", "codec", "strategy"})  # what is allowed is a matter of all three
+# what is allowed is a matter of all of them
+SCHEME = frozenset({"aggregator", "codec", "strategy", "averaging_target_batch_size", "averager_rank"})
 TABLES: Mapping[str, frozenset[str]] = {
     "architecture": frozenset({"depth", *(item.name for item in fields(Architecture))}),
     "genesis": frozenset(item.name for item in fields(GenesisPins)),

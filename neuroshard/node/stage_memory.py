@@ -37,8 +37,16 @@ class StageWork:
 def need_of(parameters: RunParameters, stages: StageRange, room: Room, load: PipelineLoad | None) -> MemoryNeed:
     """Peak memory of training these stages."""
     layers = stages.layers(plan_of(parameters))
-    codec = parameters.outer.codec
-    return memory_need(parameters.architecture, layers, parameters.batch_size, room.device, load, codec=codec)
+    outer = parameters.outer
+    return memory_need(
+        parameters.architecture,
+        layers,
+        parameters.batch_size,
+        room.device,
+        load,
+        codec=outer.codec,
+        averages_gradients=outer.strategy == "averaging",
+    )
 
 
 def least_load(parameters: RunParameters, stages: StageRange) -> PipelineLoad | None:

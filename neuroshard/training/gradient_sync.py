@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import assert_never
 from weakref import ref
 
@@ -72,6 +73,7 @@ class GradientSync(OuterSync):
         exchange: Exchange,
         state: OuterState,
         averaging: Callable[[int], GradientAveraging],
+        sequences_per_step: int,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
         versions: Callable[[int], OuterOptimization] | None = None,
@@ -89,6 +91,7 @@ class GradientSync(OuterSync):
             versions=versions,
         )
         self._averaging = averaging
+        self._sequences_per_step = sequences_per_step
         self.gathered: Gathered | None = None
         self._offered = deque[_Offer](maxlen=KEPT_OFFERS)  # any of them may be the one that ends late
 
@@ -138,13 +141,12 @@ class GradientSync(OuterSync):
         return self.progress.state_root if self.progress.members > 1 else ""
 
     def status(self) -> DilocoStatus:
-        """See OuterSync: counted are sequences of this node, of those that the group needs."""
-        parameters, progress = self.parameters, self.progress
-        told = super().status()
-        alone = "Alone: a step follows on this node's own gradients." if progress.members == 1 else told.explanation
-        return replace(
-            told, inner_step=progress.sequences, inner_steps_total=parameters.averaged_sequences, explanation=alone
-        )
+        """See OuterSync: an inner step is what is gathered at a time."""
+        told, members = super().status(), max(1, self.progress.members)
+        gathered_at_a_time = self._sequences_per_step * members
+        total = max(1, ceil(self.parameters.averaged_sequences / gathered_at_a_time))
+        alone = "Alone: a step follows on this node's own gradients."
+        return replace(told, inner_steps_total=total, explanation=alone if members == 1 else told.explanation)
 
     def _offer(self, before: OuterState, averaging: GradientAveraging) -> tuple[_Offer, Tensor]:
         """Who has gathered nothing takes part with nothing: its work is none, so it is not judged."""

@@ -32,6 +32,7 @@ _PARTS: Mapping[StrategyName, str] = {  # what a round was about, where it was n
     "diloco": "",
     "streaming": " and a quarter of the weights",
     "sparta": " and a twentieth of the weights",
+    "averaging": " and a gradient",
 }
 KEPT_OFFERS = 4  # contributions whose counts are remembered
 ROOT_LABEL = b"neuroshard/outer-state"

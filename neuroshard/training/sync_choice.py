@@ -29,7 +29,7 @@ def sync_of(
         max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
         return GradientAveraging.of(schema, parameters.outer, parameters.inner, max_norm)
 
-    parameters = outer_at(state.outer_step)
+    parameters, sequences_per_step = outer_at(state.outer_step), versions(state.outer_step).sequences_per_step
     if parameters.strategy == "averaging":
         return GradientSync(
             compute=compute,
@@ -38,6 +38,7 @@ def sync_of(
             exchange=exchange,
             state=state,
             averaging=averaging_at,
+            sequences_per_step=sequences_per_step,
             residual=stage.residual,
             progress=stage.outer_progress,
             versions=outer_at,

@@ -82,6 +82,20 @@ def test_long_contributions_are_clipped_to_the_median_norm() -> None:
     torch.testing.assert_close(aggregated(rows, Mean(), verdict=verdict), expected)
 
 
+def test_without_directions_the_other_gates_apply_and_nothing_is_clipped() -> None:
+    """So gradients of single steps are judged."""
+    rows = honest_rows(9)
+    rows[2] *= 3
+    rows[4] *= -1
+    rows[5] = 0
+    rows[6] *= 12
+    statistics = slice_statistics(SliceRows.of(rows))
+    verdict = judge_statistics(statistics, judges_direction=False)
+    assert dict(verdict.refused) == {5: Refusal.ZERO, 6: Refusal.NORM}
+    assert set(verdict.clip_factors) == {1.0}
+    assert Refusal.DIRECTION in judge_statistics(statistics).refused.values()
+
+
 def test_copies_are_named_by_who_compared_them() -> None:
     total = slice_statistics(SliceRows.of(honest_rows(5)))
     assert judge_statistics(total, {3}).refused == {3: Refusal.COPY}

@@ -41,6 +41,8 @@ aggregator = "median"
 trim_fraction = 0.2
 codec = "bf16"
 strategy = "streaming"
+averaging_target_batch_size = 1024
+averager_rank = 64
 max_round_seconds = 60
 overlap = true
 admission = "strangers"
@@ -87,8 +89,7 @@ CONTRACT = {
     "aggregator": '"trimmed_mean"',
     "max_round_seconds": "3600",
 }
-TO_COME = {"averaging_target_batch_size", "matchmaking_time", "averaging_timeout", "sparse_avg", "average_state_every",
-           "max_allowed_stale", "averager_rank"}  # fmt: skip
+TO_COME = {"matchmaking_time", "averaging_timeout", "sparse_avg", "average_state_every", "max_allowed_stale"}
 
 
 def read(folder: Path, text: str, name: str = "run.toml") -> RunConfig:
@@ -136,16 +137,53 @@ def test_what_this_version_does_anyway_may_be_said_and_makes_the_same_run(tmp_pa
     assert new_parameters(read(tmp_path, f"{entry}\n{plain}"), PINS) == new_parameters(read(tmp_path, plain), PINS)
 
 
+def test_values_that_come_later_are_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sparse_avg: sparse averaging .* is not in this version"):
+        read(tmp_path, "sparse_avg = false")
+
+
+AVERAGING = """
+strategy = "averaging"
+aggregator = "mean"
+codec = "powersgd"
+averaging_target_batch_size = 256
+averager_rank = 8
+architecture = { depth = 4 }
+"""
+
+
+def test_a_run_that_averages_gradients(tmp_path: Path) -> None:
+    made = new_parameters(read(tmp_path, AVERAGING), PINS)
+    assert (made.outer.strategy, made.outer.codec, made.outer.averaged_sequences, made.outer.rank) == (
+        "averaging",
+        "powersgd",
+        256,
+        8,
+    )
+    assert run_parameters_from_json(run_parameters_to_json(made)) == made
+
+
 @pytest.mark.parametrize(
-    ("entry", "words"),
+    ("entry", "other", "words"),
     [
-        ("sparse_avg = false", "sparse_avg: sparse averaging .* is not in this version"),
-        ('codec = "powersgd"', "codec: powersgd is not in this version"),
+        ('aggregator = "mean"', 'aggregator = "median"', "aggregator must not be median with strategy averaging"),
+        ('codec = "powersgd"', 'codec = "topk"', "use codec = powersgd"),
+        ('strategy = "averaging"', 'strategy = "diloco"', "codec must not be powersgd with strategy diloco"),
+        ('codec = "powersgd"', 'codec = "powersgd"\noverlap = true', "overlap must be false with strategy averaging"),
+        ('codec = "powersgd"', 'codec = "powersgd"\nadmission = "strangers"', "where strangers are admitted"),
+        ("averager_rank = 8", "averager_rank = 0", "averager_rank must be at least 1"),
+        ("size = 256", "size = 0", "averaging_target_batch_size must be at least 1"),
+        (
+            'strategy = "averaging"\naggregator = "mean"\ncodec = "powersgd"',
+            'strategy = "sparta"',
+            "averaging_target_batch_size and averager_rank are for strategy averaging alone",
+        ),
     ],
 )
-def test_values_that_come_later_are_told_as_such(tmp_path: Path, entry: str, words: str) -> None:
+def test_gradients_are_averaged_in_few_ways(tmp_path: Path, entry: str, other: str, words: str) -> None:
+    assert entry in AVERAGING
     with pytest.raises(UsageError, match=words):
-        read(tmp_path, entry)
+        new_parameters(read(tmp_path, AVERAGING.replace(entry, other)), PINS)
 
 
 def test_a_strategy_is_fixed_by_its_name_and_only_with_codecs_that_suit_it(tmp_path: Path) -> None:

@@ -123,6 +123,18 @@ def test_what_else_a_version_changes_is_named(current: RunParameters, named: str
         checked_offer(RUN, offer_of(current).to_json())
 
 
+def test_no_version_changes_to_averaged_gradients_or_from_them() -> None:
+    averaging = replace(FIRST, outer=replace(FIRST.outer, strategy="averaging", aggregator="mean", codec="fp32"))
+    factors = replace(averaging, outer=replace(averaging.outer, codec="powersgd"))
+    for first, then in ((FIRST, averaging), (averaging, FIRST), (averaging, factors), (factors, averaging)):
+        offer = offer_of(replace(then, version=2, holds_from_outer_step=5), first)
+        with pytest.raises(RunOfferError, match="what replicas keep beside the weights"):
+            checked_offer(offer.run_id, offer.to_json())
+    lossy = replace(averaging, version=2, holds_from_outer_step=5, outer=replace(averaging.outer, codec="int8"))
+    offer = offer_of(lossy, averaging)
+    assert checked_offer(offer.run_id, offer.to_json()).parameters == lossy
+
+
 def test_an_older_version_counts_for_nothing() -> None:
     fifth = replace(FIRST, version=5)
     with pytest.raises(RunOfferError, match="version 4 after version 5"):

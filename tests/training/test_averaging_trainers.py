@@ -75,7 +75,7 @@ def test_two_trainers_hold_the_same_bytes_after_every_phase(tmp_path: Path, code
     assert moved == ([True, True] if phases == 1 else [True, False, True, False, True])
     assert a.scheduled[phases - 1] * 2 >= 6 * STEP  # what the schedule counts is what each of the two has done
     told = a.trainer.snapshot().diloco
-    assert (told.members, told.inner_steps_total) == (2, 6 * STEP)
+    assert (told.members, told.inner_steps_total) == (2, 3)
     assert told.certified_root == state_root(sync_of(a).state)
     assert sync_of(a).exact_root() == told.state_root
     assert (sync_of(a).residual is not None) == (codec != "fp32")
