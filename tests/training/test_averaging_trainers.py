@@ -15,6 +15,7 @@ from small_stage import PARAMETERS, make_stage, make_trainer, train
 from test_group_training import NAMES, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
+from neuroshard.data.windows import Batch
 from neuroshard.model.tensor_schema import flatten
 from neuroshard.network import InMemoryNetwork
 from neuroshard.training.compute import ComputeThread
@@ -158,3 +159,24 @@ def test_a_checkpoint_of_another_strategy_is_not_taken(compute: ComputeThread, t
     stage = make_stage(compute, tmp_path, AVERAGING)
     assert not stage.is_restored
     assert any(VELOCITY in warning or "checkpoint" in warning for warning in stage.warnings)
+
+
+def test_a_node_without_data_takes_part_in_the_steps_of_the_other(tmp_path: Path) -> None:
+    """Its vote and its copy of the state count; the gradient is the other one's alone."""
+
+    async def nothing(sequences: int, *, step: int | None = None) -> Batch:
+        await anyio.sleep_forever()
+        raise AssertionError(sequences, step)
+
+    async def scenario(nodes: list[Node]) -> None:
+        driving = nodes[1].trainer.parts.driving
+        assert driving is not None
+        driving.feed.next_batch = nothing  # type: ignore[method-assign]
+        await trained_until(lambda: all(len(node.weights) >= 4 for node in nodes), nodes)
+
+    a, b = of_two(tmp_path, scenario)
+    for number in range(4):
+        assert torch.equal(a.anchors[number], b.anchors[number])
+        assert torch.equal(b.weights[number], b.anchors[number])
+    assert not torch.equal(a.anchors[0], a.anchors[1])
+    assert (b.trainer.record.progress.steps, sync_of(b).residual) == (0, None)

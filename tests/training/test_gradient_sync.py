@@ -1,0 +1,164 @@
+"""What a node keeps of its gathered gradients, however a round ends; its rounds are scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+import torch
+import trio
+from small_stage import make_stage
+from test_averaging_trainers import AVERAGING
+from torch import Tensor
+
+from neuroshard.model.tensor_schema import flatten
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.executor import StepResult
+from neuroshard.training.gradient_sync import GradientSync
+from neuroshard.training.outer_sync import Abandoned, Agreed, Outcome, UnderWay, state_root
+from neuroshard.training.sync_choice import sync_of
+
+TOKENS = 64
+
+
+class Script:
+    """The rounds of a node: each ends as the next entry says, made of what it offered until then."""
+
+    def __init__(self, endings: Sequence[str]) -> None:
+        self.offered = list[Tensor]()
+        self._endings = iter(endings)
+
+    async def exchange(self, contribution: Tensor, _outer_step: int) -> Outcome:
+        await anyio.lowlevel.checkpoint()
+        self.offered.append(contribution)
+        match next(self._endings):
+            case "aborted":
+                return Abandoned("nobody came", is_soon_again=True)
+            case "under way":
+                return UnderWay()
+            case "agreed":
+                return Agreed(contribution, 2, contribution)
+            case "late":  # the first of the last two offers is in it
+                return Agreed(self.offered[-2], 2, self.offered[-2], late_for=self.offered[-2])
+            case "without":
+                return Agreed(2 * contribution, 2, is_without_own=True)
+            case "refused":
+                return Agreed(2 * contribution, 2)
+            case other:
+                raise AssertionError(other)
+
+
+@pytest.fixture
+def sync(compute: ComputeThread, tmp_path: Path) -> GradientSync:
+    stage = make_stage(compute, tmp_path, AVERAGING)
+    made = sync_of(compute, stage, Script([]).exchange, lambda _step: AVERAGING, 0)
+    assert isinstance(made, GradientSync)
+    made.progress = made.progress.__class__(members=2)
+    return made
+
+
+async def gather(sync: GradientSync, seed: int) -> Tensor:
+    """One inner step; its gradient (d,)."""
+    gradient = torch.randn(sync.state.anchor.shape, generator=torch.Generator().manual_seed(seed))
+
+    class Executor:
+        def take_gradient(self, _tokens: int) -> tuple[StepResult, Tensor]:
+            return StepResult(1.0, 1.0, finite=True), TOKENS * gradient
+
+    await sync.inner_step(Executor(), 0.1, 1.0, TOKENS)  # type: ignore[arg-type]
+    sync.after_step(4)
+    return gradient
+
+
+def played(sync: GradientSync, *endings: str) -> list[Tensor]:
+    """A gradient before each round; all of them."""
+    sync.exchange = Script(endings).exchange
+    gradients = list[Tensor]()
+
+    async def main() -> None:
+        for number in range(len(endings)):
+            gradients.append(await gather(sync, number))
+            await sync.run_round(0.0)
+
+    trio.run(main)
+    return gradients
+
+
+def waiting(sync: GradientSync) -> Tensor:
+    """What the next contribution is made of (d,), a token's."""
+    assert sync.gathered is not None
+    return sync.gathered.mean
+
+
+def test_a_round_that_comes_to_nothing_keeps_all(sync: GradientSync) -> None:
+    root = state_root(sync.state)
+    gradients = played(sync, "aborted", "under way", "aborted")
+    assert state_root(sync.state) == root
+    torch.testing.assert_close(waiting(sync), torch.stack(gradients).mean(dim=0))
+    assert (sync.progress.sequences, sync.progress.failed, sync.residual) == (12, 2, None)
+
+
+def test_both_phases_use_the_work_up_and_leave_what_was_lost(sync: GradientSync) -> None:
+    before = sync.state.anchor.clone()
+    first = played(sync, "agreed")[0]
+    assert torch.equal(sync.state.anchor, before)
+    torch.testing.assert_close(waiting(sync), first)  # the basis uses nothing up
+    assert (sync.progress.sequences, sync.residual) == (4, None)
+    played(sync, "agreed")
+    assert sync.gathered is None
+    assert sync.residual is not None
+    assert (sync.progress.sequences, sync.state.outer_step) == (0, 2)
+    assert not torch.equal(sync.state.anchor, before)
+    assert torch.equal(flatten(sync._model), sync.state.anchor)
+
+
+def test_what_was_gathered_after_a_contribution_that_counts_late_stays(sync: GradientSync) -> None:
+    gradients = played(sync, "agreed", "aborted", "late")
+    torch.testing.assert_close(waiting(sync), gradients[2], atol=1e-5, rtol=1e-4)
+    assert sync.progress.sequences == 4
+    mean = torch.stack(gradients[:2]).mean(dim=0)
+    assert sync.residual is not None
+    assert float(sync.residual.norm()) < float(mean.norm())  # of the two that are in it
+
+
+def test_an_end_without_this_node_keeps_its_work_and_its_residual(sync: GradientSync) -> None:
+    played(sync, "agreed", "agreed")
+    residual = sync.residual
+    gradients = played(sync, "without", "without")
+    assert sync.residual is residual
+    torch.testing.assert_close(waiting(sync), torch.stack(gradients).mean(dim=0))
+    assert (sync.progress.sequences, sync.state.outer_step) == (8, 4)
+
+
+def test_refused_work_is_gone_and_leaves_no_residual(sync: GradientSync) -> None:
+    played(sync, "agreed", "agreed")
+    played(sync, "agreed", "refused")
+    assert (sync.gathered, sync.residual, sync.progress.sequences) == (None, None, 0)
+
+
+def test_who_has_gathered_nothing_offers_nothing(sync: GradientSync) -> None:
+    script = Script(["without"])
+    sync.exchange = script.exchange
+    trio.run(sync.run_round, 0.0)
+    assert not script.offered[0].any()
+    assert sync.state.outer_step == 1
+
+
+def test_a_gradient_that_is_not_finite_is_not_gathered(compute: ComputeThread, tmp_path: Path) -> None:
+    stage = make_stage(compute, tmp_path, AVERAGING)
+    executor = stage.executor
+    rows = torch.randint(0, 60, (2, 9))
+
+    def work() -> tuple[StepResult, Tensor | None]:
+        executor.loss(rows[:, :-1], rows[:, 1:])
+        gradient = next(iter(executor.model.parameters())).grad
+        assert gradient is not None
+        gradient[0, 0] = torch.nan
+        return executor.take_gradient(16)
+
+    result, gradient = compute.submit(work).result()
+    assert not result.finite
+    assert gradient is None
+    assert all(parameter.grad is None for parameter in executor.model.parameters())
