@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from neuroshard.node.copy_order import likely_keepers
 from neuroshard.node.stage_swarm import GONE, StageSwarm
 from neuroshard.node.tasks import accompanied
 from neuroshard.swarm.round import Offload
+from neuroshard.swarm.schedule import may_download_averaged
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, ROUNDS_FOLDER, FolderBook
@@ -61,6 +62,7 @@ class Joining:
     offload: Offload = anyio.to_thread.run_sync
     tell_percent: Callable[[int], None] = lambda _: None  # of the state that is fetched
     _liars: set[NodeId] = field(default_factory=set[NodeId])
+    _waits_since: float | None = None  # for a young step
 
     def __post_init__(self) -> None:
         layers = self.identity.layers
@@ -87,7 +89,9 @@ class Joining:
                 if own is not None or not was_trained(self.swarm):
                     return own is not None
                 self.tell(f"{_named(self.identity.layers)} were trained, but nobody who answers has them: waiting.")
-            elif await self._may_go_on(own, standings[best]) or await self._joined(best, standings):
+            elif await self._may_go_on(own, standings[best]) or (
+                self._may_begin(standings[best], standings.values()) and await self._joined(best, standings)
+            ):
                 return True
             await anyio.sleep(LOOK_SECONDS)
 
@@ -104,6 +108,19 @@ class Joining:
             return False
         ended = await self.offload(FolderBook(self.store.folder / ROUNDS_FOLDER).ended)
         return any(own.root in (certificate.value.root, certificate.value.next_root) for certificate in ended)
+
+    def _may_begin(self, best: Standing, standings: Iterable[Standing]) -> bool:
+        """Whether to fetch the best state now: averaged gradients change all of it at every step."""
+        outer = self.swarm.outer
+        if outer.strategy != "averaging" or not best.is_live:
+            return True
+        now = anyio.current_time()
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        counted = sum(told.sequences for told in standings if told.is_live and told.line == best.line)
+        if may_download_averaged(counted, outer.averaged_sequences, now - self._waits_since):
+            return True
+        self.tell(f"{_named(self.identity.layers)} are fetched after the next step of those who train them.")
+        return False
 
     async def _hear_of_others(self) -> None:
         """Wait a little for the first word of anybody."""

@@ -1,6 +1,9 @@
-"""When a group's next round is due."""
+"""When a group's next round is due, and when its state may be fetched."""
 
 from __future__ import annotations
+
+YOUNG_SHARE = 0.1  # of a step's sequences: so many are in while a step is young
+PATIENCE_SECONDS = 180.0
 
 
 def round_is_due(
@@ -19,3 +22,11 @@ def round_is_due(
     if counted_sequences == 0:
         return False
     return counted_sequences >= enough_sequences or elapsed_seconds >= max_round_seconds
+
+
+def may_download_averaged(counted_sequences: int, enough_sequences: int, waited_seconds: float) -> bool:
+    """Whether to begin to fetch a state that every step changes as a whole: while the step is young (DESIGN 4.6).
+
+    So it may be there before the next one. Nobody waits longer than three minutes for that, as steps may take long.
+    """
+    return counted_sequences < YOUNG_SHARE * enough_sequences or waited_seconds >= PATIENCE_SECONDS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from neuroshard.aggregation import CentredClipping, Krum, Mean, Median, MultiKrum, TrimmedMean
 from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name, round_id
-from neuroshard.swarm.schedule import round_is_due
+from neuroshard.swarm.schedule import may_download_averaged, round_is_due
 from neuroshard.types import NodeId, RunId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -87,3 +87,10 @@ def test_senseless_counts_are_refused() -> None:
         due(members=0)
     with pytest.raises(ValueError, match="not negative"):
         due(counted=-1)
+
+
+def test_a_state_of_averaged_gradients_is_fetched_while_a_step_is_young() -> None:
+    assert may_download_averaged(0, 1024, 0.0)
+    assert may_download_averaged(102, 1024, 0.0)
+    assert not may_download_averaged(103, 1024, 179.0)
+    assert may_download_averaged(103, 1024, 180.0)  # its next step may be far away

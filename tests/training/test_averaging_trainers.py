@@ -11,7 +11,7 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import PARAMETERS, make_stage, make_trainer, train
+from small_stage import IDENTITY, PARAMETERS, make_stage, make_trainer, train
 from test_group_training import NAMES, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
@@ -22,6 +22,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.gradient_sync import GradientSync
 from neuroshard.training.outer_sync import Agreed, Outcome, state_root
 from neuroshard.training.stage_state import VELOCITY
+from neuroshard.training.transfer.layout import outer_root, snapshot_layout
 
 STEP = PARAMETERS.sequences_per_step
 AVERAGED = OuterOptimization(
@@ -146,6 +147,11 @@ def test_it_goes_on_after_a_restart_with_what_was_agreed(compute: ComputeThread,
     assert restored.is_restored
     assert state_root(restored.outer_state) == state_root(state)
     assert restored.outer_state.velocity.numel() > 2 * state.anchor.numel()  # moments, Q and a basis
+    layout = snapshot_layout(IDENTITY.architecture, IDENTITY.layers, averaging.outer)  # known without building it
+    assert layout.file_bytes == restored.staging.layout.file_bytes
+    newest = restored.keeper.store.generations()[0]
+    tensors = Path(newest.path).with_name(restored.keeper.store.read_manifest(Path(newest.path)).tensors.file)
+    assert outer_root(tensors, layout, newest.outer_step) == state_root(state)  # as a joiner's download checks it
     outer = make_trainer(compute, restored, parameters=averaging).parts.stages[0].outer
     assert isinstance(outer, GradientSync)
     assert (outer.progress.sequences, outer.gathered) == (0, None)
