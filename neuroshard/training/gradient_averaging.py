@@ -191,6 +191,15 @@ class AveragingStep:
         """See OuterStep."""
         return self.averaging.next_state(state, aggregate)
 
+    @property
+    def makes_weights_equal(self) -> bool:
+        """See OuterStep."""
+        return True
+
+    def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
+        """See OuterStep: the anchor, since nothing is trained apart from it."""
+        return after.anchor
+
     def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
         """See OuterStep: nothing but the step itself says what a gradient means."""
         return self.averaging.next_state(state, aggregate).anchor

@@ -20,7 +20,7 @@ from neuroshard.training.evaluation import PINNED_SEQUENCES, Evaluation, paired_
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.held_out_claim import nats_a_token
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.strategy import Strategy
+from neuroshard.training.strategy import OuterStep
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,7 +83,9 @@ class HeldOutVote:
         del after  # as large as the weights
         return await self._compared(aggregate, before, strategy, (root, f"before {next_root}"))
 
-    async def _compared(self, aggregate: Tensor, before: OuterState, strategy: Strategy, names: tuple[str, str]) -> str:
+    async def _compared(
+        self, aggregate: Tensor, before: OuterState, strategy: OuterStep, names: tuple[str, str]
+    ) -> str:
         """The objection after measuring; `names` are those of the weights before and after.
 
         Where a round is about a part, that is looked at in this node's own weights, with what was agreed on before in

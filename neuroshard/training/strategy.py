@@ -47,6 +47,11 @@ class Exchanged(Protocol):
 class OuterStep(Exchanged, Protocol):
     """One outer step of a stage whose vector has d numbers. Nothing that is given is changed in place."""
 
+    @property
+    def makes_weights_equal(self) -> bool:
+        """Whether all replicas that end the step hold the anchor as their weights, until they train on."""
+        ...
+
     def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
         """The state that an aggregate (k,) leads to: the same bytes on every replica."""
         ...
@@ -55,14 +60,16 @@ class OuterStep(Exchanged, Protocol):
         """The weights (d,) that an aggregate (k,) means by itself, without the outer step's momentum."""
         ...
 
+    def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
+        """The weights (d,) after the step: a' + (w_now - w_sent) (DESIGN 4.3), where it concerns them.
+
+        `included` (k,) is how far the work that is in the aggregate went from the anchor before; None: up to `local`.
+        """
+        ...
+
 
 class Strategy(OuterStep, Protocol):
     """An outer step after which replicas train on from what each of them has."""
-
-    @property
-    def makes_weights_equal(self) -> bool:
-        """Whether all replicas that end the step hold the anchor as their weights, until they train on."""
-        ...
 
     def contribution(self, state: OuterState, local: Tensor, residual: Tensor | None) -> Tensor:
         """What to send (k,), from the weights (d,) and what a codec lost earlier (d,)."""
@@ -70,13 +77,6 @@ class Strategy(OuterStep, Protocol):
 
     def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
         """The state after a step of a lone node that keeps its weights (d,): the anchor moves there."""
-        ...
-
-    def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
-        """The weights (d,) after the step: a' + (w_now - w_sent) (DESIGN 4.3), where it concerns them.
-
-        `included` (k,) is how far the work that is in the aggregate went from the anchor before; None: up to `local`.
-        """
         ...
 
     def included(self, contribution: Tensor, residual: Tensor | None) -> Tensor:
