@@ -13,15 +13,18 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from neuroshard.node.autostart.rendering import systemd_unit
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 ICON = ROOT / "web/public/favicon.svg"
 LIBRARY = "usr/lib/neuroshard"
+UNIT = "usr/lib/systemd/user/neuroshard.service"
 # What lies where, besides the program: (source, place, mode).
 FILES = (
     (HERE / "linux/neuroshard.desktop", "usr/share/applications/neuroshard.desktop", 0o644),
     (ICON, "usr/share/icons/hicolor/scalable/apps/neuroshard.svg", 0o644),
-    (HERE / "linux/neuroshard.service", "usr/lib/systemd/user/neuroshard.service", 0o644),
     (HERE / "linux/prerm", "DEBIAN/prerm", 0o755),
     (HERE / "linux/postrm", "DEBIAN/postrm", 0o755),
 )
@@ -84,6 +87,10 @@ def fill(folder: Path, program: Path, version: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
         target.chmod(mode)
+    unit = folder / UNIT
+    unit.parent.mkdir(parents=True)
+    unit.write_text(systemd_unit(("/usr/bin/neuroshard", "--headless")), encoding="utf-8")
+    unit.chmod(0o644)
     (folder / "DEBIAN/control").write_text(control(program, version), encoding="utf-8")
     documents = folder / "usr/share/doc/neuroshard"
     documents.mkdir(parents=True)

@@ -10,10 +10,11 @@ import io
 import sys
 import tarfile
 from pathlib import Path
-from platform import machine
 
 sys.path.insert(0, str(Path(__file__).parent))
 from build_deb import ICON, ROOT, package_version
+
+from neuroshard.update.release import platform_name
 
 HERE = Path(__file__).parent
 SCRIPTS = ("neuroshard", "install.sh", "uninstall.sh")
@@ -22,7 +23,7 @@ SCRIPTS = ("neuroshard", "install.sh", "uninstall.sh")
 def build_installer(program: Path, out: Path) -> Path:
     """`neuroshard-VERSION-linux-x86_64.tar.gz`: the program and the scripts that put it in place."""
     version = package_version()
-    name = f"neuroshard-{version}-linux-{machine()}"
+    name = f"neuroshard-{version}-{platform_name()}"
     target = out / f"{name}.tar.gz"
     with tarfile.open(target, "w:gz", compresslevel=6) as archive:
         archive.add(program, f"{name}/program", filter=as_root)
@@ -45,7 +46,7 @@ def add_scripts(archive: tarfile.TarFile, name: str) -> None:
 
 def build_artefact(program: Path, out: Path) -> Path:
     """`neuroshard-VERSION-linux-x86_64.update.tar.gz`: the program alone, for `neuroshard update`."""
-    target = out / f"neuroshard-{package_version()}-linux-{machine()}.update.tar.gz"
+    target = out / f"neuroshard-{package_version()}-{platform_name()}.update.tar.gz"
     with tarfile.open(target, "w:gz", compresslevel=6) as archive:
         for path in sorted(program.iterdir()):
             archive.add(path, path.name, filter=as_root)

@@ -15,12 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 WINDOWS = sys.platform == "win32"
 LOCK, CUDA_LOCK, BUILD_LOCK = "lock.txt", "lock-cuda.txt", "lock-build.txt"
 CACHE = ".uv-cache"
+COMPLETE = ".complete"  # written into a version's folder when all of it is there
 LAUNCHER = "neuroshard.cmd" if WINDOWS else "neuroshard"
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==")
 LEAST_DRIVER = re.compile(r"^# least driver: (\d+)\.(\d+)", re.MULTILINE)
@@ -28,6 +31,10 @@ LEAST_DRIVER = re.compile(r"^# least driver: (\d+)\.(\d+)", re.MULTILINE)
 
 class BootstrapError(Exception):
     """What went wrong and what to do."""
+
+
+class NotRestoredError(BootstrapError):
+    """What was installed before could not be put back."""
 
 
 @dataclass(frozen=True)
@@ -116,26 +123,62 @@ def program_of(folder: Path) -> Path:
 
 
 def install_version(payload: Path, root: Path) -> str:
-    """Install the payload beside earlier versions; the pointer moves last. Raises BootstrapError."""
+    """Install the payload beside earlier versions; the pointer moves last. Raises BootstrapError, OSError."""
     version = (payload / "VERSION").read_text(encoding="ascii").strip()
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise BootstrapError(f"{payload / 'VERSION'} names no version: get the installer again.")
     folder = root / "versions" / version
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(payload, folder)
-    make_environment(folder)
-    told = run(program_of(folder), "--version")
-    if told.split() != ["neuroshard", version]:
-        raise BootstrapError(f"The new program calls itself {told.strip()!r}, not {version}.")
-    (folder / ".complete").touch()
-    pointer = root / "current"
-    old = pointer.read_text(encoding="ascii").strip() if pointer.exists() else version
-    if old != version:
-        place(root / "previous", f"{old}\n".encode())
-    place(root / LAUNCHER, (payload / "launcher").read_bytes())
-    (root / LAUNCHER).chmod(0o755)
-    place(pointer, f"{version}\n".encode())
+    with replaced(folder):
+        shutil.copytree(payload, folder)
+        make_environment(folder)
+        told = run(program_of(folder), "--version")
+        if told.split() != ["neuroshard", version]:
+            raise BootstrapError(f"The new program calls itself {told.strip()!r}, not {version}.")
+        if hasattr(os, "sync"):
+            os.sync()  # a power cut must not leave the mark beside empty files; Windows has no such call
+        (folder / COMPLETE).touch()
+        pointer = root / "current"
+        old = pointer.read_text(encoding="ascii").strip() if pointer.exists() else version
+        if old != version:
+            place(root / "previous", f"{old}\n".encode())
+        place(root / LAUNCHER, (payload / "launcher").read_bytes())
+        (root / LAUNCHER).chmod(0o755)
+        place(pointer, f"{version}\n".encode())
     return version
+
+
+@contextmanager
+def replaced(folder: Path) -> Generator[None]:
+    """A block that makes `folder` anew: what was there waits beside it, and is back when the block fails.
+
+    It cannot be made elsewhere and moved in: an environment's scripts know their place. What an earlier try that was
+    killed had set aside counts as what was there. Raises NotRestoredError, OSError.
+    """
+    aside = folder.with_name(f"{folder.name}.old")
+    if aside.exists() and (folder / COMPLETE).exists():
+        shutil.rmtree(aside)
+    elif aside.exists():
+        restore(folder, aside)
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        yield
+    except BaseException as first:
+        try:
+            restore(folder, aside)
+        except OSError as error:
+            action = "Close what uses that folder and install again."
+            raise NotRestoredError(f"{first}\n{folder} is incomplete: {error}. {action}") from first
+        raise
+    shutil.rmtree(aside, ignore_errors=True)  # nothing names it; the next installation tries again
+
+
+def restore(folder: Path, aside: Path) -> None:
+    """Remove half of a version and put back what was there before, if anything was. Raises OSError."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    if aside.exists():
+        aside.rename(folder)
 
 
 def place(path: Path, content: bytes) -> None:
@@ -178,6 +221,11 @@ def main() -> int:
         else:
             version = install_version(Path(__file__).resolve().parent, arguments.root.resolve())
             print(f"NeuroShard {version} is installed in {arguments.root}.")
+    except NotRestoredError as error:
+        print(
+            f"The installation did not succeed, nor could what was there before be put back.\n{error}", file=sys.stderr
+        )
+        return 1
     except (BootstrapError, OSError) as error:
         print(f"The installation did not succeed, and what was there before is unchanged.\n{error}", file=sys.stderr)
         return 1

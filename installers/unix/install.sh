@@ -28,12 +28,6 @@ case "$version" in
     '' | *[!0-9.]*) echo "install.sh: $here/VERSION names no version: unpack the archive again" >&2; exit 5 ;;
 esac
 
-# A node that runs from here keeps its files until it has ended with a checkpoint.
-if [ -x "$root/neuroshard" ]; then
-    "$root/neuroshard" stop >/dev/null 2>&1 || true
-    "$root/neuroshard" stop --demo >/dev/null 2>&1 || true
-fi
-
 mkdir -p "$root/versions" "$bin"
 place() { # FILE MODE: standard input becomes FILE by a rename: a kill leaves the old content or the new
     cat >"$1.new"
@@ -41,21 +35,40 @@ place() { # FILE MODE: standard input becomes FILE by a rename: a kill leaves th
     mv -f "$1.new" "$1"
 }
 
+stop_nodes() { # one that runs from here keeps its files until it has ended with a checkpoint
+    if [ -x "$root/neuroshard" ]; then
+        "$root/neuroshard" stop >/dev/null 2>&1 || true
+        "$root/neuroshard" stop --demo >/dev/null 2>&1 || true
+    fi
+}
+
 if [ -d "$here/program" ]; then
+    # Beside the folder that may be in use, which gives way only to a copy that is whole and starts.
     folder=$root/versions/$version
-    rm -rf "$folder"
-    cp -R "$here/program" "$folder"
-    "$folder/neuroshard" --version
-    : >"$folder/.complete"
+    rm -rf "$folder.new"
+    cp -R "$here/program" "$folder.new"
+    "$folder.new/neuroshard" --version || {
+        rm -rf "$folder.new"
+        echo "install.sh: the new program does not start; what was here before is unchanged" >&2
+        exit 5
+    }
+    sync # a power cut must not leave the mark beside empty files
+    : >"$folder.new/.complete"
+    stop_nodes
+    rm -rf "$folder.old"
+    if [ -d "$folder" ]; then mv "$folder" "$folder.old"; fi
+    mv "$folder.new" "$folder" || { mv "$folder.old" "$folder"; exit 5; }
     old=$(cat "$root/current" 2>/dev/null || true)
     if [ -n "$old" ] && [ "$old" != "$version" ]; then echo "$old" | place "$root/previous" 644; fi
     place "$root/neuroshard" 755 <"$here/neuroshard"
     echo "$version" | place "$root/current" 644
+    rm -rf "$folder.old"
 else
     # Python and all packages come from the package index, each checked against the digests in the payload.
     UV_PYTHON_INSTALL_DIR=$root/python UV_CACHE_DIR=$root/cache UV_PYTHON_INSTALL_BIN=0
     export UV_PYTHON_INSTALL_DIR UV_CACHE_DIR UV_PYTHON_INSTALL_BIN
     "$here/payload/uv" python install --no-config 3.12
+    stop_nodes
     "$here/payload/uv" run --no-project --no-config --managed-python --python 3.12 \
         "$here/payload/bootstrap.py" --root "$root"
     rm -rf "$root/cache"

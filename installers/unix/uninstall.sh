@@ -6,6 +6,7 @@ set -eu
 root=$HOME/.local/lib/neuroshard
 bin=$HOME/.local/bin
 share=${XDG_DATA_HOME:-$HOME/.local/share}
+config=${XDG_CONFIG_HOME:-$HOME/.config}
 data=$share/neuroshard
 if [ "$(uname -s)" = Darwin ]; then data="$HOME/Library/Application Support/neuroshard"; fi
 if [ -d "$HOME/.neuroshard" ]; then data=$HOME/.neuroshard; fi
@@ -20,36 +21,60 @@ for argument in "$@"; do
     esac
 done
 
-if [ -x "$root/neuroshard" ]; then
+# A program that does not start has no node to stop, and what it would tell is read here.
+folders=
+if "$root/neuroshard" --version >/dev/null 2>&1; then
     # 4: no node runs
     for demo in "" --demo; do
         code=0
         # shellcheck disable=SC2086 # an empty word must vanish
-        "$root/neuroshard" stop $demo >/dev/null 2>&1 || code=$?
+        told=$("$root/neuroshard" stop $demo 2>&1) || code=$?
         if [ "$code" != 0 ] && [ "$code" != 4 ]; then
-            echo "uninstall.sh: the running node could not be stopped; end it and try again" >&2
+            echo "uninstall.sh: a running node could not be stopped; end it and try again" >&2
+            echo "$told" >&2
             exit "$code"
         fi
     done
     "$root/neuroshard" autostart off >/dev/null 2>&1 || true
+    folders=$("$root/neuroshard" folders 2>/dev/null || true)
+else
+    units=$config/systemd/user
+    for entry in "$units/default.target.wants/neuroshard.service" "$units/neuroshard.service" \
+        "$config/autostart/neuroshard.desktop" "$HOME/Library/LaunchAgents/ai.neuroshard.node.plist"; do
+        if grep -qsF "$root/neuroshard" "$entry"; then rm -f "$entry"; fi
+    done
+fi
+if [ -z "$folders" ]; then
+    folders=$data
+    named=$(grep -s '^[[:space:]]*data_dir[[:space:]]*=' "$data/config.toml" || true)
+    if [ -n "$named" ]; then echo "Another folder of yours stays as it is, which $data/config.toml names: $named"; fi
 fi
 if [ "$(readlink "$bin/neuroshard" 2>/dev/null || true)" = "$root/neuroshard" ]; then rm -f "$bin/neuroshard"; fi
 rm -f "$share/applications/neuroshard.desktop" "$share/icons/hicolor/scalable/apps/neuroshard.svg"
 rm -rf "$root"
 echo "NeuroShard is removed."
 
-[ -d "$data" ] || exit 0
+# The default folder, and the one that the set-up was told to use instead.
+there=$(echo "$folders" | while IFS= read -r folder; do
+    case "$HOME/" in
+        "${folder%/}"/*) echo "$folder stays: your home folder is in it." >&2 ;;
+        *) if [ -d "$folder" ]; then echo "$folder"; else echo "There is no $folder: is its disk connected?" >&2; fi ;;
+    esac
+done)
+[ -n "$there" ] || exit 0
 if [ "$answer" = ask ]; then
     answer=keep
     if [ -t 0 ]; then
-        printf 'Delete keys, settings and checkpoints in %s as well? They cannot be brought back. [y/N] ' "$data"
+        printf 'Delete keys, settings and checkpoints as well? They cannot be brought back. They lie in\n%s\n[y/N] ' "$there"
         read -r reply
         case "$reply" in y | Y | yes) answer=delete ;; esac
     fi
 fi
-if [ "$answer" = delete ]; then
-    rm -rf "$data"
-    echo "$data is deleted."
-else
-    echo "Keys, settings and checkpoints stay in $data."
-fi
+echo "$there" | while IFS= read -r folder; do
+    if [ "$answer" = delete ]; then
+        rm -rf "$folder"
+        echo "$folder is deleted."
+    else
+        echo "Keys, settings and checkpoints stay in $folder."
+    fi
+done

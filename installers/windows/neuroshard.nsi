@@ -10,8 +10,10 @@ SetCompressor /SOLID lzma
 !include "MUI2.nsh"
 !include "FileFunc.nsh"
 !include "LogicLib.nsh"
+!include "WordFunc.nsh"
 
 !define NAME "NeuroShard"
+!define RUN_KEY "Software\Microsoft\Windows\CurrentVersion\Run"
 !define UNINSTALL_KEY "Software\Microsoft\Windows\CurrentVersion\Uninstall\NeuroShard"
 
 Name "${NAME} ${VERSION}"
@@ -53,17 +55,37 @@ nothing outside your own account. Nothing starts by itself unless you choose it.
   System::Call 'Kernel32::SetEnvironmentVariable(t "PYTHONUTF8", t "1")i.r0'
 !macroend
 
-; A running node ends with a checkpoint. Exit code 4 means that none runs. Leaves the code in $1.
+; A running node ends with a checkpoint. Exit code 4 means that none runs. Leaves 0 or the code in $1.
+; A program that does not even tell its version has no node to stop: it must not keep anybody from mending or removing it.
 !macro STOP_NODE
   StrCpy $1 0
-  ${If} ${FileExists} "$INSTDIR\neuroshard.cmd"
+  nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" --version"'
+  Pop $0
+  ${If} $0 == 0
     DetailPrint "Stopping a running node after a checkpoint"
     nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" stop --demo"'
-    Pop $1
+    Pop $0
     nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" stop"'
     Pop $1
     ${If} $1 == 4
       StrCpy $1 0
+    ${EndIf}
+    ${If} $0 != 0
+    ${AndIf} $0 != 4
+      StrCpy $1 $0
+    ${EndIf}
+  ${EndIf}
+!macroend
+
+; Offers one folder of data for deletion, unless it is no folder of a node. Silent uninstalling keeps it.
+!macro OFFER_DATA FOLDER
+  ${If} "${FOLDER}" != ""
+    ${If} ${FileExists} "${FOLDER}\config.toml"
+    ${OrIf} ${FileExists} "${FOLDER}\keys\*.*"
+    ${OrIf} ${FileExists} "${FOLDER}\instance.lock"
+      ${If} ${Cmd} `MessageBox MB_YESNO|MB_ICONQUESTION|MB_DEFBUTTON2 "Delete your keys, settings and checkpoints in ${FOLDER} as well? They cannot be brought back." /SD IDNO IDYES`
+        RMDir /r "${FOLDER}"
+      ${EndIf}
     ${EndIf}
   ${EndIf}
 !macroend
@@ -93,7 +115,7 @@ Section "NeuroShard" SecProgram
   nsExec::ExecToLog '"$INSTDIR\payload\uv.exe" run --no-project --no-config --managed-python --python 3.12 "$INSTDIR\payload\bootstrap.py" --root "$INSTDIR"'
   Pop $0
   ${If} $0 != 0
-    MessageBox MB_OK|MB_ICONSTOP "The packages could not be installed; the details say why. What was here before is unchanged." /SD IDOK
+    MessageBox MB_OK|MB_ICONSTOP "The packages could not be installed; the details say why, and whether what was here before is unchanged." /SD IDOK
     SetErrorLevel 4
     Abort "The packages could not be installed."
   ${EndIf}
@@ -145,9 +167,27 @@ Section "Uninstall"
     SetErrorLevel 2
     Abort "A node is running."
   ${EndIf}
-  ${If} ${FileExists} "$INSTDIR\neuroshard.cmd"
+  ; the program is asked where the data lie as long as it is there: one folder a line, at most two
+  StrCpy $2 ""
+  StrCpy $3 ""
+  nsExec::ExecToStack '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" folders"'
+  Pop $0
+  Pop $4
+  ${If} $0 == 0
+    ${WordFind} "$4" "$\r$\n" "+1" $2
+    ClearErrors
+    ${WordFind} "$4" "$\r$\n" "E+2" $3
+    ${If} ${Errors}
+      StrCpy $3 ""
+    ${EndIf}
     nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" autostart off"'
     Pop $0
+  ${Else}
+    StrCpy $2 "$LOCALAPPDATA\neuroshard"
+    ${If} ${FileExists} "$PROFILE\.neuroshard\*.*"
+      StrCpy $2 "$PROFILE\.neuroshard"
+    ${EndIf}
+    DeleteRegValue HKCU "${RUN_KEY}" "NeuroShard"
   ${EndIf}
   ; named folders and files only: the user may have chosen a folder that holds other things
   RMDir /r "$INSTDIR\versions"
@@ -164,10 +204,6 @@ Section "Uninstall"
   RMDir /r "$SMPROGRAMS\NeuroShard"
   DeleteRegKey HKCU "${UNINSTALL_KEY}"
   DeleteRegKey HKCU "Software\NeuroShard"
-  ; silent uninstalling keeps the data
-  ${If} ${FileExists} "$LOCALAPPDATA\neuroshard\*.*"
-    MessageBox MB_YESNO|MB_ICONQUESTION|MB_DEFBUTTON2 "Delete your keys, settings and checkpoints in $LOCALAPPDATA\neuroshard as well? They cannot be brought back." /SD IDNO IDNO kept
-    RMDir /r "$LOCALAPPDATA\neuroshard"
-    kept:
-  ${EndIf}
+  !insertmacro OFFER_DATA "$2"
+  !insertmacro OFFER_DATA "$3"
 SectionEnd

@@ -15,6 +15,7 @@ from neuroshard.cli import (
     checkpoint,
     demo,
     doctor,
+    folders,
     genesis,
     remote,
     run,
@@ -80,6 +81,7 @@ app.command("seed")(seed.seed)
 app.command("trainer")(trainer.trainer)
 app.command("tray")(tray.tray)
 app.command("doctor")(doctor.doctor)
+app.command("folders")(folders.folders)
 app.command("generate")(text.generate)
 remote.register(app)
 

@@ -16,7 +16,7 @@ from neuroshard.errors import UsageError
 if TYPE_CHECKING:
     from neuroshard.cli.client import NodeClient
 
-STOP_SECONDS = 60.0
+STOP_SECONDS = 120.0  # a final checkpoint on a slow disk, as long as services grant it
 PEERS_SHOWN = 10
 PATH_NAMES = {
     "data_dir": "data folder",

@@ -57,17 +57,23 @@ def default_data_dir(home: Path | None = None) -> Path:
 
     Raises StorageError when the named folder is not there: on a disk that is not connected nothing may start anew.
     """
-    first = home_data_dir(home)
-    named = _named_elsewhere(first / CONFIG_FILE)
-    if named is None:
-        return first
-    folder = (first / Path(named).expanduser()).absolute()
-    if not folder.is_dir():
+    folder, *pointers = data_folders(home)
+    if pointers and not folder.is_dir():
+        first = pointers[0]
         raise StorageError(
             f"The data folder {folder}, which {first / CONFIG_FILE} names, is not there.",
             "Connect its disk, or mend or remove the line data_dir in that file.",
         )
     return folder
+
+
+def data_folders(home: Path | None = None) -> tuple[Path, ...]:
+    """Where this user's keys, settings and checkpoints lie by default, perhaps no folder yet; next the one whose
+    config.toml names that place, if one does."""
+    first = home_data_dir(home)
+    named = _named_elsewhere(first / CONFIG_FILE)
+    folder = first if named is None else (first / Path(named).expanduser()).absolute()
+    return (first,) if folder == first else (folder, first)
 
 
 def _named_elsewhere(config_file: Path) -> str | None:

@@ -232,3 +232,14 @@ def test_a_source_that_does_not_answer_is_one_clear_line_of_the_doctor(neuroshar
     assert len(told) == 1
     assert told[0].startswith(f"BAD data     {address} does not answer within 1 s: 127.0.0.1 cannot be reached")
     assert "Trying again" not in ran.stdout
+
+
+def test_the_folders_with_a_user_s_data_are_told(neuroshard: Command, tmp_path: Path) -> None:
+    home = neuroshard.home / ".local/share/neuroshard"
+    assert neuroshard("folders").out == f"{home}\n"
+    assert not home.exists()
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text(f'data_dir = "{tmp_path}/ä disk"\n')  # which need not be there
+    assert neuroshard("folders", "--json").json() == {"folders": [f"{tmp_path}/ä disk", str(home)]}
+    (home / "config.toml").write_text(f'data_dir = "{home}"\n')
+    assert neuroshard("folders").out == f"{home}\n"

@@ -22,6 +22,7 @@ import pytest
 from documented_blocks import PAGES, ROOT, Block, blocks_of
 
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
+from neuroshard.node.autostart.rendering import systemd_unit
 
 pytestmark = [
     pytest.mark.process,
@@ -198,6 +199,12 @@ def test_the_board_asks_only_for_metrics_that_a_node_has(reader: Reader) -> None
     assert len(asked) > 20
     assert asked - told == set()
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_the_unit_is_the_one_that_autostart_writes() -> None:
+    unit = (ROOT / "docs" / "systemd" / "neuroshard.service").read_text(encoding="utf-8")
+    start = "%h/.venv/bin/neuroshard --headless --token-file %h/.config/neuroshard/token"
+    assert unit == systemd_unit(("PROGRAM",)).replace('"PROGRAM"', start)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")

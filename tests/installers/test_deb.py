@@ -1,6 +1,6 @@
 """The Debian package's life in a clean root: installed, run, removed under a running node, purged.
 
-In every run its program is this checkout's; with `make installers` it is the frozen one, in a fresh Debian.
+In every run its program is this checkout's; with `pytest -m installers` it is the frozen one, in a fresh Debian.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard import __version__
+from neuroshard.node.autostart.rendering import systemd_unit
 from tests.installers.clean_root import CleanRoot, clean_root, why_not
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,12 @@ def test_what_the_package_says_of_itself(package: Path) -> None:
         assert place in listed
     assert {line.split()[1] for line in listed.splitlines()} == {"root/root"}
     assert "default.target.wants" not in listed  # the unit is there, and nothing enables it
+
+
+def test_the_package_has_the_unit_that_autostart_writes(package: Path, tmp_path: Path) -> None:
+    subprocess.run(["dpkg-deb", "--extract", str(package), str(tmp_path)], check=True)
+    unit = tmp_path / "usr/lib/systemd/user/neuroshard.service"
+    assert unit.read_text(encoding="utf-8") == systemd_unit(("/usr/bin/neuroshard", "--headless"))
 
 
 def test_the_life_of_the_package(root: CleanRoot, package: Path, small_text: Path) -> None:

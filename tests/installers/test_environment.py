@@ -99,6 +99,7 @@ def made_wheel(folder: Path, name: str, version: str, code: str, *, script: bool
     return wheel
 
 
+SIX = "six-1-py3-none-any.whl"
 PROGRAM = """import sys
 import torch
 
@@ -167,6 +168,62 @@ def test_a_package_that_was_replaced_is_refused_and_the_old_version_stays(payloa
     assert "what was there before is unchanged" in done.stderr
     ran = version_of(root)
     assert ran.stdout == "neuroshard 0.1.0\n"
+
+
+def test_the_same_version_again_fails_and_the_one_that_works_stays(payload: Payload, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    assert payload.install(root).returncode == 0
+    before = {path.relative_to(root) for path in root.rglob("*") if "__pycache__" not in path.parts}
+    good = made_again(payload, "import os  # not what was locked")
+    done = payload.install(root)
+    assert done.returncode == 1
+    assert "what was there before is unchanged" in done.stderr
+    assert version_of(root).stdout == "neuroshard 0.2.0\n"
+    assert {path.relative_to(root) for path in root.rglob("*") if "__pycache__" not in path.parts} == before
+    (payload.index / SIX).write_bytes(good)
+    assert payload.install(root).returncode == 0
+    assert version_of(root).stdout == "neuroshard 0.2.0\n"
+    assert [path.name for path in (root / "versions").iterdir()] == ["0.2.0"]
+
+
+def test_what_a_killed_try_had_set_aside_is_back_when_the_next_one_fails(payload: Payload, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    assert payload.install(root).returncode == 0
+    uv = payload.folder / "uv"
+    real = uv.readlink()
+    uv.unlink()
+    uv.write_text("#!/bin/sh\nkill -9 $PPID\n")
+    uv.chmod(0o755)
+    assert payload.install(root).returncode == -9
+    uv.unlink()
+    uv.symlink_to(real)
+    made_again(payload, "import os  # not what was locked")
+    done = payload.install(root)
+    assert (done.returncode, "unchanged" in done.stderr) == (1, True)
+    assert version_of(root).stdout == "neuroshard 0.2.0\n"
+    assert [path.name for path in (root / "versions").iterdir()] == ["0.2.0"]
+
+
+def test_a_version_that_cannot_be_put_back_is_told(payload: Payload, tmp_path: Path) -> None:
+    """The new one's folder becomes a file that nothing replaces: as when Windows keeps files that are in use."""
+    root = tmp_path / "root"
+    assert payload.install(root).returncode == 0
+    uv = payload.folder / "uv"
+    uv.unlink()
+    uv.write_text('#!/bin/sh\nrm -rf "${0%/*}" && touch "${0%/*}"; exit 1\n')
+    uv.chmod(0o755)
+    done = payload.install(root)
+    assert done.returncode == 1
+    assert "unchanged" not in done.stderr
+    assert "close what uses that folder" in done.stderr.lower()
+    assert (root / "versions/0.2.0.old/bin/neuroshard").exists()  # for the next try
+
+
+def made_again(payload: Payload, code: str) -> bytes:
+    """Replace a package of the index; its bytes as they were."""
+    good = (payload.index / SIX).read_bytes()
+    made_wheel(payload.index, "six", "1", code)
+    return good
 
 
 def version_of(root: Path) -> subprocess.CompletedProcess[str]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,7 +15,7 @@ import pytest
 
 from installers.frozen_main import restore_library_path
 from neuroshard import __version__
-from neuroshard.training.checkpoint.lock import read_lock_owner
+from tests.installers.unpacked_archive import running, script, unpacked_archive
 from tests.update.made_releases import program
 
 ROOT = Path(__file__).parents[2]
@@ -112,18 +107,7 @@ def test_what_the_frozen_program_starts_finds_its_own_libraries(before: dict[str
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Path:
     """The archive for Linux, around a stand-in program, as a user unpacks it."""
-    folder = tmp_path / "neuroshard"
-    folder.mkdir()
-    (folder / "neuroshard").write_bytes(program(__version__))
-    (folder / "neuroshard").chmod(0o755)
-    command = [sys.executable, str(INSTALLERS / "build_tarball.py"), "--program", str(folder), "--out", str(tmp_path)]
-    archives = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    with tarfile.open(archives[0]) as archive:
-        # the archive is our own; the filter, which later versions ask for, came with Python 3.11.4
-        archive.extractall(tmp_path / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    with tarfile.open(archives[1]) as update:
-        assert update.getnames() == ["neuroshard"]
-    return next((tmp_path / "unpacked").iterdir())
+    return unpacked_archive(tmp_path, program(__version__))
 
 
 @pytest.mark.process
@@ -170,34 +154,3 @@ def test_data_go_when_that_is_asked_for(unpacked: Path, tmp_path: Path) -> None:
 def test_unknown_options_change_nothing(unpacked: Path, tmp_path: Path) -> None:
     done = script(unpacked / "install.sh", tmp_path / "home", "--everything")
     assert (done.returncode, (tmp_path / "home").exists()) == (2, False)
-
-
-@contextmanager
-def running(launcher: Path, data: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A node that answers."""
-    with subprocess.Popen([str(launcher), "run", "--data-dir", str(data)]) as node:
-        try:
-            until(lambda: data.exists() and (owner := read_lock_owner(data)) is not None and owner.port is not None)
-            yield node
-        finally:
-            node.kill()
-
-
-def script(path: Path, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("NEUROSHARD_", "XDG_", "SUDO_"))}
-    return subprocess.run(
-        ["sh", str(path), *arguments],
-        env={**kept, "HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -42,6 +42,20 @@ def program(version: str, *, works: bool = True, calls_itself: str | None = None
     return (head + PROGRAM.read_text(encoding="utf-8").replace("# ruff: noqa: F821\n", "")).encode()
 
 
+def real_program(version: str) -> bytes:
+    """This checkout's program, which calls itself another version."""
+    lines = (
+        f"#!{sys.executable}",
+        "import sys",
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})",
+        "import neuroshard",
+        f"neuroshard.__version__ = {version!r}",
+        "from neuroshard.cli.main import main",
+        "main()",
+    )
+    return "\n".join(lines).encode()
+
+
 def manifest_of(version: str, archive: bytes, url: str, **changes: object) -> UpdateManifest:
     """A manifest for this platform, issued an hour ago; `changes` replace fields of it or of its artefact."""
     of_artefact = {"url", "size", "unpacked_size", "sha256"}

@@ -5,10 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+
+from installers.release import artefact_of
+from neuroshard.identity.signing import SigningKey
 from neuroshard.update.judgement import Seen, judge
-from neuroshard.update.manifest import read_manifest
+from neuroshard.update.manifest import UpdateManifest, read_manifest
+from neuroshard.update.release import platform_name
 from tests.update.made_releases import archive_of
 
 TOOL = Path(__file__).parents[2] / "installers/release.py"
@@ -27,6 +33,36 @@ def test_a_release_that_was_signed_is_an_update(tmp_path: Path) -> None:
     assert update is not None
     assert (update.version, update.notes, update.artefact.unpacked_size) == ("0.2.0", "Better.", 5000)
     assert update.artefact.url == "https://releases.example.org/neuroshard-0.2.0-linux-x86_64.update.tar.gz"
+
+
+@pytest.mark.parametrize("processor", ["x86_64", "aarch64"])
+def test_what_is_built_on_linux_is_an_update_there(
+    processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuroshard.update.release.machine", lambda: processor)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    build_artefact = import_module("installers.build_tarball").build_artefact
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "neuroshard").write_text("x")
+    archive = build_artefact(tmp_path / "program", tmp_path)
+    here = platform_name("linux", processor)
+    key = SigningKey.generate()
+    version, platform, artefact = artefact_of(archive, "https://releases.example.org")
+    now = time.time()
+    manifest = UpdateManifest(version, "0.0.1", int(now), int(now) + 60, "", {platform: artefact})
+    update = judge(manifest, current="0.0.1", platform=here, seen=Seen(), now=now)
+    assert update is not None
+    assert update.artefact == artefact
+    assert read_manifest(manifest.signed(key), key.public_key) == manifest
+
+
+def test_the_payloads_have_the_names_that_nodes_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    platforms = import_module("installers.build_payload").PLATFORMS
+    assert {name: told[3] for name, told in platforms.items()} == {
+        "windows": platform_name("win32", "AMD64"),
+        "macos": platform_name("darwin", "arm64"),
+    }
 
 
 def test_a_key_is_never_overwritten(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from neuroshard.training.checkpoint.lock import read_lock_owner
 from neuroshard.update.installation import Installation
 from tests.data.hostile_server import HostileServer
-from tests.update.made_releases import DAY, ReleasePlace, archive_of, installed, program
+from tests.update.made_releases import DAY, ReleasePlace, archive_of, installed, program, real_program
 
 pytestmark = [
     pytest.mark.process,
@@ -273,20 +273,6 @@ def test_an_environment_is_made_where_it_stays(computer: Computer, is_well: bool
     assert done.returncode == (0 if is_well else 1), done.stderr
     assert is_well or "no package index" in done.stderr
     assert computer.working_version() == ("0.2.0" if is_well else "0.1.0")
-
-
-def real_program(version: str) -> bytes:
-    """This checkout's program, which calls itself another version."""
-    lines = (
-        f"#!{sys.executable}",
-        "import sys",
-        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})",
-        "import neuroshard",
-        f"neuroshard.__version__ = {version!r}",
-        "from neuroshard.cli.main import main",
-        "main()",
-    )
-    return "\n".join(lines).encode()
 
 
 def test_a_real_node_goes_on_from_its_checkpoint_as_the_new_version(

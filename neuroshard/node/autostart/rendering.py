@@ -10,19 +10,22 @@ NAME = "neuroshard"
 AGENT_LABEL = "ai.neuroshard.node"
 DESCRIPTION = "NeuroShard: trains one language model together with other computers"
 RETRY_SECONDS = 30
+STOP_SECONDS = 120  # a final checkpoint on a slow disk
 
 
 def systemd_unit(command: Sequence[str]) -> str:
-    """A user unit. What only its owner can mend (exit codes 2 to 6) is not tried again and again."""
+    """A user unit: what `autostart on` writes, the Debian package brings, and docs/systemd shows."""
     return f"""[Unit]
 Description={DESCRIPTION}
 
 [Service]
 ExecStart={" ".join(map(_systemd_word, command))}
+# a signal asks for a final checkpoint
+TimeoutStopSec={STOP_SECONDS}
 Restart=on-failure
 RestartSec={RETRY_SECONDS}
+# 2 to 6: settings, the token, a port, a folder or the data: what only its owner can mend
 RestartPreventExitStatus=2 3 4 5 6
-TimeoutStopSec=90
 Nice=10
 
 [Install]
