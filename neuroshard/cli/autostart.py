@@ -15,6 +15,7 @@ from neuroshard.cli.options import AsJson, DataDir, given
 if TYPE_CHECKING:
     from neuroshard.node.autostart import AutostartStatus
 
+MEND = "`neuroshard autostart on` writes it anew, `neuroshard autostart off` removes it."
 app = typer.Typer(help="Start with the computer, or not.", no_args_is_help=True)
 
 
@@ -55,5 +56,7 @@ def _tell(found: AutostartStatus, *, as_json: bool) -> None:
         typer.echo(json.dumps(asdict(found)))
     elif found.is_on:
         typer.echo(f"Autostart is on: {found.kind} {found.path}")
+        if found.missing:
+            typer.echo(f"{found.complaint()} {MEND}", err=True)
     else:
         typer.echo(f"Autostart is off. `neuroshard autostart on` would write the {found.kind} {found.path}")

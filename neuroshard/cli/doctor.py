@@ -42,9 +42,9 @@ def doctor(
         typer.echo(json.dumps(facts))
     else:
         for finding in findings:
-            typer.echo(f"{'ok ' if finding.is_well else 'BAD'} {finding.subject:8} {finding.detail}")
+            typer.echo(f"{'ok ' if finding.is_well else 'BAD'} {finding.subject:9} {finding.detail}")
             if finding.action:
-                typer.echo(f"             {finding.action}")
+                typer.echo(f"              {finding.action}")
         typer.echo("\nsettings:")
         for key, facts in loaded.describe().items():
             if isinstance(facts, dict):
@@ -85,6 +85,7 @@ _LOOKS: tuple[tuple[str, Callable[[Case], Finding]], ...] = (
     ("p2p port", doctor_network.p2p_port),
     ("nat", doctor_network.nat),
     ("peers", doctor_network.peers),
+    ("autostart", doctor_looks.autostart),
     ("token", doctor_looks.token),
     ("data", doctor_looks.data),
     ("clock", doctor_network.clock),

@@ -105,6 +105,23 @@ def disk(case: Case) -> Finding:
     return Finding("disk", free >= LEAST_FREE_BYTES, f"{free / 1e9:.1f} GB free in {folder}", action)
 
 
+def autostart(_case: Case) -> Finding:
+    """Whether a node starts at login, and whether the program that should is there."""
+    import os
+
+    from neuroshard.cli.autostart import MEND
+    from neuroshard.errors import UsageError
+    from neuroshard.node.autostart import places_of_this_computer, status
+
+    try:
+        found = status(places_of_this_computer(os.environ))
+    except UsageError as error:  # a system that none is known for
+        return Finding("autostart", is_well=True, detail=f"off. {error.message}")
+    if found.missing:
+        return Finding("autostart", is_well=False, detail=found.complaint(), action=MEND)
+    return Finding("autostart", is_well=True, detail=f"on: {found.kind} {found.path}" if found.is_on else "off")
+
+
 def token(case: Case) -> Finding:
     """Whose wallet it is."""
     from neuroshard.node.identity import wallet_of

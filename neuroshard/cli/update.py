@@ -62,7 +62,7 @@ def apply(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -
     _confirm(f"Install it in place of {__version__}?", yes=yes)
     control = LocalNode(settings.data_dir, installation)
     progress = None if as_json else partial(_show_progress, sys.stderr.isatty())
-    change = apply_update(update, installation, control, progress=progress)
+    change = apply_update(update, installation, control, progress=progress, on_step=_tell_step)
     _tell(_words(change), change, as_json=as_json)
 
 
@@ -77,7 +77,7 @@ def rollback(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False
     before = installation.previous()
     if before is not None:
         _confirm(f"Return from {installation.current()} to {before}?", yes=yes)
-    change = roll_back(installation, LocalNode(settings.data_dir, installation))
+    change = roll_back(installation, LocalNode(settings.data_dir, installation), on_step=_tell_step)
     _tell(_words(change), change, as_json=as_json)
 
 
@@ -121,11 +121,16 @@ def _show_progress(is_terminal: bool, done: int, size: int) -> None:
         sys.stderr.write(f"\rfetched {done / 1e6:,.0f} of {size / 1e6:,.0f} MB" + ("\n" if done == size else ""))
 
 
+def _tell_step(step: str) -> None:
+    if step == "going back":  # it may take as long as a final checkpoint, and nobody should press Ctrl+C once more
+        typer.echo("The node is started again by the version from before.", err=True)
+
+
 def _words(change: Change) -> str:
     running = (
         "The node runs again, from its newest checkpoint." if change.was_running else "Start it with `neuroshard`."
     )
-    return f"Version {change.after} has replaced {change.before}. {running}"
+    return f"Version {change.after} has replaced {change.before}. {running} {change.note}".strip()
 
 
 def _tell(message: str, change: Change | None, *, as_json: bool) -> None:

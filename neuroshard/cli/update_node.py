@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 
 from neuroshard.cli.client import RequestRefusedError, connect
-from neuroshard.cli.remote import end_node
 from neuroshard.config.program import VERSIONS
 from neuroshard.errors import NetworkRefusedError, UsageError
 from neuroshard.training.checkpoint.lock import read_lock_owner
@@ -25,6 +24,7 @@ from neuroshard.update.errors import UpdateFailedError
 from neuroshard.update.installation import Installation
 
 COME_UP_SECONDS = 180.0
+STOP_SECONDS = 300.0  # nothing cuts a final checkpoint short here, as a service manager would
 SETTLED_SECONDS = 20.0  # one that still waits for data or others then, and answers, has come up as well
 LOOK_SECONDS = 0.1
 UNIT = "neuroshard.service"
@@ -54,6 +54,10 @@ class LocalNode:
         owner = read_lock_owner(self._data_dir)
         if owner is None:
             return None
+        if owner.is_setup:
+            raise UpdateFailedError(
+                "The set-up is open in the browser, so no node runs yet.", "Finish it there, or close it: Ctrl+C."
+            )
         try:
             process = psutil.Process(owner.pid)
             line, environment, folder = process.cmdline(), process.environ(), process.cwd()
@@ -62,9 +66,15 @@ class LocalNode:
         return FoundNode(self._arguments(line), _clean(environment), Path(folder), _unit_of(process.pid))
 
     def stop(self, node: RunningNode) -> None:
-        """End it after a final checkpoint. Raises NeuroShardError when it goes on."""
+        """End what holds the data folder, if anything does, after a final checkpoint. Raises UpdateFailedError."""
         del node
-        end_node(connect(self._data_dir, None))
+        deadline = time.monotonic() + STOP_SECONDS
+        is_asked = False
+        while read_lock_owner(self._data_dir) is not None:
+            if time.monotonic() > deadline:
+                raise UpdateFailedError(f"The node has not ended within {STOP_SECONDS:.0f} s.", "Look at its log.")
+            is_asked = is_asked or _ask_to_stop(self._data_dir)
+            time.sleep(LOOK_SECONDS)
 
     def start(self, program: Path, version: str, node: RunningNode) -> None:
         """Start it again by this program and wait until it is up. Raises UpdateFailedError; nothing then runs."""
@@ -84,12 +94,37 @@ class LocalNode:
             _wait_until_up(process, Path(folder) / "demo", version, output)
             _end(process)
 
-    def settle(self, node: RunningNode) -> None:
-        """Give the node back to the service manager that had started it, if any."""
-        if isinstance(node, FoundNode) and node.unit is not None:
-            end_node(connect(self._data_dir, None))
-            systemctl = shutil.which("systemctl") or "systemctl"
-            subprocess.run([systemctl, "--user", "start", node.unit], check=False)  # noqa: S603 - fixed arguments
+    def settle(self, program: Path, version: str, node: RunningNode) -> str:
+        """Give the node back to the service manager that had started it, if any.
+
+        Where that cannot start it, it is started as before; what comes back then says so. Raises UpdateFailedError.
+        """
+        if not isinstance(node, FoundNode) or node.unit is None:
+            return ""
+        try:
+            self.stop(node)
+            self._start_unit(node.unit, version)
+        except (UpdateFailedError, KeyboardInterrupt) as error:
+            with suppress(UpdateFailedError):
+                _systemctl("stop", node.unit)
+            self.stop(node)
+            self.start(program, version, node)
+            why = str(error).rstrip(".") or "interrupted"
+            return f"It runs outside of its service ({why}): stop it and `systemctl --user start {node.unit}`."
+        return ""
+
+    def _start_unit(self, unit: str, version: str) -> None:
+        """Start the service and wait until its node is up. Raises UpdateFailedError."""
+        _systemctl("start", unit)
+
+        def is_over() -> bool:
+            with suppress(UpdateFailedError):
+                _systemctl("is-active", unit)
+                return False
+            return True
+
+        if not _comes_up(is_over, self._data_dir, version):
+            raise UpdateFailedError(f"{unit} does not get to work, see `journalctl --user -u {unit}`")
 
     def _arguments(self, line: Sequence[str]) -> tuple[str, ...]:
         """What follows the program's name. Raises UpdateFailedError for a node that is not of this installation."""
@@ -140,7 +175,7 @@ def _spawn(
 def _wait_until_up(process: subprocess.Popen[bytes], data_dir: Path, version: str, output: Path) -> None:
     """Return once the node answers as this version and works. Raises UpdateFailedError; it is then ended."""
     try:
-        is_up = _comes_up(process, data_dir, version)
+        is_up = _comes_up(lambda: process.poll() is not None, data_dir, version)
     except BaseException:
         _end(process)
         raise
@@ -151,11 +186,11 @@ def _wait_until_up(process: subprocess.Popen[bytes], data_dir: Path, version: st
         raise UpdateFailedError(f"it does not get to work: {_last_words(output)}")
 
 
-def _comes_up(process: subprocess.Popen[bytes], data_dir: Path, version: str) -> bool:
+def _comes_up(is_over: Callable[[], bool], data_dir: Path, version: str) -> bool:
     """Whether it answers in time and works, or has waited for others for a while."""
     begun = time.monotonic()
     answered: float | None = None
-    while time.monotonic() - begun < COME_UP_SECONDS and process.poll() is None:
+    while time.monotonic() - begun < COME_UP_SECONDS and not is_over():
         state = _state(data_dir, version)
         if state == "failed":
             return False
@@ -176,6 +211,30 @@ def _state(data_dir: Path, version: str) -> str | None:
     except (NetworkRefusedError, RequestRefusedError, UsageError):
         return None  # not yet
     return str(status.get("state")) if status.get("version") == version else None
+
+
+def _ask_to_stop(data_dir: Path) -> bool:
+    """Whether a node has heard that it should end; one that starts or ends has not."""
+    try:
+        connect(data_dir, None).post("/api/shutdown")
+    except (NetworkRefusedError, RequestRefusedError, UsageError):
+        return False
+    return True
+
+
+def _systemctl(command: str, unit: str) -> None:
+    """Tell the user's service manager. Raises UpdateFailedError with its words."""
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed arguments
+            [shutil.which("systemctl") or "systemctl", "--user", command, unit],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise UpdateFailedError(f"systemctl cannot be run: {error}") from error
+    if done.returncode != 0:
+        raise UpdateFailedError(f"systemctl --user {command}: {done.stderr.strip()[-300:] or 'it refuses'}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -27,9 +27,19 @@ _DIGITS = re.compile(r"\d{1,18}")
 
 
 class HttpSource:
-    """A Genesis folder at an http or https URL. Environment proxies are used, but never to reach this computer."""
+    """A Genesis folder at an http or https URL. Environment proxies are used, but never to reach this computer.
 
-    def __init__(self, url: str, *, timeout_seconds: float = 30.0) -> None:
+    `redirect_advice` tells what to do about a redirect to another host, which is refused.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_seconds: float = 30.0,
+        redirect_advice: str = "Give the address it redirects to with --genesis if you trust it.",
+    ) -> None:
+        self._redirect_advice = redirect_advice
         try:
             self._base = httpx.URL(url.rstrip("/") + "/")
         except httpx.InvalidURL as error:
@@ -94,7 +104,7 @@ class HttpSource:
         if not is_same and not is_upgrade:
             raise DataUnavailableError(
                 f"{self._base.host} redirects to {target.host or 'nowhere'}, which is refused.",
-                "Give the address it redirects to with --genesis if you trust it.",
+                self._redirect_advice,
             )
         return target
 

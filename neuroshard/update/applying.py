@@ -1,5 +1,5 @@
 """The steps of an update. The pointer moves only when the new version has come up, so a kill between any two steps
-leaves a version that works; whatever fails before leaves the old one running."""
+leaves a version that works; after whatever else fails before, Ctrl+C too, the old one runs again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import anyio
 
@@ -20,7 +20,7 @@ from neuroshard.update.errors import UpdateFailedError
 from neuroshard.update.fetching import Progress, fetch_artefact
 from neuroshard.update.installation import LOCK, Installation
 from neuroshard.update.judgement import AvailableUpdate
-from neuroshard.update.unpacking import unpack
+from neuroshard.update.unpacking import flush_to_disk, unpack
 
 TRY_SECONDS = 120.0
 PREPARE_SECONDS = 3600.0  # an environment's packages come over the line
@@ -37,11 +37,11 @@ class NodeControl(Protocol):
     """How the node of this computer is found, stopped and started."""
 
     def running(self) -> RunningNode | None:
-        """The node that runs now. Raises UpdateFailedError for one that could not be started again."""
+        """What holds the data folder now. Raises UpdateFailedError for what could not be started again."""
         ...
 
     def stop(self, node: RunningNode) -> None:
-        """End it after a final checkpoint. Raises NeuroShardError when it goes on."""
+        """End what holds the data folder, if anything, after a final checkpoint. Raises NeuroShardError if it stays."""
         ...
 
     def start(self, program: Path, version: str, node: RunningNode) -> None:
@@ -52,8 +52,12 @@ class NodeControl(Protocol):
         """Show with a node of its own, that touches nothing, that this program comes up. Raises UpdateFailedError."""
         ...
 
-    def settle(self, node: RunningNode) -> None:
-        """The version is chosen: give the node back to what had started it, a service manager perhaps."""
+    def settle(self, program: Path, version: str, node: RunningNode) -> str:
+        """The version is chosen: give the node back to what had started it, a service manager perhaps.
+
+        Where that does not work it is started as before, and the sentence that comes back says so; else that is empty.
+        Raises NeuroShardError; nothing may then run.
+        """
         ...
 
 
@@ -64,6 +68,7 @@ class Change:
     before: str
     after: str
     was_running: bool
+    note: str = ""  # what the owner should know of the node that runs now
 
 
 def apply_update(
@@ -76,7 +81,8 @@ def apply_update(
 ) -> Change:
     """Fetch, unpack, try and start the new version. `on_step` is told what was just done.
 
-    Raises UpdateRefusedError, UpdateFailedError, DataError, StorageError; the version from before is then in use.
+    Raises UpdateRefusedError, UpdateFailedError, DataError, StorageError; the version from before is then in use, but
+    for the UpdateFailedError that says that no node runs.
     """
     version = update.version
     with _alone(installation):
@@ -112,25 +118,63 @@ def _change(installation: Installation, control: NodeControl, version: str, on_s
         installation.switch(version)
         on_step("switched")
         return Change(before, version, was_running=False)
-    control.stop(node)
-    on_step("stopped")
-    has_started = False
     try:
+        control.stop(node)
+        on_step("stopped")
         control.start(program, version, node)
-        has_started = True
         on_step("started")
         installation.switch(version)
     except (NeuroShardError, KeyboardInterrupt) as error:
-        if has_started:
-            control.stop(node)
-        control.start(installation.program(before), before, node)
-        control.settle(node)
-        action = f"Version {before} runs again, from the same checkpoint."
-        raise UpdateFailedError(f"Version {version} did not come up: {error or 'interrupted'}.", action) from error
+        _go_back(_Trial(installation, control, node, on_step), version, error)
     on_step("switched")
-    control.settle(node)
+    try:
+        note = control.settle(program, version, node)
+    except (NeuroShardError, KeyboardInterrupt) as error:
+        said = f"Version {version} is installed, but its node could not be started again: {_words(error)}."
+        raise UpdateFailedError(said, _what_runs(control)) from error
     on_step("settled")
-    return Change(before, version, was_running=True)
+    return Change(before, version, was_running=True, note=note)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A node that another version was to take over."""
+
+    installation: Installation
+    control: NodeControl
+    node: RunningNode
+    on_step: OnStep
+
+
+def _go_back(trial: _Trial, version: str, error: NeuroShardError | KeyboardInterrupt) -> NoReturn:
+    """Have the current version run again when another one cannot. Raises UpdateFailedError always."""
+    control, node, before = trial.control, trial.node, trial.installation.current()
+    program = trial.installation.program(before)
+    said = f"The change to version {version} did not succeed: {_words(error)}."
+    try:
+        trial.on_step("going back")
+        control.stop(node)  # the old one, if it still ends, or the new one
+        control.start(program, before, node)
+        note = control.settle(program, before, node)
+    except (NeuroShardError, KeyboardInterrupt) as second:
+        said = f"{said} Version {before} could not be started again: {_words(second)}."
+        raise UpdateFailedError(said, _what_runs(control)) from error
+    raise UpdateFailedError(said, f"Version {before} runs again, from the same checkpoint. {note}".strip()) from error
+
+
+def _words(error: NeuroShardError | KeyboardInterrupt) -> str:
+    return str(error).rstrip(".") or "it was interrupted"
+
+
+def _what_runs(control: NodeControl) -> str:
+    """What to do after a node could be neither replaced nor started again."""
+    try:
+        node = control.running()
+    except UpdateFailedError:  # it cannot be looked at, but it is there
+        return "Something still holds the data folder: see `neuroshard status`."
+    if node is not None:
+        return "A node still holds the data folder: see `neuroshard status`. Start it again when it has ended."
+    return "No node runs now. Start it with `neuroshard`: it goes on from its newest checkpoint."
 
 
 def _install(installation: Installation, version: str, archive: Path, unpacked_size: int) -> None:
@@ -140,6 +184,7 @@ def _install(installation: Installation, version: str, archive: Path, unpacked_s
         unpack(archive, folder, unpacked_size)
         if (folder / BOOTSTRAP).is_file():
             _prepare(folder)
+        flush_to_disk(folder)  # a power cut must not leave the mark, and later the pointer, to files without content
         installation.mark_complete(version)
         archive.unlink()
     except OSError as error:

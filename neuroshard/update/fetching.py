@@ -17,7 +17,7 @@ from neuroshard.data.http_source import HttpSource
 from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.retry import DEFAULT_RETRY_POLICY, FileDamagedError, retry_delay
 from neuroshard.data.storage import storage_error
-from neuroshard.errors import DataError, DiskFullError
+from neuroshard.errors import DataError, DataUnavailableError, DiskFullError
 from neuroshard.update.errors import UpdateRefusedError
 from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact
 
@@ -30,16 +30,18 @@ Progress = Callable[[int, int], None]  # bytes here, bytes in all
 
 async def fetch_manifest(url: str) -> bytes:
     """The bytes at the URL, at most MAX_MANIFEST_BYTES. Raises UpdateRefusedError, DataUnavailableError, UsageError."""
+    advice = "Set update_url to the address it redirects to, if you trust that one."
     data = bytearray()
     try:
         with anyio.fail_after(MANIFEST_SECONDS):
-            async with _opened(url) as file:
+            async with _opened(url, advice) as file:
                 _refuse_longer(file.total_bytes or 0, MAX_MANIFEST_BYTES, "manifest")
                 async for chunk in file.chunks:
                     _refuse_longer(len(data) + len(chunk), MAX_MANIFEST_BYTES, "manifest")
                     data += chunk
     except TimeoutError:
-        raise UpdateRefusedError(f"The update manifest did not come within {MANIFEST_SECONDS:.0f} s.") from None
+        said = f"The update manifest did not come within {MANIFEST_SECONDS:.0f} s."
+        raise DataUnavailableError(said, "Try again later.") from None
     return bytes(data)
 
 
@@ -90,7 +92,8 @@ async def _attempt(artefact: Artefact, part: Path, progress: Progress) -> None:
     validator = validator_file.read_text(encoding="ascii", errors="ignore") if validator_file.exists() else None
     if validator is None or _size(part) > artefact.size:
         _forget(part)
-    async with _opened(artefact.url, _size(part), validator) as file:
+    advice = "The publisher has to name the address where the archive lies itself."
+    async with _opened(artefact.url, advice, _size(part), validator) as file:
         if file.total_bytes is not None and file.total_bytes != artefact.size:
             raise UpdateRefusedError(f"The archive has {file.total_bytes} bytes, {artefact.size} were signed.")
         if file.offset == 0:
@@ -109,9 +112,9 @@ async def _attempt(artefact: Artefact, part: Path, progress: Progress) -> None:
 
 
 @asynccontextmanager
-async def _opened(url: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
+async def _opened(url: str, advice: str, offset: int = 0, validator: str | None = None) -> AsyncGenerator[OpenedFile]:
     base, _, name = url.rpartition("/")
-    source = HttpSource(base)
+    source = HttpSource(base, redirect_advice=advice)
     try:
         async with source.open(name, offset, validator) as file:
             yield file

@@ -27,6 +27,17 @@ def unpack(archive: Path, folder: Path, most_bytes: int) -> None:
         raise UpdateRefusedError(f"The archive of the update cannot be unpacked: {error}.") from error
 
 
+def flush_to_disk(folder: Path) -> None:
+    """Wait until everything below the folder would survive a power cut. Raises OSError."""
+    if hasattr(os, "sync"):
+        os.sync()
+        return
+    for path in folder.rglob("*"):  # Windows: file by file, of those that may be written
+        if path.is_file() and os.access(path, os.W_OK):
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+
+
 def _extract(content: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     """One member: a folder, a file or a link, within the folder. tarfile's own filter came with Python 3.11.4 only."""
     name, target = PurePosixPath(member.name), folder / member.name

@@ -8,6 +8,7 @@ import pytest
 from command_run import Command
 
 from benchmarks.node_process import TOKEN
+from neuroshard.node.autostart.rendering import desktop_entry
 
 pytestmark = pytest.mark.process
 
@@ -31,3 +32,37 @@ def test_on_status_and_off(neuroshard: Command, tmp_path: Path) -> None:
     assert neuroshard("autostart", "off").out.startswith("Autostart is off.")
     assert not entry.exists()
     assert neuroshard("autostart", "status", "--json").json()["is_on"] is False
+
+
+def test_an_entry_whose_program_is_gone_is_told(neuroshard: Command, tmp_path: Path) -> None:
+    """Written by an installation that was moved since."""
+    entry = neuroshard.home / ".config/autostart/neuroshard.desktop"
+    entry.parent.mkdir(parents=True)
+    gone = tmp_path / "my programs" / "neuroshard"
+    entry.write_text(desktop_entry((str(gone), "--headless")))
+    told = neuroshard("autostart", "status")
+    assert told.code == 0
+    assert f"starts {gone}, which is not there" in told.err
+    assert "`neuroshard autostart on` writes it anew" in told.err
+    assert neuroshard("autostart", "status", "--json").json()["missing"] == str(gone)
+    gone.parent.mkdir()
+    gone.write_text("#!/bin/sh\n")
+    gone.chmod(0o755)
+    assert neuroshard("autostart", "status").err == ""
+    assert neuroshard("autostart", "status", "--json").json()["missing"] is None
+
+
+def test_the_doctor_tells_of_such_an_entry(neuroshard: Command, tmp_path: Path) -> None:
+    def finding() -> dict[str, object]:
+        outcome = neuroshard("doctor", "--json", "--data-dir", tmp_path / "node", "--genesis", tmp_path)
+        found = {told["subject"]: told for told in outcome.json()["findings"]}
+        return found["autostart"]
+
+    assert finding() == {"subject": "autostart", "is_well": True, "detail": "off", "action": ""}
+    entry = neuroshard.home / ".config/autostart/neuroshard.desktop"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(desktop_entry((str(tmp_path / "gone"), "--headless")))
+    told = finding()
+    assert told["is_well"] is False
+    assert f"starts {tmp_path}/gone, which is not there" in str(told["detail"])
+    assert "autostart off" in str(told["action"])

@@ -12,11 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import StorageError, TokenError, UsageError
 from neuroshard.node.autostart import Place, places_here, start_command, status, turn_off, turn_on
 from neuroshard.node.autostart.places import RUN_VALUE, RunKeyPlace
+from neuroshard.node.autostart.reading import (
+    program_of_agent,
+    program_of_entry,
+    program_of_run_key,
+    program_of_unit,
+)
 from neuroshard.node.autostart.rendering import desktop_entry, launch_agent, run_key_value, systemd_unit
 
 AWKWARD = ("/opt/my programs/neuroshard", "--data-dir", '/mnt/100% "big" $HOME \\disk', "--headless")
@@ -140,6 +148,52 @@ def test_systemd_is_preferred_and_nothing_starts_twice(tmp_path: Path, runtime: 
     turn_off(places_here("linux", home, {}))  # in a session without systemd
     assert files(home) == []
     assert not link.parent.exists()
+
+
+def test_the_unit_of_a_package_that_was_switched_on_is_seen_and_switched_off(
+    tmp_path: Path, runtime: dict[str, str]
+) -> None:
+    packaged = tmp_path / "usr/neuroshard.service"
+    packaged.parent.mkdir()
+    packaged.write_text(systemd_unit(("/bin/sh", "--headless")))
+    places = places_here("linux", tmp_path / "home", runtime)
+    link = tmp_path / "home/.config/systemd/user/default.target.wants/neuroshard.service"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(packaged)
+    found = status(places)
+    assert (found.is_on, found.path, found.missing) == (True, str(link), None)
+    assert not turn_off(places).is_on
+    assert packaged.exists()
+    assert not link.is_symlink()
+
+
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), min_size=1).map(
+    lambda name: f"/opt/{name.strip()}x"
+)
+
+
+@given(NAMES)
+def test_the_program_of_every_text_is_found_again(program: str) -> None:
+    command = (program, "--headless", 'a "b" %h $HOME')
+    assert program_of_unit(systemd_unit(command), "/home/me") == program
+    assert program_of_entry(desktop_entry(command)) == program
+    assert program_of_agent(launch_agent(command).decode()) == program
+    if '"' not in program:
+        assert program_of_run_key(run_key_value(command)) == program
+
+
+@given(st.text())
+def test_what_an_owner_wrote_by_hand_is_read_or_not(text: str) -> None:
+    for content in (text, f"ExecStart={text}", f"Exec={text}", f'ExecStart="{text}'):
+        for read in (lambda told: program_of_unit(told, "/home/me"), program_of_entry, program_of_agent):
+            assert read(content) != ""
+        program_of_run_key(content)
+
+
+def test_a_unit_by_hand() -> None:
+    text = "ExecStart=-%h/.venv/bin/neuroshard --headless --token-file %h/token\n"
+    assert program_of_unit(text, "/home/me") == "/home/me/.venv/bin/neuroshard"
+    assert program_of_unit("ExecStart=%i --headless\n", "/home/me") is None
 
 
 def test_other_links_in_the_folder_stay(tmp_path: Path, runtime: dict[str, str]) -> None:

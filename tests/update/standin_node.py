@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.request import urlopen
@@ -72,6 +73,9 @@ def main():
     while not server.is_over:
         server.handle_request()
     server.server_close()
+    (folder / "asked-to-stop").touch()
+    while "GATE" in os.environ and not Path(os.environ["GATE"]).exists():  # a long final checkpoint
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

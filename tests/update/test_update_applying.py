@@ -8,16 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from neuroshard.training.checkpoint.lock import read_lock_owner
-from neuroshard.update.installation import Installation
 from tests.data.hostile_server import HostileServer
 from tests.update.made_releases import DAY, ReleasePlace, archive_of, installed, program, real_program
+from tests.update.updated_computer import Computer, publish, until
 
 pytestmark = [
     pytest.mark.process,
@@ -25,72 +23,6 @@ pytestmark = [
 ]
 STEPS_WITH_NODE = ("downloaded", "unpacked", "tried", "stopped", "started", "switched")
 STEPS_WITHOUT_NODE = ("downloaded", "unpacked", "tried", "proved", "switched")
-UPDATE_PROGRAM = Path(__file__).with_name("update_program.py")
-
-
-@dataclass
-class Computer:
-    """One with an installation, a data folder, and a publisher within reach."""
-
-    home: Path
-    place: ReleasePlace
-    installation: Installation
-
-    @property
-    def data(self) -> Path:
-        return self.home / "data"
-
-    def update(self, *arguments: str, dies_after: str = "", current: str = "") -> subprocess.CompletedProcess[str]:
-        """Run the command as the version that is installed."""
-        version = current or self.installation.current()
-        command = [sys.executable, str(UPDATE_PROGRAM), dies_after or "-", version, str(self.installation.root)]
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
-        return subprocess.run(
-            [*command, *arguments, "--data-dir", str(self.data)],
-            env={**kept, **self.place.variables(), "HOME": str(self.home)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-
-    def starts(self) -> list[str]:
-        """What ran on the data folder so far."""
-        return (self.data / "starts").read_text().splitlines()
-
-    def working_version(self) -> str:
-        """What a start gives now. The version must say so itself."""
-        pointed = self.installation.program(self.installation.current())
-        told = subprocess.run([str(pointed), "--version"], capture_output=True, text=True, check=True).stdout
-        assert told.split()[1] == self.installation.current()
-        return told.split()[1]
-
-    @contextmanager
-    def node(self) -> Iterator[None]:
-        """A node of the current version; whatever runs on the folder afterwards is ended too."""
-        start = [str(self.installation.program(self.installation.current())), "run", "--data-dir", str(self.data)]
-        process = subprocess.Popen(start, env={**os.environ, "MARK": "kept"})
-        try:
-            until(lambda: (owner := read_lock_owner(self.data)) is not None and owner.port is not None)
-            yield
-        finally:
-            self.end_node()
-            process.kill()
-            process.wait()
-
-    def end_node(self) -> None:
-        owner = read_lock_owner(self.data) if self.data.exists() else None
-        if owner is not None and owner.pid is not None:
-            os.kill(owner.pid, 9)
-            until(lambda: read_lock_owner(self.data) is None)
-
-
-def until(holds: object, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -100,13 +32,6 @@ def computer(tmp_path: Path) -> Iterator[Computer]:
         computer = Computer(tmp_path, ReleasePlace(server), installed(tmp_path / "program"))
         publish(computer, "0.2.0")
         yield computer
-
-
-def publish(computer: Computer, version: str, content: bytes | None = None, **changes: object) -> None:
-    archive = archive_of({"neuroshard": content or program(version)}, padding=200_000)
-    now = time.time()
-    times = {"issued_at": now, "expires_at": now + DAY}
-    computer.place.publish(version, archive, **{**times, **changes})  # type: ignore[arg-type]
 
 
 def test_a_running_node_becomes_the_new_version_as_it_was_started(computer: Computer) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from neuroshard.errors import DiskFullError
+from neuroshard.errors import DataUnavailableError, DiskFullError
+from neuroshard.update import fetching
 from neuroshard.update.errors import UpdateRefusedError
 from neuroshard.update.fetching import fetch_artefact, fetch_manifest
 from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact
 from neuroshard.update.unpacking import unpack
-from tests.data.hostile_server import HostileServer, drops_after, ignores_range, never_ends, serves
+from tests.data.hostile_server import HostileServer, answers, drops_after, ignores_range, never_ends, serves
 from tests.update.made_releases import archive_of
 
 CONTENT = b"".join(sha256(str(index).encode()).digest() for index in range(20_000))
@@ -92,6 +93,29 @@ def test_an_endless_manifest_is_cut(server: HostileServer) -> None:
     server.default = never_ends
     with pytest.raises(UpdateRefusedError, match=str(MAX_MANIFEST_BYTES)):
         anyio.run(fetch_manifest, f"{server.url}/update.json")
+
+
+def test_a_manifest_that_does_not_come_is_no_refused_update(
+    server: HostileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "MANIFEST_SECONDS", 0.05)
+    server.default = server.stalls_after(0)
+    with pytest.raises(DataUnavailableError, match="did not come within"):
+        anyio.run(fetch_manifest, f"{server.url}/update.json")
+
+
+def test_what_to_do_about_a_redirect_elsewhere_is_what_helps_here(
+    server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "ATTEMPTS", 1)
+    server.default = answers(302, Location="http://localhost:9/elsewhere")
+    with pytest.raises(DataUnavailableError, match="redirects to localhost") as manifest:
+        anyio.run(fetch_manifest, f"{server.url}/update.json")
+    assert "update_url" in manifest.value.action
+    with pytest.raises(DataUnavailableError, match="redirects to localhost") as archive:
+        anyio.run(fetch_artefact, artefact(server), tmp_path / NAME)
+    assert "publisher" in archive.value.action
+    assert "--genesis" not in f"{manifest.value} {archive.value}"
 
 
 def test_an_archive_that_unpacks_to_more_than_signed_is_refused(tmp_path: Path) -> None:

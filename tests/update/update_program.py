@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import neuroshard
+from neuroshard.cli import update_node
 from neuroshard.config import program
 from neuroshard.update import applying
 
@@ -20,14 +21,25 @@ neuroshard.__version__ = version
 program.installation_root = lambda version_folder=None: Path(root)  # this interpreter lies elsewhere
 
 
-def die_after(done: str) -> None:
-    """The power cut."""
-    if done == step:
-        os.kill(os.getpid(), signal.SIGKILL)
+def dying(change: Callable[..., applying.Change]) -> Callable[..., applying.Change]:
+    """The same, with a power cut after the step."""
+
+    def changed(*values: object, on_step: applying.OnStep, **named: object) -> applying.Change:
+        def die_after(done: str) -> None:
+            on_step(done)
+            if done == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return change(*values, on_step=die_after, **named)
+
+    return changed
 
 
-applying.apply_update = partial(applying.apply_update, on_step=die_after)
-applying.roll_back = partial(applying.roll_back, on_step=die_after)
+applying.apply_update = dying(applying.apply_update)
+applying.roll_back = dying(applying.roll_back)
+update_node.STOP_SECONDS = float(os.environ.get("STOP_SECONDS", update_node.STOP_SECONDS))
+if "UNIT" in os.environ:  # what no process of a test belongs to
+    update_node._unit_of = lambda pid: os.environ["UNIT"]
 from neuroshard.cli.main import main  # noqa: E402 - after what it imports was prepared
 
 sys.argv = ["neuroshard", "update", *arguments]

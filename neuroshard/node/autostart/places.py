@@ -12,6 +12,12 @@ from typing import Protocol
 
 from neuroshard.config.atomic_write import write_atomically
 from neuroshard.errors import StorageError, UsageError
+from neuroshard.node.autostart.reading import (
+    program_of_agent,
+    program_of_entry,
+    program_of_run_key,
+    program_of_unit,
+)
 from neuroshard.node.autostart.rendering import (
     AGENT_LABEL,
     NAME,
@@ -44,6 +50,10 @@ class Place(Protocol):
         """What stands there; None when nothing does."""
         ...
 
+    def program(self, content: str) -> str | None:
+        """The program that such a content starts; None when that cannot be told."""
+        ...
+
     def write(self, command: Sequence[str]) -> None:
         """Start this command at the next login."""
         ...
@@ -60,22 +70,27 @@ class FilePlace:
     kind: str
     file: Path
     render: Callable[[Sequence[str]], bytes]
+    program_of: Callable[[str], str | None]
     links: tuple[Path, ...] = ()
     reload: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
-        """The file."""
-        return str(self.file)
+        """The file, or a link that switches on another one, such as the unit of a package."""
+        return str(next((path for path in (self.file, *self.links) if path.exists()), self.file))
 
     def read(self) -> str | None:
-        """Its text; None when it is not there."""
+        """The text of what is switched on; None when nothing is."""
         try:
-            return self.file.read_text(encoding="utf-8")
+            return Path(self.path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise StorageError(f"{self.file} cannot be read: {error}.", "Look at that file.") from error
+            raise StorageError(f"{self.path} cannot be read: {error}.", "Look at that file.") from error
+
+    def program(self, content: str) -> str | None:
+        """The program that such a text starts; None when that cannot be told."""
+        return self.program_of(content)
 
     def write(self, command: Sequence[str]) -> None:
         """Write the file, then the links to it."""
@@ -139,6 +154,10 @@ class RunKeyPlace:
         """The command line; None when there is none."""
         return self.registry.get(RUN_VALUE)
 
+    def program(self, content: str) -> str | None:
+        """The program of such a command line; None when there is none."""
+        return program_of_run_key(content)
+
     def write(self, command: Sequence[str]) -> None:
         """Write the command line, whole or not at all."""
         value = run_key_value(command)
@@ -162,7 +181,7 @@ def places_here(platform: str, home: Path, environment: Mapping[str, str]) -> tu
         return (RunKeyPlace(RunKey(RUN_KEY)),)
     if platform == "darwin":
         file = home / "Library" / "LaunchAgents" / f"{AGENT_LABEL}.plist"
-        return (FilePlace("launchd agent", file, launch_agent),)
+        return (FilePlace("launchd agent", file, launch_agent, program_of_agent),)
     if platform.startswith(("linux", "freebsd")):
         return linux_places(home, environment)
     raise UsageError(f"How {platform} starts programs at login is not known here.", "Set it up by hand.")
@@ -177,6 +196,7 @@ def linux_places(home: Path, environment: Mapping[str, str]) -> tuple[Place, ...
         "systemd user unit",
         units / f"{NAME}.service",
         lambda command: systemd_unit(command).encode(),
+        lambda text: program_of_unit(text, str(home)),
         links=(units / "default.target.wants" / f"{NAME}.service",),
         reload=("systemctl", "--user", "daemon-reload") if has_systemd else (),
     )
@@ -184,6 +204,7 @@ def linux_places(home: Path, environment: Mapping[str, str]) -> tuple[Place, ...
         "desktop autostart entry",
         config / "autostart" / f"{NAME}.desktop",
         lambda command: desktop_entry(command).encode(),
+        program_of_entry,
     )
     return (unit, entry) if has_systemd else (entry, unit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,19 +16,31 @@ from neuroshard.node.autostart.places import Place
 
 @dataclass(frozen=True)
 class AutostartStatus:
-    """Whether this program starts at login; `path` and `kind` of what does it, or of what `on` would write."""
+    """Whether this program starts at login; `path` and `kind` of what does it, or of what `on` would write.
+
+    `missing` is the program that should start and is not there: it was moved or removed since.
+    """
 
     is_on: bool
     kind: str
     path: str
     content: str | None
+    missing: str | None = None
+
+    def complaint(self) -> str:
+        """What is wrong with it; empty when nothing is."""
+        if self.missing is None:
+            return ""
+        return f"The {self.kind} {self.path} starts {self.missing}, which is not there."
 
 
 def status(places: Sequence[Place]) -> AutostartStatus:
     """What is there now. Raises StorageError."""
     found = ((place, content) for place in places if (content := place.read()) is not None)
     place, content = next(found, (places[0], None))
-    return AutostartStatus(content is not None, place.kind, place.path, content)
+    program = None if content is None else place.program(content)
+    missing = program if program is not None and shutil.which(program) is None else None
+    return AutostartStatus(content is not None, place.kind, place.path, content, missing)
 
 
 def turn_on(places: Sequence[Place], command: Sequence[str]) -> AutostartStatus:
