@@ -86,6 +86,7 @@ def apply_update(
     """
     version = update.version
     with _alone(installation):
+        control.running()  # what could not be started again is told before anything is fetched
         if not installation.is_complete(version):
             archive = installation.download(version)
             anyio.run(fetch_artefact, update.artefact, archive, progress)

@@ -103,6 +103,7 @@ def test_while_the_wizard_is_open_nothing_is_tried(computer: Computer) -> None:
     assert done.returncode == 1
     assert "The set-up is open in the browser" in done.stderr
     assert "Finish it there" in done.stderr
+    assert not computer.installation.folder("0.2.0").exists()  # nothing was fetched either
     assert computer.working_version() == "0.1.0"
 
 
