@@ -77,9 +77,12 @@ nothing outside your own account. Nothing starts by itself unless you choose it.
   ${EndIf}
 !macroend
 
-; Offers one folder of data for deletion, unless it is no folder of a node. Silent uninstalling keeps it.
+; Offers one folder of data for deletion, unless it is no folder of a node, or the home folder lies in it.
+; Silent uninstalling keeps it.
 !macro OFFER_DATA FOLDER
-  ${If} "${FOLDER}" != ""
+  StrLen $0 "${FOLDER}"
+  StrCpy $4 "$PROFILE" $0
+  ${If} "${FOLDER}" != "$4"
     ${If} ${FileExists} "${FOLDER}\config.toml"
     ${OrIf} ${FileExists} "${FOLDER}\keys\*.*"
     ${OrIf} ${FileExists} "${FOLDER}\instance.lock"

@@ -58,6 +58,19 @@ def test_the_windows_installer_keeps_to_its_user() -> None:
     assert script.count("!insertmacro STOP_NODE") == 2  # before installing and before uninstalling
 
 
+def test_the_windows_installer_asks_only_a_program_that_starts_and_while_it_is_there() -> None:
+    script = (INSTALLERS / "windows/neuroshard.nsi").read_text(encoding="utf-8")
+    stop = script[script.index("!macro STOP_NODE") : script.index("!macro OFFER_DATA")]
+    asked = re.findall(r'neuroshard\.cmd" ([a-z -]+)"', stop)
+    assert asked == ["--version", "stop --demo", "stop"]
+    assert stop.index("--version") < stop.index("${If} $0 == 0") < stop.index("stop --demo")
+    removal = script[script.index('Section "Uninstall"') :]
+    steps = ["STOP_NODE", 'cmd" folders', 'cmd" autostart off', r'RMDir /r "$INSTDIR\versions', "OFFER_DATA"]
+    assert steps == sorted(steps, key=removal.index)
+    for place in (r"$PROFILE\.neuroshard", r"$LOCALAPPDATA\neuroshard"):  # where home_data_dir looks, too
+        assert place in removal
+
+
 def test_what_the_frozen_program_names_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cheap half of `make frozen`: PyInstaller only warns about names that it does not find."""
     told: dict[str, Any] = {}
