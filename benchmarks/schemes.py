@@ -113,6 +113,7 @@ def _conditions() -> str:
         f"reducers, its share of the results to everybody. Trimmed mean, outer step {OUTER.learning_rate}, momentum "
         f"from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k has no outer momentum. Streaming has a "
         f"round each {steps_between_rounds(SCHEMES['int8, streaming'])} inner steps, SPARTA each "
-        f"{steps_between_rounds(SCHEMES['int8, sparta'])}, so that every slice has its turn once, or each. The bits at "
+        f"{steps_between_rounds(SCHEMES['int8, sparta'])}, so that every slice has its turn once, or each. Averaged "
+        "gradients have a step after every batch, with powersgd in two rounds, by the mean of all. The bits at "
         f"{LONG} inner steps are those measured, times {INNER_STEPS} / {LONG}."
     )

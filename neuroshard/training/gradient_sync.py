@@ -14,6 +14,7 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
+from neuroshard.compression import with_residual
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.outer import OuterState
@@ -105,9 +106,13 @@ class GradientSync(OuterSync):
         self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
     ) -> StepResult:
         """See OuterSync: the gradients wait for the group's step, whose rate and norm are its own."""
-        result, gradient = await self._compute.run(lambda: executor.take_gradient(tokens))
-        if gradient is not None:
-            self.gathered = Gathered(gradient, tokens).plus(self.gathered)
+        gathered = self.gathered
+
+        def gather() -> tuple[StepResult, Gathered | None]:
+            result, gradient = executor.take_gradient(tokens)
+            return result, gathered if gradient is None else Gathered(gradient, tokens).plus(gathered)
+
+        result, self.gathered = await self._compute.run(gather)
         return result
 
     async def run_round(self, now: float) -> bool:
@@ -162,7 +167,7 @@ class GradientSync(OuterSync):
             found = (one for one in reversed(self._offered) if one.contribution() is agreed.late_for)
             offer = next(found, offer)
         if agreed.members == 1:
-            after = await anyio.to_thread.run_sync(averaging.lone_state, before, _offered_gradient(offer))
+            after = await anyio.to_thread.run_sync(_after_alone, averaging, before, offer)
             residual = None
         elif averaging.phase(before.outer_step).makes_basis:
             after = await anyio.to_thread.run_sync(averaging.next_state, before, agreed.aggregate)
@@ -177,7 +182,7 @@ class GradientSync(OuterSync):
                 )
         gathered = self.gathered
         if not agreed.is_without_own and gathered is not None:
-            gathered = gathered.without(offer.gathered)
+            gathered = await anyio.to_thread.run_sync(gathered.without, offer.gathered)
         await self._commit(after.anchor, after, residual, agreed, now)
         self.gathered = gathered
         self._offered.clear()
@@ -192,5 +197,5 @@ class GradientSync(OuterSync):
         )
 
 
-def _offered_gradient(offer: _Offer) -> Tensor:
-    return offer.gradient if offer.residual is None else offer.gradient + offer.residual
+def _after_alone(averaging: GradientAveraging, before: OuterState, offer: _Offer) -> OuterState:
+    return averaging.lone_state(before, with_residual(offer.gradient, offer.residual))

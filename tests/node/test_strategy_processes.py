@@ -1,4 +1,4 @@
-"""Two processes that agree on parts of the weights."""
+"""Two processes that agree on parts of the weights, or on gradients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from benchmarks.node_process import NodeProcess
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
+AVERAGING = """
+strategy = "averaging"
+aggregator = "mean"
+codec = "powersgd"
+averager_rank = 4
+averaging_target_batch_size = 40
+"""
 SHAPE = "batch_size = 1\nsequences_per_step = 1\narchitecture = { depth = 2, sequence_length = 64 }\n"
 
 
@@ -26,8 +33,9 @@ def note_root(node: NodeProcess, roots: dict[int, str]) -> None:
     [
         ('strategy = "sparta"\ninner_steps = 20\n', "a twentieth of the weights"),
         ('strategy = "streaming"\ninner_steps = 80\n', "a quarter of the weights"),
+        (AVERAGING, "a gradient"),
     ],
-    ids=["sparta", "streaming"],
+    ids=["sparta", "streaming", "averaging"],
 )
 def test_two_nodes_hold_the_same_anchor_after_rounds_about_parts(
     small_genesis: Path, quick: list[str], tmp_path: Path, scheme: str, words: str
