@@ -113,11 +113,12 @@ class Scheme:
 class Outcome:
     """How one way of training ended."""
 
-    loss: float  # held out, nats a byte; the mean of the replicas, which differ when rounds concern parts
+    loss: float  # held out, nats a byte, of what was agreed on
     refused: int = 0  # honest contributions
     caught: int = 0  # hostile contributions that were refused or could not be read
     abandoned: int = 0  # rounds
     bits: float = 0.0  # that a member sent, of a parameter and inner step
+    own_loss: float | None = None  # of the replicas' own weights, their mean; other where rounds concern parts
 
 
 @dataclass
@@ -229,8 +230,10 @@ def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
     if len({one.state.anchor.numpy().tobytes() for one in outer}) != 1:
         raise AssertionError("the replicas did not agree")
     bits = 8 * meeting.sent_bytes / (parameter_count() * scheme.steps)
-    loss = fmean(held_out_loss(executor.model, texts) for executor in executors)
-    return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, bits)
+    own_loss = fmean(held_out_loss(executor.model, texts) for executor in executors)
+    load_vector(executors[0].model, outer[0].state.anchor)
+    loss = held_out_loss(executors[0].model, texts)
+    return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, bits, own_loss)
 
 
 def parameter_count() -> int:

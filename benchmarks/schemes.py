@@ -94,7 +94,9 @@ def _refused(ways: Sequence[Sequence[Outcome]]) -> Row:
 
 
 def _told(ways: Sequence[Outcome]) -> str:
-    return f"{_spread(ways)} nats, {fmean(way.bits for way in ways):.3f} bits"
+    own = [way.own_loss for way in ways if way.own_loss is not None and way.own_loss != way.loss]
+    more = f" (replicas' own weights: {fmean(own):.4f} ± {stdev(own):.4f})" if len(own) > 1 else ""
+    return f"{_spread(ways)} nats{more}, {fmean(way.bits for way in ways):.3f} bits"
 
 
 def _spread(ways: Sequence[Outcome]) -> str:
@@ -106,8 +108,8 @@ def _conditions() -> str:
     return (
         f"{REPLICAS} replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one of them: "
         f"{ROUNDS} rounds of {INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books. "
-        f"Held-out loss, nats a byte, of the weights after the last step on {HELD_OUT} windows, mean of the replicas "
-        f"(which differ when rounds concern parts); ± between seeds "
+        f"Held-out loss, nats a byte, of the last anchor on {HELD_OUT} windows; where rounds are about parts "
+        f"also the mean of the replicas' own weights after the last step; ± between seeds "
         f"{', '.join(map(str, SEEDS))} for weights and data, most of it that of the weights. Bits: what a member "
         "sends, of a parameter and inner step, from the lengths of the encoded slices: its contribution to two "
         f"reducers, its share of the results to everybody. Trimmed mean, outer step {OUTER.learning_rate}, momentum "
