@@ -10,8 +10,9 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,7 +35,8 @@ from neuroshard.swarm.certified.effects import Judge, MakeStatistics, Reduce
 from neuroshard.swarm.certified.slices import Encoded
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor
-from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync
+from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync, UnderWay
+from neuroshard.training.outer_sync import Outcome as RoundOutcome
 from neuroshard.training.rounds.work import RoundWork
 from neuroshard.training.strategy import steps_between_rounds
 from neuroshard.types import Architecture, LayerRange
@@ -102,6 +104,8 @@ class Scheme:
     replicas: int = 4
     keeps_residuals: bool = True
     attacks: Mapping[int, Attack] = field(default_factory=dict[int, Attack])  # by member
+    late_share: float = 0.0  # of the inner steps between two rounds: so long the one before takes beside them
+    paces: tuple[int, ...] = ()  # inner steps of each replica between two rounds, where they differ
 
     @property
     def steps(self) -> int:
@@ -196,6 +200,24 @@ class Meeting:
         self.sent_bytes += others * (2 * sum(map(len, parts)) + sum(map(len, results)))
 
 
+class Late:
+    """The rounds of one replica that go on beside its inner steps: it asks for the end of each a second time."""
+
+    def __init__(self, meeting: Meeting, replica: int) -> None:
+        self._meeting = meeting
+        self._replica = replica
+        self._begun: Tensor | None = None  # (d,)
+
+    async def exchange(self, contribution: Tensor, outer_step: int) -> RoundOutcome:
+        """See Exchange."""
+        begun, self._begun = self._begun, contribution
+        if begun is None:
+            return UnderWay()
+        self._begun = None
+        outcome = await self._meeting.exchange(self._replica, begun, outer_step)
+        return outcome if isinstance(outcome, Abandoned) else replace(outcome, late_for=begun)
+
+
 def apart(texts: Texts, start: Start, steps: int, batch: int) -> Outcome:
     """One model without rounds."""
     executor, generator = start.executor(), replica_data(start.seed, 0)
@@ -214,7 +236,7 @@ def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
                 compute=compute,
                 model=executor.model,
                 parameters=scheme.outer,
-                exchange=partial(meeting.exchange, replica),
+                exchange=Late(meeting, replica).exchange if scheme.late_share else partial(meeting.exchange, replica),
                 state=fresh_outer_state(flatten(executor.model)),
             )
             for replica, executor in enumerate(executors)
@@ -224,7 +246,8 @@ def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
             async with anyio.create_task_group() as tasks:
                 for replica, executor in enumerate(executors):
                     inner_step = partial(_replica_step, executor, texts, replica_data(start.seed, replica))
-                    tasks.start_soon(_train, outer[replica], inner_step, start.steps, scheme, compute)
+                    pace = _Pace.of(scheme, replica, start.steps)
+                    tasks.start_soon(_train, outer[replica], inner_step, pace, compute)
 
         trio.run(train)
     if len({one.state.anchor.numpy().tobytes() for one in outer}) != 1:
@@ -241,14 +264,33 @@ def parameter_count() -> int:
     return sum(parameter.numel() for parameter in StageModel(SHAPE).parameters())
 
 
-async def _train(
-    outer: OuterSync, inner_step: Callable[[int], None], first_step: int, scheme: Scheme, compute: ComputeThread
-) -> None:
-    for done in range(scheme.steps):
-        await compute.run(partial(inner_step, first_step + done))
+@dataclass(frozen=True)
+class _Pace:
+    """The life of one replica in inner steps."""
+
+    first_step: int
+    total: int
+    between: int  # the beginnings of two rounds
+    late: int  # of these until a round's end is taken over; 0: it ends at once
+
+    @staticmethod
+    def of(scheme: Scheme, replica: int, first_step: int) -> _Pace:
+        between = scheme.paces[replica] if scheme.paces else steps_between_rounds(scheme.outer)
+        total = scheme.rounds * between if scheme.paces else scheme.steps
+        return _Pace(first_step, total, between, ceil(scheme.late_share * between))
+
+
+async def _train(outer: OuterSync, inner_step: Callable[[int], None], pace: _Pace, compute: ComputeThread) -> None:
+    for done in range(1, pace.total + 1):
+        await compute.run(partial(inner_step, pace.first_step + done - 1))
         outer.after_step(BATCH)
-        if (done + 1) % steps_between_rounds(scheme.outer) == 0:
+        since = done % pace.between
+        if done > pace.between and (since or pace.between) == pace.late:
             await outer.run_round(0.0)
+        if since == 0:
+            await outer.run_round(0.0)
+    if pace.total % pace.between < pace.late:
+        await outer.run_round(0.0)
 
 
 def _replica_step(executor: StageExecutor, texts: Texts, generator: torch.Generator, step: int) -> None:

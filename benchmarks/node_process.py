@@ -123,14 +123,16 @@ def start_node(
     trainer: bool = False,
     port: int | None = None,
     variables: Mapping[str, str] | None = None,
+    place: Sequence[str] = (),
 ) -> NodeProcess:
     """Start `neuroshard` (or its demo, or its trainer) headless, on a free port unless one is given.
 
     Of the environment it sees nothing of NeuroShard but `variables`, and a token unless it is a demo. It keeps its
     modules compiled for the next start, as an installed program does, wherever the environment says otherwise.
+    `place` stands before the command, and replaces itself by it.
     """
     port = free_port() if port is None else port
-    command = [sys.executable, "-m", "neuroshard", *(["demo"] if demo else ["trainer"] if trainer else [])]
+    command = [*place, sys.executable, "-m", "neuroshard", *(["demo"] if demo else ["trainer"] if trainer else [])]
     command += ["--headless", "--port", str(port), "--data-dir", str(data_dir), *arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -152,9 +154,10 @@ def running_node(
     trainer: bool = False,
     port: int | None = None,
     variables: Mapping[str, str] | None = None,
+    place: Sequence[str] = (),
 ) -> Iterator[NodeProcess]:
     """A node that is gone when the block ends, however it ends. Arguments as for `start_node`."""
-    node = start_node(data_dir, arguments, demo=demo, trainer=trainer, port=port, variables=variables)
+    node = start_node(data_dir, arguments, demo=demo, trainer=trainer, port=port, variables=variables, place=place)
     try:
         yield node
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ DEFAULT_SOURCE = Path(__file__).resolve().parents[2] / "shared" / "tools" / "lin
 NEAR_ADDRESS, FAR_ADDRESS = "10.77.0.1", "10.77.0.2"
 QUEUE_MS = 100
 READY_SECONDS = 10
+NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET
 
 
 class NoLineError(Exception):
@@ -32,6 +34,18 @@ class Line:
     def inside(self, name: str) -> list[str]:
         """What to put before a command to run it in a namespace."""
         return ["ip", "netns", "exec", name]
+
+    def switch(self, *, is_on: bool) -> None:
+        """Cut the line, or mend it. Raises NoLineError."""
+        _run("ip", "-n", self.near, "link", "set", "emu0", "up" if is_on else "down")
+
+
+def enter(name: str) -> None:
+    """From now on the sockets that this thread opens are in a namespace. Raises OSError."""
+    system = ctypes.CDLL(None, use_errno=True)
+    with Path("/var/run/netns", name).open("rb") as namespace:
+        if system.setns(namespace.fileno(), NETWORK_NAMESPACE):
+            raise OSError(ctypes.get_errno(), f"the network namespace {name} cannot be entered")
 
 
 def emulator_source() -> Path:
