@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from math import ceil
 from typing import TypeAlias, assert_never
-from weakref import ref
 
 import anyio
 import anyio.to_thread
@@ -34,7 +33,6 @@ _PARTS: Mapping[StrategyName, str] = {  # what a round was about, where it was n
     "sparta": " and a twentieth of the weights",
     "averaging": " and a gradient",
 }
-KEPT_OFFERS = 4  # contributions whose counts are remembered
 ROOT_LABEL = b"neuroshard/outer-state"
 
 
@@ -48,6 +46,7 @@ class Agreed:
     late_for: Tensor | None = None  # (k,), the own contribution of earlier that is in it, when training went on since
     is_without_own: bool = False  # it was agreed on without this node, whose work waits for the next round
     sequences: int | None = None  # that a member trained on since the round before; None: as many as this node
+    offered: int | None = None  # sequences whose work `late_for` holds; None: all of them
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,6 @@ class OuterSync:
         self.state = state
         self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
-        # inner steps and sequences at the last contributions: any of them may be the one that ends late
-        self._offers = deque[tuple[ref[Tensor], tuple[int, int]]](maxlen=KEPT_OFFERS)
 
     @property
     def parameters(self) -> OuterOptimization:
@@ -206,7 +203,6 @@ class OuterSync:
         # a version that is heard of during the round waits for the next one
         parameters, strategy = self.parameters, self._strategy
         contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
-        self._offers.append((ref(contribution), (self.progress.inner_steps, self.progress.sequences)))
         outcome = await self.exchange(contribution, before.outer_step)
         match outcome:
             case UnderWay():
@@ -229,8 +225,8 @@ class OuterSync:
                         after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
                     else:
                         after = await anyio.to_thread.run_sync(strategy.next_state, before, outcome.aggregate)
-                        if self._counted_since(outcome)[0] == 0:  # nothing is on top of the anchor, to the last bit
-                            outcome = replace(outcome, late_for=None)
+                        if outcome.offered is not None and self._counted_since(outcome)[1] == 0:
+                            outcome = replace(outcome, late_for=None)  # nothing is on top of the anchor
                         included = await anyio.to_thread.run_sync(included_work, outcome, strategy, carried)
                         weights = await anyio.to_thread.run_sync(strategy.next_weights, local, before, after, included)
                     await self._commit(weights, after, residual, outcome, now)
@@ -257,8 +253,6 @@ class OuterSync:
         _LOG.warning("Round abandoned, training goes on: %s", outcome.reason)
         progress = self.progress
         counted = (progress.inner_steps, progress.sequences) if outcome.is_soon_again else (0, 0)
-        if not outcome.is_soon_again:
-            self._offers.clear()  # counting begins again
         self.progress = replace(
             progress,
             inner_steps=counted[0],
@@ -270,7 +264,6 @@ class OuterSync:
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """Go back to the state of a checkpoint."""
         self.state, self.residual, self.progress = state, residual, progress
-        self._offers.clear()
 
     def exact_root(self) -> str:
         """Names the present weights while they are those that a group agreed on; "" once they have moved on."""
@@ -304,7 +297,6 @@ class OuterSync:
         if weights is not None:
             await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
         self.state, self.residual = after, residual
-        self._offers.clear()
         since_round = 0 if agreed.is_without_own else sequences
         trained = self.progress.since_round - since_round if agreed.sequences is None else agreed.sequences
         self.progress = OuterProgress(
@@ -324,11 +316,10 @@ class OuterSync:
         progress = self.progress
         if agreed.is_without_own:
             return progress.inner_steps, progress.sequences
-        if agreed.late_for is None:
+        if agreed.late_for is None or agreed.offered is None:
             return 0, 0
-        found = (counts for offered, counts in reversed(self._offers) if offered() is agreed.late_for)
-        steps, sequences = next(found, (0, 0))
-        return max(0, progress.inner_steps - steps), max(0, progress.sequences - sequences)
+        since = max(0, progress.sequences - agreed.offered)
+        return ceil(progress.inner_steps * since / max(1, progress.sequences)), since
 
 
 def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:

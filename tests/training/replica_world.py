@@ -200,7 +200,7 @@ class SimulatedReplica:
         """Sequences whose work is in the aggregate."""
         if agreed.is_without_own:
             return 0
-        return next((count for begun, count in self.begun if begun is agreed.late_for), self.sequences)
+        return self.sequences if agreed.offered is None or agreed.late_for is None else agreed.offered
 
     def _note_abandoned(self, outcome: Abandoned) -> None:
         self.outcomes.append(outcome)

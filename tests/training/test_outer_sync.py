@@ -222,7 +222,7 @@ class BesideTraining:
             self.begun = contribution
             return UnderWay()
         sent = make_codec("int8").round_trip(self.begun)
-        return Agreed((sent + self.others) / 2, 2, sent, late_for=self.begun, sequences=12)
+        return Agreed((sent + self.others) / 2, 2, sent, late_for=self.begun, sequences=12, offered=12)
 
 
 def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute: ComputeThread) -> None:

@@ -141,3 +141,53 @@ def test_who_overlaps_and_who_does_not_end_a_round_together() -> None:
         assert min(len(one.anchors) for one in members) >= 3
 
     play(scenario)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "topk"])
+def test_who_ends_in_an_overlapped_round_and_starts_again_keeps_what_it_trained_meanwhile(codec: CodecName) -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        scheme = replace(BESIDE, codec=codec, aggregator="mean" if codec == "topk" else BESIDE.aggregator)
+        members = replicas(network, 3, scheme)
+        one, others = members[2], members[:2]
+        async with anyio.create_task_group() as tasks:
+            for member in others:
+                tasks.start_soon(member.live)
+            await until_it_has_trained_on(one)
+            network.kill(one.name)
+            again = SimulatedReplica(
+                one.name,
+                network,
+                9,
+                steps=one.steps,
+                sequences=one.sequences,
+                outer=scheme,
+                book=one.book,
+                is_idle=True,
+            )
+            again.weights = one.weights
+            contribution, sequences = one.begun[0]
+            anchor, before = again.state.anchor, again.weights
+            tasks.start_soon(again.live)
+            while not again.outcomes:
+                await anyio.sleep(0.1)
+            tasks.cancel_scope.cancel()
+        (outcome,) = again.outcomes
+        assert isinstance(outcome, Agreed)
+        assert outcome.late_for is not None
+        assert again.anchors[1] in {other.anchors.get(1) for other in others}
+        assert again.sequences == one.sequences - sequences > 0
+        # what the others have of its work leaves its weights, and nothing else
+        torch.testing.assert_close(again.weights, again.state.anchor + (before - (anchor - outcome.late_for)))
+        assert (outcome.late_for - contribution).abs().max() <= (0.0 if codec == "fp32" else 0.1)
+
+    play(scenario)
+
+
+async def until_it_has_trained_on(one: SimulatedReplica) -> None:
+    """Live until three steps after its contribution has gone out and some vote of it is on the disk."""
+    async with anyio.create_task_group() as life:
+        life.start_soon(one.live)
+        while not (one.begun and one.sequences >= one.begun[0][1] + 3 * SEQUENCES_PER_STEP and one.book.votes()):
+            await anyio.sleep(0.1)
+        assert not one.outcomes
+        life.cancel_scope.cancel()

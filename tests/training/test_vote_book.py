@@ -16,6 +16,8 @@ from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import signed_by
 from neuroshard.swarm.certified.roster import Member
 from neuroshard.swarm.certified.slices import digest_of
+from neuroshard.training.rounds.offer_file import FILE as OFFER_FILE
+from neuroshard.training.rounds.offer_file import Offer
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, KEPT_VOTES, FolderBook
 
 HASH = "ab" * 32
@@ -117,3 +119,25 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     (tmp_path / "rounds").write_bytes(b"in the way")
     with pytest.raises(StorageError, match="could not be written"):
         FolderBook(tmp_path / "rounds").write(RECORD)
+
+
+def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_none(tmp_path: Path) -> None:
+    book = FolderBook(tmp_path / "rounds")
+    assert book.offer(HASH) is None
+    offer = Offer(HASH, 120, AGGREGATE)
+    book.keep_offer(replace(offer, step_id="cd" * 32))
+    book.keep_offer(offer)
+    again = FolderBook(tmp_path / "rounds")
+    assert again.offer(HASH) == offer
+    assert again.offer("cd" * 32) is None
+    path = tmp_path / "rounds" / OFFER_FILE
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"x", whole.replace(b"120", b"-12"), b"{}", b"\xff", b""):
+        path.write_bytes(damaged)
+        assert again.offer(HASH) is None
+
+
+def test_a_contribution_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rounds").write_bytes(b"")  # a file where the folder should be
+    with pytest.raises(StorageError, match="contribution could not be written"):
+        FolderBook(tmp_path / "rounds").keep_offer(Offer(HASH, 1, AGGREGATE))

@@ -28,8 +28,10 @@ from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, Outcome,
 from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.certificates import certificate_of
+from neuroshard.training.rounds.earlier_life import EarlierLife
 from neuroshard.training.rounds.gathering import Agreement, Gathering, Replica
 from neuroshard.training.rounds.mail import RoundMail
+from neuroshard.training.rounds.offer_file import Offer
 from neuroshard.training.rounds.round_record import NO_ANSWER, RoundEnd, RoundTerms, RoundWatch, with_round
 from neuroshard.training.rounds.vote_book import VoteBook
 from neuroshard.training.rounds.work import RoundWork
@@ -95,6 +97,7 @@ class GroupRounds:
         self._asking = asking
         self._sign = sign
         self.judging = judging
+        self._earlier_life = EarlierLife(book, offload)
         self._offload = offload
         self._sent: _Sent | None = None
         self.abandoned: Callable[[Abandoned], None] = lambda _why: None  # is told of rounds beside the training
@@ -253,11 +256,9 @@ class GroupRounds:
             # what was sent may be in a value that is voted on again: what was trained since is for the next round
             before.watch = watch
         else:
-            parts = await self._offload(lambda: work.encoded(contribution))
-            upload = self.actor.mail.upload or UNMEASURED_UPLOAD
-            promised = Contribution(parts, sequences, upload, made_at())
-            await self._offload(lambda: promised.digests)
-            self._sent = before = _Sent(step.id, contribution, promised, watch, is_outgrown=is_beside)
+            self._sent = before = await self._sending(
+                step.id, contribution, sequences, work=work, watch=watch, is_beside=is_beside
+            )
         if self._end_to_take is None and self.actor.has_ended(step.id) and not await self.actor.recall(step.id):
             return self._abandoned(watch, "its aggregate, which was kept here, is damaged")
         if (ended := self._end_to_take) is not None:
@@ -272,6 +273,23 @@ class GroupRounds:
             self._durations.append(anyio.current_time() - watch.view_began)
             return outcome
         return self._abandoned(watch, outcome)
+
+    async def _sending(
+        self, step_id: str, contribution: Tensor, sequences: int, *, work: RoundWork, watch: RoundWatch, is_beside: bool
+    ) -> _Sent:
+        """What this node sends to a step: once it was started again, what it sent there before."""
+        upload = self.actor.mail.upload or UNMEASURED_UPLOAD
+        is_known = self._sent is not None and self._sent.step_id == step_id
+        earlier = None if is_known else await self._earlier_life.sent(step_id, work)
+        if earlier is None:
+            parts = await self._offload(lambda: work.encoded(contribution))
+        else:
+            contribution, parts, sequences = earlier.contribution, earlier.offer.parts, earlier.offer.sequences
+        promised = Contribution(parts, sequences, upload, made_at())
+        await self._offload(lambda: promised.digests)
+        if is_beside and earlier is None:
+            await self._earlier_life.keep(Offer(step_id, sequences, parts))
+        return _Sent(step_id, contribution, promised, watch, is_outgrown=is_beside or earlier is not None)
 
     def _abandoned(self, watch: RoundWatch, reason: str | None) -> Abandoned:
         self.status = with_round(self.status, watch.abandoned(reason, self._end()))
@@ -337,6 +355,8 @@ class GroupRounds:
             decoded, parts = sent.contribution, sent.promised.parts
             if work.codec.name != "fp32":
                 decoded = await self._offload(lambda: work.decoded_parts(parts))
+        is_of_earlier_life = sent is None and own in value.accepted
+        earlier = await self._earlier_life.sent(value.step_id, work) if is_of_earlier_life else None
         # only now, with nothing to wait for any more: who is stopped before finds the end here again
         self._note(complete.certificate)
         self._certified = number + 1, value.next_root
@@ -344,10 +364,14 @@ class GroupRounds:
         if sent is not None:
             record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
             self.status = with_round(self.status, record)
+        if earlier is not None:
+            vector, offered = earlier.contribution, earlier.offer.sequences
+            return Agreed(aggregate, count, vector, vector, sequences=value.sequences, offered=offered)
         if sent is None or not is_judged:  # who abstains hands its work in with the next contribution
             return Agreed(aggregate, count, is_without_own=not is_judged, sequences=value.sequences)
         late_for = sent.contribution if sent.is_outgrown else None
-        return Agreed(aggregate, count, decoded, late_for, sequences=value.sequences)
+        offered = sent.promised.sequences
+        return Agreed(aggregate, count, decoded, late_for, sequences=value.sequences, offered=offered)
 
     def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:
         rounds = self._replica.rounds

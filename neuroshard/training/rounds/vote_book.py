@@ -23,6 +23,7 @@ from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import quorum_from, quorum_to_json
 from neuroshard.swarm.certified.slices import digest_of
 from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
+from neuroshard.training.rounds.offer_file import Offer, read_offer, write_offer
 from neuroshard.types import JsonValue
 
 _LOG = logging.getLogger(__name__)
@@ -62,6 +63,14 @@ class VoteBook(Protocol):
         """Keep what shows that a member broke its word. Raises StorageError."""
         ...
 
+    def keep_offer(self, offer: Offer) -> None:
+        """Keep what a round may end with after a restart, instead of the one before. Raises StorageError."""
+        ...
+
+    def offer(self, step_id: str) -> Offer | None:
+        """The offer that is kept, if it was made in this step; None also when it is damaged."""
+        ...
+
 
 class ForgetfulBook:
     """The book of tests, and of whoever has no disk: it lasts as long as the process."""
@@ -70,6 +79,7 @@ class ForgetfulBook:
         self._records: dict[str, VoteRecord] = {}
         self._ended: list[Complete] = []
         self.proofs: list[Accuse] = []
+        self._offer: Offer | None = None
 
     def votes(self) -> Sequence[VoteRecord]:
         """See VoteBook."""
@@ -95,6 +105,15 @@ class ForgetfulBook:
     def keep_proof(self, accusation: Accuse) -> None:
         """See VoteBook."""
         self.proofs.append(accusation)
+
+    def keep_offer(self, offer: Offer) -> None:
+        """See VoteBook."""
+        self._offer = offer
+
+    def offer(self, step_id: str) -> Offer | None:
+        """See VoteBook."""
+        offer = self._offer
+        return offer if offer is not None and offer.step_id == step_id else None
 
 
 class FolderBook:
@@ -192,6 +211,24 @@ class FolderBook:
                     file.write(json.dumps(fields) + "\n")
         except OSError as error:
             raise StorageError(f"A proof could not be written to {path}: {error}.", "Make room.") from None
+
+    def keep_offer(self, offer: Offer) -> None:
+        """See VoteBook."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_offer(self._folder, offer)
+        except OSError as error:
+            raise StorageError(
+                f"A contribution could not be written to {self._folder}: {error}.", "Make room."
+            ) from None
+
+    def offer(self, step_id: str) -> Offer | None:
+        """See VoteBook."""
+        try:
+            return read_offer(self._folder, step_id)
+        except (OSError, ValueError, DataError) as error:
+            _LOG.warning("The contribution in %s cannot be read: %s", self._folder, error)
+            return None
 
     def _by_age(self, pattern: str) -> Sequence[Path]:
         """Files in the order in which they were written; numbers begin again when a node changes to another line."""
