@@ -191,3 +191,25 @@ async def until_it_has_trained_on(one: SimulatedReplica) -> None:
             await anyio.sleep(0.1)
         assert not one.outcomes
         life.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_computers_of_unequal_speed_meet_by_the_clock_and_wait_little(overlap: bool) -> None:
+    """1, 2 and 4 times as fast; a round takes about a tenth of the time between two of them."""
+    outer = replace(BESIDE, inner_steps=10_000, max_round_seconds=120.0, overlap=overlap)
+    seconds, step_seconds = 1500.0, (1.0, 0.5, 0.25)
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        members = replicas(network, 3, outer)
+        for one, pace in zip(members, step_seconds, strict=True):
+            one.step_seconds = pace
+        await for_seconds(seconds, *members)
+        assert hold_the_same_bytes(members)
+        for one, pace in zip(members, step_seconds, strict=True):
+            agreed = [outcome for outcome in one.outcomes if isinstance(outcome, Agreed)]
+            assert len(agreed) >= 9
+            assert not any(outcome.is_without_own for outcome in agreed)  # the slow one's work counts, too
+            trained = one.steps * pace / seconds
+            assert trained >= (0.98 if overlap else 0.85), f"{trained:.3f}"
+
+    play(scenario)
