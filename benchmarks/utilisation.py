@@ -28,7 +28,8 @@ UP_MBIT, DOWN_MBIT, RTT_MS = 10, 100, 100
 SHAPE = (512, 8, 8, 8, 1368)  # width, layers, heads, key/value heads, feed-forward: 25 M parameters
 BATCH, LENGTH, VOCABULARY = 4, 64, 1024
 ROUND_SECONDS = float(os.environ.get("BENCHMARK_ROUND_SECONDS", "180"))  # from the end of one to the next
-START_SECONDS, LOOK_SECONDS, SETTLED_SECONDS, GOAL = 120.0, 1.0, 5.0, 0.9
+START_SECONDS, LOOK_SECONDS, GOAL = 120.0, 1.0, 0.9
+SETTLING_SECONDS, TAIL_SECONDS = 20.0, 5.0  # nodes meet; the end of a round is taken over
 PEERS = ("--no-port-mapping", "--no-lan-discovery", "--no-relay")
 T = TypeVar("T")
 
@@ -61,47 +62,49 @@ class HomeNode:
     def look(self) -> Look:
         """How it stands now."""
         status = self.ask(lambda: self.node.get("/api/status"))
-        stages = self.ask(lambda: self.node.get("/api/rounds"))["stages"]
-        rounds = tuple(one for stage in stages for one in stage["recent"])
+        rounds = tuple(reversed(self.ask(lambda: self.node.get("/api/rounds"))["rounds"]))
         self.looks.append(Look(time.time(), int(status["training"]["steps"]), rounds))
         return self.looks[-1]
 
 
 @dataclass(frozen=True)
-class Period:
-    """A replica's time from the end of one round to the end of the next one."""
+class Cost:
+    """What a round has taken from the training of a replica."""
 
-    seconds: float
     round_seconds: float
-    utilisation: float  # steps, as a share of those that it would have made at the speed between the two rounds
-    megabytes: float  # sent for the round
+    lost_seconds: float  # of training, at the speed before the round
+    megabytes: float  # sent for it
 
     @staticmethod
-    def of(looks: Sequence[Look]) -> Period:
-        """Of the first two rounds that completed."""
-        first, second = [one for one in looks[-1].rounds if one["certificate"] is not None][:2]
-        begun = second["ended_at"] - sum(second["seconds"].values())
-        whole = _speed(looks, first["ended_at"], second["ended_at"])
-        between = _speed(looks, first["ended_at"] + SETTLED_SECONDS, begun)
-        seconds = second["ended_at"] - first["ended_at"]
-        return Period(seconds, second["ended_at"] - begun, whole / between, second["bytes_sent"] / 1e6)
+    def of(looks: Sequence[Look]) -> Cost:
+        """Of the first round that completed; the time until it began shows the speed without one."""
+        told = next(one for one in looks[-1].rounds if one["certificate"] is not None)
+        begun, ended = told["ended_at"] - told["seconds"], told["ended_at"] + TAIL_SECONDS
+        before = _speed(looks, looks[0].at + SETTLING_SECONDS, begun)
+        lost = (ended - begun) * (1 - _speed(looks, begun, ended) / before)
+        return Cost(told["seconds"], lost, told["bytes_sent"] / 1e6)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time between two rounds' ends in which the replica trains."""
+        return 1 - self.lost_seconds / (ROUND_SECONDS + self.round_seconds)
 
 
 def measure(codec: str) -> Report:
-    """Two rounds in a codec; the second one and the time before it count. Raises NotHereError without a line."""
+    """A round in a codec, and the time before it. Raises NotHereError without a line."""
     try:
         looks = _looks(cast("CodecName", codec))
     except NoLineError as error:
         raise NotHereError(str(error)) from error
-    periods = [Period.of(of_node) for of_node in looks]
     rows = list[Row]()
-    for name, one in zip(("first", "second"), periods, strict=True):
-        stopped = 1 - one.round_seconds / one.seconds
+    for name, of_node in zip(("first", "second"), looks, strict=True):
+        cost = Cost.of(of_node)
+        waiting = ROUND_SECONDS / (ROUND_SECONDS + cost.round_seconds)
         figure = (
-            f"{one.utilisation:.1%}; a round took {one.round_seconds:.0f} s of {one.seconds:.0f} s and "
-            f"{one.megabytes:.0f} MB up: {stopped:.0%} if training had stopped for it"
+            f"{cost.utilisation:.1%}: a round takes {cost.round_seconds:.0f} s and {cost.megabytes:.0f} MB up, and "
+            f"costs {cost.lost_seconds:.1f} s of training; {waiting:.0%} if training stopped for it"
         )
-        rows.append(Row(f"{codec}, {name} replica", figure, f">= {GOAL:.0%}", one.utilisation >= GOAL))
+        rows.append(Row(f"{codec}, {name} replica", figure, f">= {GOAL:.0%}", cost.utilisation >= GOAL))
     title = f"Compute utilisation over a home's line, {codec}"
     return Report(f"utilisation_{codec}", title, tuple(rows), (_conditions(),))
 
@@ -133,14 +136,17 @@ def _looks(codec: CodecName) -> list[list[Look]]:
 
 
 def _watched(nodes: Sequence[HomeNode]) -> list[list[Look]]:
-    """What the nodes tell until two rounds have completed. Raises TimeoutError."""
-    deadline = time.monotonic() + START_SECONDS + 4 * ROUND_SECONDS
-    while time.monotonic() < deadline:
+    """What the nodes tell until a round has completed, and a little longer. Raises TimeoutError."""
+    deadline = time.monotonic() + START_SECONDS + 2 * ROUND_SECONDS
+    last: float | None = None
+    while last is None or time.monotonic() < last:
         told = [node.look() for node in nodes]
-        if all(sum(one["certificate"] is not None for one in look.rounds) >= 2 for look in told):
-            return [node.looks for node in nodes]
+        if last is None and all(any(one["certificate"] is not None for one in look.rounds) for look in told):
+            last = time.monotonic() + 2 * TAIL_SECONDS
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no round completed; told at last: {told}")
         time.sleep(LOOK_SECONDS)
-    raise TimeoutError(f"two rounds did not complete; told at last: {[node.looks[-1] for node in nodes]}")
+    return [node.looks for node in nodes]
 
 
 def _parameters(genesis: Path, codec: CodecName) -> RunParameters:
@@ -178,7 +184,8 @@ def _conditions() -> str:
         f"Two nodes with all their parts, each in a network namespace, {count / 1e6:.1f} M parameters, one thread each "
         f"on two cores; between them an emulated line of {UP_MBIT} Mbit/s either way and {RTT_MS} ms there and back: "
         f"what two homes of {UP_MBIT} Mbit/s up and {DOWN_MBIT} Mbit/s down give each other. A round is due "
-        f"{ROUND_SECONDS:.0f} s after the one before and goes on beside the training. Utilisation: steps from the end "
-        "of the first round to the end of the second, as a share of those at the speed between the two; encoding, "
-        "sums, TLS and the vote on held-out data take theirs from the same core."
+        f"{ROUND_SECONDS:.0f} s after the one before and goes on beside the training. What it costs is told by the "
+        f"steps from its beginning to {TAIL_SECONDS:.0f} s after its end, beside those before it: encoding, sums, TLS "
+        "and the vote on held-out data take theirs from the same core. Utilisation: of the time from one round's end "
+        "to the next one's."
     )
