@@ -2,140 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 import torch
 import trio
-from replica_world import IDENTITIES, NOW, QUICK
-from replica_world import NAMES as REPLICAS
-from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
+from grouped_trainers import NAMES, TOGETHER, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
-from neuroshard.model.tensor_schema import TensorSchema, flatten
+from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.swarm.certified.messages import Signed
-from neuroshard.swarm.certified.packets import signed_by
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.certified.setting import AnyBody
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds
-from neuroshard.training.held_out_vote import HeldOutVote
-from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import Abandoned, Outcome, state_root
-from neuroshard.training.parts import Driving, StageParts, TrainerParts
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.rounds.door import RoundDoor
-from neuroshard.training.rounds.gathering import Replica
-from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
-from neuroshard.training.rounds.vote_book import FolderBook
-from neuroshard.training.routing import FixedRouting
 from neuroshard.training.strategy import FragmentStep, strategy_at
-from neuroshard.training.transfer.donor import Donor
-from neuroshard.training.transfer.download import Asking
-from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.live_snapshots import LiveSnapshots
-from neuroshard.types import DataPosition, NodeId, ShardId
-
-TOGETHER = replace(PARAMETERS, outer=OuterOptimization(inner_steps=6))
-STAGE = StageName(IDENTITY.run_id, IDENTITY.layers)
-NAMES = REPLICAS[:2]
-
-
-@dataclass
-class Node:
-    trainer: Trainer
-    anchors: list[torch.Tensor]  # after each round
-    weights: list[torch.Tensor]
-    scheduled: list[int]  # sequences, after each round
-
-
-def node_of(
-    compute: ComputeThread,
-    folder: Path,
-    name: NodeId,
-    network: InMemoryNetwork,
-    shard: int,
-    *,
-    parameters: RunParameters = TOGETHER,
-) -> Node:
-    identity = replace(IDENTITY, node_id=name)
-    stage = make_stage(compute, folder / name, parameters, identity)
-    alone = make_parts(compute, stage, parameters, identity)
-    transport = network.join(name)
-    rounds = StageRounds(identity.run_id, 0, TensorSchema.of(stage.executor.model), parameters.outer)
-    snapshots = LiveSnapshots(stage.keeper, alone.outer, lambda: stage.record.progress.steps)
-
-    def peers() -> Sequence[NodeId]:
-        return [node for node in NAMES if node != name]
-
-    known = IDENTITIES[name]
-
-    def sign(body: AnyBody) -> Signed[AnyBody]:
-        return signed_by(known, body, NOW)
-
-    replica = Replica(
-        Member(name, known.wallet_id),
-        STAGE,
-        rounds,
-        parameters.sequences_per_step,
-        snapshots.own,
-        peers,
-        lambda node: IDENTITIES[node].wallet_id,
-    )
-    vote = HeldOutVote(compute, stage.executor, alone.outer, parameters.batch_size)
-    group = GroupRounds(
-        replica,
-        Asking(transport),
-        alone.outer.exchange,
-        sign,
-        Judging(alone.outer.root_after, vote.objection),
-        book=FolderBook(folder / name / "rounds"),
-        times=QUICK,
-    )
-    alone.outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
-    group.abandoned = alone.outer.note_abandoned
-    donor, door = Donor(lambda node: node in NAMES), RoundDoor()
-    donor.offer(STAGE, snapshots)
-    donor.serve(transport)
-    door.add(group)
-    door.serve(transport)
-    held = replace(alone, group=group, vote=vote)
-    node = Node(Trainer.__new__(Trainer), [], [], [])
-    note_rounds(node, held)
-    feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0))
-    parts = TrainerParts(parameters, (held,), Driving(name, feed, FixedRouting([LocalHop(held.service)])))
-    node.trainer = Trainer(parts, [stage.record])
-    return node
-
-
-def note_rounds(node: Node, held: StageParts) -> None:
-    """Remember what the stage holds after each round."""
-    outer, model, run_round = held.outer, held.executor.model, held.outer.run_round
-
-    async def noted(now: float) -> bool:
-        completed = await run_round(now)
-        if completed:
-            node.anchors.append(outer.state.anchor)
-            node.scheduled.append(outer.progress.line_sequences)
-            node.weights.append(await held.service.compute.run(lambda: flatten(model).clone()))
-        return completed
-
-    outer.run_round = noted  # type: ignore[method-assign]
-
-
-async def trained_until(are_done: Callable[[], bool], nodes: Sequence[Node]) -> None:
-    """All of them, side by side."""
-    async with anyio.create_task_group() as tasks:
-        for node in nodes:
-            tasks.start_soon(node.trainer.run)
-        while not are_done():
-            await anyio.sleep(0.02)
-        for node in nodes:
-            node.trainer.stop()
 
 
 def test_a_paused_node_agrees_to_no_round(tmp_path: Path) -> None:
@@ -190,25 +71,45 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
     assert a.trainer.record.progress.position != b.trainer.record.progress.position  # each has data of its own
 
 
-@pytest.mark.parametrize(("strategy", "numbers"), [("diloco", 6), ("sparta", 6), ("streaming", 24)])
-def test_two_trainers_train_on_during_their_rounds(tmp_path: Path, strategy: StrategyName, numbers: int) -> None:
+OVERLAPPED = replace(TOGETHER, outer=replace(TOGETHER.outer, overlap=True))
+
+
+def trained_overlapped(folder: Path, parameters: RunParameters) -> list[Node]:
+    """Both nodes after three rounds of each of their stages, over a line on which a round takes several steps."""
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
-    overlapped = replace(TOGETHER, outer=OuterOptimization(inner_steps=numbers, strategy=strategy, overlap=True))
 
     async def main() -> list[Node]:
         with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(100):
             nodes = [
-                node_of(compute, tmp_path, name, network, shard, parameters=overlapped)
+                node_of(compute, folder, name, network, shard, parameters=parameters)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
             ]
-            await trained_until(lambda: all(len(node.anchors) >= 3 for node in nodes), nodes)
+            stages = [noted for node in nodes for noted in (node, *node.others)]
+            await trained_until(lambda: all(len(noted.anchors) >= 3 for noted in stages), nodes)
             return nodes
 
     try:
-        a, b = trio.run(main)
+        return trio.run(main)
     finally:
         for compute in computes:
             compute.close()
+
+
+def test_two_replicas_of_every_stage_train_on_during_their_rounds(tmp_path: Path) -> None:
+    a, b = trained_overlapped(tmp_path, replace(OVERLAPPED, stage_count=3))
+    for one, other in zip((a, *a.others), (b, *b.others), strict=True):
+        for number in range(3):
+            assert torch.equal(one.anchors[number], other.anchors[number])
+            assert not torch.equal(one.weights[number], one.anchors[number])
+            assert one.scheduled[number] == other.scheduled[number] > 0
+    for part in (*a.trainer.parts.stages, *b.trainer.parts.stages):
+        assert (part.outer.progress.successful >= 3, part.outer.progress.failed) == (True, 0)
+
+
+@pytest.mark.parametrize(("strategy", "numbers"), [("diloco", 6), ("sparta", 6), ("streaming", 24)])
+def test_two_trainers_train_on_during_their_rounds(tmp_path: Path, strategy: StrategyName, numbers: int) -> None:
+    scheme = replace(OVERLAPPED.outer, inner_steps=numbers, strategy=strategy)
+    a, b = trained_overlapped(tmp_path, replace(OVERLAPPED, outer=scheme))
     for number in range(3):
         assert torch.equal(a.anchors[number], b.anchors[number])
         assert not torch.equal(a.weights[number], a.anchors[number])  # they hold steps that the anchor lacks

@@ -1,0 +1,168 @@
+"""Trainers in one process that hold all layers, in one stage or in three, each with a group on an in-memory network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import torch
+from replica_world import IDENTITIES, NOW, QUICK
+from replica_world import NAMES as REPLICAS
+from several_stages import CUTS
+from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
+
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters
+from neuroshard.model.tensor_schema import TensorSchema, flatten
+from neuroshard.network import InMemoryNetwork, Transport
+from neuroshard.swarm.certified.messages import Signed
+from neuroshard.swarm.certified.packets import signed_by
+from neuroshard.swarm.certified.roster import Member
+from neuroshard.swarm.certified.setting import AnyBody
+from neuroshard.training.assembly import Stage
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.exchange import StageRounds
+from neuroshard.training.held_out_vote import HeldOutVote
+from neuroshard.training.loop import Trainer
+from neuroshard.training.parts import Driving, StageParts, TrainerParts
+from neuroshard.training.pipeline import LocalHop
+from neuroshard.training.rounds.door import RoundDoor
+from neuroshard.training.rounds.gathering import Replica
+from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
+from neuroshard.training.rounds.vote_book import FolderBook
+from neuroshard.training.routing import FixedRouting
+from neuroshard.training.transfer.donor import Donor
+from neuroshard.training.transfer.download import Asking
+from neuroshard.training.transfer.fields import StageName
+from neuroshard.training.transfer.live_snapshots import LiveSnapshots
+from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
+
+TOGETHER = replace(PARAMETERS, outer=OuterOptimization(inner_steps=6))
+NAMES = REPLICAS[:2]
+
+
+@dataclass
+class Noted:
+    """What a stage held after each of its rounds."""
+
+    anchors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    weights: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    scheduled: list[int] = field(default_factory=list[int])  # sequences
+
+
+@dataclass
+class Node(Noted):
+    """What is noted of its first stage, and its trainer."""
+
+    trainer: Trainer = field(default_factory=lambda: Trainer.__new__(Trainer))
+    others: list[Noted] = field(default_factory=list[Noted])  # of the stages behind the first one
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the groups of a node's stages are."""
+
+    name: NodeId
+    folder: Path
+    transport: Transport
+    donor: Donor
+    door: RoundDoor
+    parameters: RunParameters
+
+
+def node_of(
+    compute: ComputeThread,
+    folder: Path,
+    name: NodeId,
+    network: InMemoryNetwork,
+    shard: int,
+    *,
+    parameters: RunParameters = TOGETHER,
+) -> Node:
+    identity = replace(IDENTITY, node_id=name)
+    cuts = CUTS if parameters.stage_count > 1 else (CUTS[0], CUTS[-1])
+    transport, donor, door = network.join(name), Donor(lambda node: node in NAMES), RoundDoor()
+    place = Place(name, folder / name, transport, donor, door, parameters)
+    stages, held = list[Stage](), list[StageParts]()
+    for number, layers in enumerate(LayerRange(*cut) for cut in pairwise(cuts)):
+        known = replace(identity, layers=layers)
+        stage = make_stage(compute, folder / name / str(number), parameters, known)
+        part = make_parts(compute, stage, parameters, known, number)
+        stages.append(stage)
+        held.append(in_group(compute, part, stage, StageName(known.run_id, layers), place))
+    donor.serve(transport)
+    door.serve(transport)
+    node = Node(others=[Noted() for _ in held[1:]])
+    for noted, part in zip((node, *node.others), held, strict=True):
+        note_rounds(noted, part)
+    feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0))
+    routing = FixedRouting([LocalHop(part.service) for part in held])
+    parts = TrainerParts(parameters, tuple(held), Driving(name, feed, routing))
+    node.trainer = Trainer(parts, [stage.record for stage in stages])
+    return node
+
+
+def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name: StageName, place: Place) -> StageParts:
+    """A stage whose other replica is at the other node."""
+    parameters, known, outer = place.parameters, IDENTITIES[place.name], held.outer
+    rounds = StageRounds(stage_name.run_id, held.index, TensorSchema.of(stage.executor.model), parameters.outer)
+    snapshots = LiveSnapshots(stage.keeper, outer, lambda: stage.record.progress.steps)
+
+    def peers() -> Sequence[NodeId]:
+        return [node for node in NAMES if node != place.name]
+
+    def sign(body: AnyBody) -> Signed[AnyBody]:
+        return signed_by(known, body, NOW)
+
+    replica = Replica(
+        Member(place.name, known.wallet_id),
+        stage_name,
+        rounds,
+        parameters.sequences_per_step,
+        snapshots.own,
+        peers,
+        lambda node: IDENTITIES[node].wallet_id,
+    )
+    vote = HeldOutVote(compute, stage.executor, outer, parameters.batch_size)
+    group = GroupRounds(
+        replica,
+        Asking(place.transport),
+        outer.exchange,
+        sign,
+        Judging(outer.root_after, vote.objection),
+        book=FolderBook(place.folder / f"rounds-{held.index}"),
+        times=QUICK,
+    )
+    outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
+    group.abandoned = outer.note_abandoned
+    place.donor.offer(stage_name, snapshots)
+    place.door.add(group)
+    return replace(held, group=group, vote=vote)
+
+
+def note_rounds(noted: Noted, held: StageParts) -> None:
+    """Remember what the stage holds after each round."""
+    outer, model, run_round = held.outer, held.executor.model, held.outer.run_round
+
+    async def note(now: float) -> bool:
+        completed = await run_round(now)
+        if completed:
+            noted.anchors.append(outer.state.anchor)
+            noted.scheduled.append(outer.progress.line_sequences)
+            noted.weights.append(await held.service.compute.run(lambda: flatten(model).clone()))
+        return completed
+
+    outer.run_round = note  # type: ignore[method-assign]
+
+
+async def trained_until(are_done: Callable[[], bool], nodes: Sequence[Node]) -> None:
+    """All of them, side by side."""
+    async with anyio.create_task_group() as tasks:
+        for node in nodes:
+            tasks.start_soon(node.trainer.run)
+        while not are_done():
+            await anyio.sleep(0.02)
+        for node in nodes:
+            node.trainer.stop()
