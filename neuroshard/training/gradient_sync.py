@@ -22,7 +22,9 @@ from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor, StepResult
 from neuroshard.training.gradient_averaging import AveragingStep, GradientAveraging
-from neuroshard.training.outer_sync import KEPT_OFFERS, Abandoned, Agreed, Exchange, OuterProgress, OuterSync, UnderWay
+from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterProgress, OuterSync, UnderWay
+
+KEPT_OFFERS = 4  # contributions whose gradients are remembered
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,6 @@ class GradientSync(OuterSync):
         """See OuterSync; the round of one phase."""
         before, step = self.state, self.strategy
         offer, contribution = await anyio.to_thread.run_sync(self._offer, before, step.averaging)
-        self._offers.append((ref(contribution), (self.progress.inner_steps, self.progress.sequences)))
         self._offered.append(offer)
         outcome = await self.exchange(contribution, before.outer_step)
         match outcome:
@@ -190,7 +191,6 @@ class GradientSync(OuterSync):
     def _commit_basis(self, after: OuterState, agreed: Agreed, now: float) -> None:
         """The weights stay, and so does all work: it counts in the second phase."""
         self.state = after
-        self._offers.clear()
         self._offered.clear()
         self.progress = replace(
             self.progress, successful=self.progress.successful + 1, members=agreed.members, last_sync=now
