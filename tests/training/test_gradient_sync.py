@@ -41,7 +41,7 @@ class Script:
             case "agreed":
                 return Agreed(contribution, 2, contribution)
             case "late":  # the first of the last two offers is in it
-                return Agreed(self.offered[-2], 2, self.offered[-2], late_for=self.offered[-2])
+                return Agreed(self.offered[-2], 2, self.offered[-2], late_for=self.offered[-2], offered=8)
             case "without":
                 return Agreed(2 * contribution, 2, is_without_own=True)
             case "refused":

@@ -12,7 +12,7 @@ from pathlib import Path
 from neuroshard.config.atomic_write import write_atomically
 from neuroshard.identity import parse_json
 from neuroshard.identity.fields import exact_object
-from neuroshard.swarm.certified.slices import MAX_SLICES, Encoded, digest_of
+from neuroshard.swarm.certified.slices import MAX_SLICES, digest_of
 from neuroshard.swarm.claim_fields import hash_field, list_field, whole_field
 from neuroshard.training.transfer.fields import LARGEST_NUMBER
 
@@ -26,7 +26,7 @@ class Offer:
 
     step_id: str
     sequences: int  # whose work is in it
-    parts: tuple[Encoded, ...]
+    parts: tuple[bytes, ...]
 
 
 def write_offer(folder: Path, offer: Offer) -> None:
