@@ -12,7 +12,8 @@ import trio
 from grouped_trainers import NAMES, TOGETHER, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
-from neuroshard.model.tensor_schema import TensorSchema
+from neuroshard.data.windows import Batch
+from neuroshard.model.tensor_schema import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.outer_sync import Abandoned, Outcome, state_root
@@ -200,3 +201,65 @@ def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good
     vote = nodes[0].trainer.parts.stages[0].vote
     assert vote is not None
     assert vote.explanation.startswith("No objection: held-out loss")
+
+
+def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_without_a_loss(
+    tmp_path: Path,
+) -> None:
+    """Its work up to the contribution is in the aggregate; what it did since is in its weights, and only there."""
+    computes = [ComputeThread(cpu_threads=1) for _ in (*NAMES, "again")]
+
+    async def main() -> tuple[torch.Tensor, torch.Tensor, Node]:
+        with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(100):
+            a, b = (
+                node_of(compute, tmp_path, name, network, shard, parameters=OVERLAPPED)
+                for shard, (compute, name) in enumerate(zip(computes[:2], NAMES, strict=True))
+            )
+            held, begun, has_ended = a.trainer.parts.stages[0], list[torch.Tensor](), anyio.Event()
+            exchange, group = held.outer.exchange, held.group
+            assert group is not None
+
+            async def up_to_the_end(contribution: torch.Tensor, outer_step: int) -> Outcome:
+                if not group.gathering.is_called:
+                    has_ended.set()
+                    await anyio.sleep_forever()
+                begun.append(held.outer.state.anchor - contribution)
+                return await exchange(contribution, outer_step)
+
+            held.outer.exchange = up_to_the_end
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(b.trainer.run)
+                await trained_until(lambda: has_ended.is_set() and bool(b.anchors), [a])
+                assert not a.anchors
+                stopped = flatten(held.executor.model).clone()
+                network.kill(NAMES[0])
+                again = node_of(computes[2], tmp_path, NAMES[0], network, 0, parameters=OVERLAPPED)
+                halt(again)
+                tasks.start_soon(again.trainer.run)
+                while not again.anchors:
+                    await anyio.sleep(0.02)
+                assert torch.equal(again.anchors[0], b.anchors[0])
+                for node in (again, b):
+                    node.trainer.stop()
+            return stopped, begun[-1], again
+
+    try:
+        stopped, sent, again = trio.run(main)
+    finally:
+        for compute in computes:
+            compute.close()
+    kept = stopped - sent
+    assert kept.abs().max() > 1e-3
+    torch.testing.assert_close(again.weights[0] - again.anchors[0], kept, rtol=0, atol=2e-4)
+
+
+def halt(node: Node) -> None:
+    """It gets no data: it takes part in rounds, and trains no further."""
+    driving = node.trainer.parts.driving
+    assert driving is not None
+
+    async def next_batch(_sequences: int, *, step: int | None = None) -> Batch:
+        await anyio.sleep_forever()
+        raise AssertionError(step)
+
+    driving.feed.next_batch = next_batch  # type: ignore[method-assign]

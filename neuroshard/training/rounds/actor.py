@@ -154,6 +154,7 @@ class RoundActor:
         if certificate is None or aggregate is None:
             return False
         self.ended = Complete(certificate, aggregate)
+        self.wake()
         return True
 
     async def recall_from(self, root: str) -> bool:
