@@ -193,7 +193,11 @@ class GradientSync(OuterSync):
         self.state = after
         self._offered.clear()
         self.progress = replace(
-            self.progress, successful=self.progress.successful + 1, members=agreed.members, last_sync=now
+            self.progress,
+            successful=self.progress.successful + 1,
+            members=agreed.members,
+            last_sync=now,
+            state_root="",  # that was the state before's
         )
 
 
