@@ -1,7 +1,8 @@
 """Whether bulk may pass: a gate that the owner's rules close, also while something is on its way.
 
-Closed, it stops what is large (tensors, states, shards), in both directions; what is small goes on, so that the others
-know what this node does.
+Closed, it stops what is large (tensors, states, shards): what this node has asked for ends at once, what others ask
+for is refused from then on, and an answer to them that is on its way comes to its end. What is small goes on, so that
+the others know what this node does.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class BulkGate:
         self._passing: set[anyio.CancelScope] = set()
 
     def close(self, reason: str) -> None:
-        """Let nothing large pass any more; what is on its way ends now."""
+        """Let nothing large pass any more; what this node has asked for ends now."""
         self.reason = reason
         for scope in self._passing:
             scope.cancel()

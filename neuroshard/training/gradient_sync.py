@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
@@ -23,8 +22,6 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor, StepResult
 from neuroshard.training.gradient_averaging import AveragingStep, GradientAveraging
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterProgress, OuterSync, UnderWay
-
-KEPT_OFFERS = 4  # contributions whose gradients are remembered
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class GradientSync(OuterSync):
         self._averaging = averaging
         self._sequences_per_step = sequences_per_step
         self.gathered: Gathered | None = None
-        self._offered = deque[_Offer](maxlen=KEPT_OFFERS)  # any of them may be the one that ends late
+        self._offered = list[_Offer]()  # any of them may be the one that ends late
 
     @property
     def strategy(self) -> AveragingStep:
@@ -121,7 +118,8 @@ class GradientSync(OuterSync):
         """See OuterSync; the round of one phase."""
         before, step = self.state, self.strategy
         offer, contribution = await anyio.to_thread.run_sync(self._offer, before, step.averaging)
-        self._offered.append(offer)
+        # those that may still end late are held by the rounds, one that nobody holds never counts any more
+        self._offered = [*(one for one in self._offered if one.contribution() is not None), offer]
         outcome = await self.exchange(contribution, before.outer_step)
         match outcome:
             case UnderWay():
@@ -165,8 +163,10 @@ class GradientSync(OuterSync):
         self, agreed: Agreed, before: OuterState, averaging: GradientAveraging, offer: _Offer, now: float
     ) -> None:
         if agreed.late_for is not None:
-            found = (one for one in reversed(self._offered) if one.contribution() is agreed.late_for)
-            offer = next(found, offer)
+            found = [one for one in self._offered if one.contribution() is agreed.late_for]
+            if not found:  # of before a restore: nothing of it is here any more
+                agreed = replace(agreed, is_without_own=True)
+            offer = found[-1] if found else offer
         if agreed.members == 1:
             after = await anyio.to_thread.run_sync(_after_alone, averaging, before, offer)
             residual = None

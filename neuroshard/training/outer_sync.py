@@ -222,6 +222,7 @@ class OuterSync:
                     del contribution  # its memory is wanted for the next state
                     weights = None
                     if keeps_weights(outcome, parameters):
+                        residual = carried  # it is in no weights: somebody who comes is to have it
                         after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
                     else:
                         after = await anyio.to_thread.run_sync(strategy.next_state, before, outcome.aggregate)

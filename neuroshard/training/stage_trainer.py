@@ -178,4 +178,6 @@ class StageTrainer:
         record.progress = replace(record.progress, position=self.record.progress.position, noted=())
         self.record = record
         self.parts.outer.restore(restored.outer_state, restored.residual, restored.outer_progress)
+        if self.background is not None:
+            self.background.start_soon(self.parts.outer.update_root)  # the others go by it
         return f"The checkpoint of step {record.progress.steps} was restored."

@@ -138,6 +138,34 @@ def test_refused_work_is_gone_and_leaves_no_residual(sync: GradientSync) -> None
     assert (sync.gathered, sync.residual, sync.progress.sequences) == (None, None, 0)
 
 
+def test_the_root_is_never_that_of_the_state_before(sync: GradientSync) -> None:
+    for _phase in range(2):
+        trio.run(sync.update_root)
+        played(sync, "agreed")
+        assert sync.progress.state_root == ""  # others would take this node for one of the step before
+        trio.run(sync.update_root)
+        assert sync.progress.state_root == state_root(sync.state)
+
+
+def test_what_was_offered_before_a_restore_takes_nothing_that_was_gathered_since(sync: GradientSync) -> None:
+    played(sync, "agreed", "agreed")
+    script = Script(["aborted", "late"])
+    sync.exchange = script.exchange
+
+    async def main() -> Tensor:
+        await gather(sync, 1)
+        await sync.run_round(0.0)
+        sync.restore(sync.state, sync.residual, sync.progress)
+        since = await gather(sync, 2)
+        await sync.run_round(0.0)
+        return since
+
+    residual, since = sync.residual, trio.run(main)
+    played(sync)
+    assert sync.residual is residual
+    torch.testing.assert_close(waiting(sync), since)
+
+
 def test_who_has_gathered_nothing_offers_nothing(sync: GradientSync) -> None:
     script = Script(["without"])
     sync.exchange = script.exchange

@@ -83,6 +83,13 @@ def test_alone_keep_leaves_weights_and_moves_the_anchor_to_them(compute: Compute
     assert status.state_root == status.certified_root == root == state_root(outer.state)
 
 
+def test_alone_keep_leaves_what_others_have_not_had_for_them(compute: ComputeThread) -> None:
+    outer = sync_of(compute, model_of(), OuterOptimization(lone_outer="keep"))
+    outer.residual = lost = torch.full_like(outer.state.anchor, 0.5)
+    assert trio.run(outer.run_round, 0.0)
+    assert outer.residual is lost
+
+
 def test_alone_apply_equals_torch_sgd_with_nesterov_momentum(compute: ComputeThread) -> None:
     model = model_of()
     parameters = OuterOptimization(lone_outer="apply", momentum=0.5)  # no ramp at 0.5
