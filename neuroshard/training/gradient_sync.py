@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.compression import with_residual
-from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.outer import OuterState
 from neuroshard.status.snapshot import DilocoStatus
@@ -113,6 +113,12 @@ class GradientSync(OuterSync):
 
         result, self.gathered = await self._compute.run(gather)
         return result
+
+    def learning_rate(self, parameters: RunParameters) -> float:
+        """See OuterSync: of the group's next step."""
+        del parameters
+        averaging = self.strategy.averaging
+        return averaging.learning_rate(self.state.outer_step // averaging.phases)
 
     async def run_round(self, now: float) -> bool:
         """See OuterSync; the round of one phase."""

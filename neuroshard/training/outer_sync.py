@@ -14,10 +14,11 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
-from neuroshard.config.run_parameters import OuterOptimization, StrategyName
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
 from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
 from neuroshard.optim.outer import OuterState
+from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
@@ -178,6 +179,10 @@ class OuterSync:
             sequences=progress.sequences + sequences,
             since_round=progress.since_round + sequences,
         )
+
+    def learning_rate(self, parameters: RunParameters) -> float:
+        """Of the next step that moves weights: by how far the line is, not by what this node has done of it."""
+        return learning_rate_at(self.progress.scheduled_sequences // parameters.sequences_per_step, parameters.inner)
 
     def is_due(self, sequences_per_step: int, seconds_since_round: float) -> bool:
         """Whether to run a round before the next inner step."""

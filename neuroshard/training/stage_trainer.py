@@ -11,7 +11,6 @@ from anyio.abc import TaskGroup
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.optim.inner import stage_clip_norm
-from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.training.checkpoint.writer import WriteReport
 from neuroshard.training.control import Control
 from neuroshard.training.held_out_watch import HeldOutWatch
@@ -125,8 +124,7 @@ class StageTrainer:
         """
         own = OwnShare() if self._journal is None else self._journal.stepped(done.keys)
         parameters, executor, index = self.parameters, self.parts.executor, self.parts.index
-        scheduled = self.parts.outer.progress.scheduled_sequences // parameters.sequences_per_step
-        learning_rate = learning_rate_at(scheduled, parameters.inner)
+        learning_rate = self.parts.outer.learning_rate(parameters)
         max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
         result = await self.parts.outer.inner_step(executor, learning_rate, max_norm, done.tokens)
         loss = result.loss if result.loss is not None else own.mean_loss()

@@ -71,6 +71,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
         training=training_status(
             record,
             parameters,
+            learning_rate=_learning_rate(record, parameters, held),
             speed=pace.speed,
             precision=Precision.FP32 if held is None else held.executor.precision,
             held_out_sequences=len(held_out.sequences) if held_out else 0,
@@ -90,6 +91,7 @@ def training_status(
     record: TrainingRecord,
     parameters: RunParameters,
     *,
+    learning_rate: float,
     speed: Speed,
     precision: Precision,
     held_out_sequences: int,
@@ -105,7 +107,7 @@ def training_status(
         loss=progress.loss,
         loss_ema=progress.loss_ema,
         initial_loss=progress.initial_loss,
-        lr=learning_rate_at(progress.steps, parameters.inner),
+        lr=learning_rate,
         tokens_per_second=speed.tokens_per_second,
         step_seconds=speed.step_seconds,
         batch_size=parameters.batch_size,
@@ -115,6 +117,15 @@ def training_status(
         held_out=record.evaluations.points,
         held_out_sequences=held_out_sequences,
         unigram_entropy=unigram_entropy,
+    )
+
+
+def _learning_rate(record: TrainingRecord, parameters: RunParameters, held: StageParts | None) -> float:
+    """Of the next step; who only drives has no line of its own and tells it by the steps it has seen."""
+    return (
+        learning_rate_at(record.progress.steps, parameters.inner)
+        if held is None
+        else held.outer.learning_rate(parameters)
     )
 
 

@@ -14,6 +14,7 @@ from test_averaging_trainers import AVERAGING
 from torch import Tensor
 
 from neuroshard.model.tensor_schema import flatten
+from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StepResult
 from neuroshard.training.gradient_sync import GradientSync
@@ -190,3 +191,12 @@ def test_a_gradient_that_is_not_finite_is_not_gathered(compute: ComputeThread, t
     assert not result.finite
     assert gradient is None
     assert all(parameter.grad is None for parameter in executor.model.parameters())
+
+
+def test_the_learning_rate_that_is_told_is_that_of_the_groups_steps(sync: GradientSync) -> None:
+    before = sync.learning_rate(AVERAGING)
+    played(sync, "aborted", "aborted", "aborted")
+    assert sync.learning_rate(AVERAGING) == before  # gathering is no step
+    played(sync, "agreed", "agreed")
+    assert sync.learning_rate(AVERAGING) == pytest.approx(learning_rate_at(1, AVERAGING.inner), rel=1e-6)
+    assert sync.learning_rate(AVERAGING) != before
