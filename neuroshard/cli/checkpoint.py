@@ -66,6 +66,9 @@ def verify(
         try:
             CheckpointStore(Path(item.path).parent).verify(item)
         except CheckpointError as error:
+            if not Path(item.path).exists():  # a running node has newer ones
+                typer.echo(f"gone     {item.path}: the node has replaced it meanwhile", err=as_json)
+                continue
             problem = str(error)
         checked.append({"path": item.path, "step": item.step, "sound": not problem, "problem": problem or None})
         if not as_json:

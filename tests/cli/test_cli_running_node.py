@@ -135,8 +135,14 @@ def test_a_refusal_of_the_node_is_told_in_its_words(neuroshard: Command) -> None
 
 
 def test_checkpoints_are_listed_and_checked_beside_the_node(neuroshard: Command, node: NodeProcess) -> None:
+    node.post("/api/checkpoints")  # waits for a write that is on its way
     found = neuroshard("checkpoint", "list", "--json").json()
-    assert [item["step"] for item in found] == [item["step"] for item in node.get("/api/checkpoints")["generations"]]
+    steps = [item["step"] for item in found]
+
+    def is_told(_status: object) -> bool:
+        return [item["step"] for item in node.get("/api/checkpoints")["generations"]] == steps
+
+    node.wait_for("the same in the API", is_told)
     verified = neuroshard("checkpoint", "verify", "--json")
     assert verified.code == 0
     assert [(item["path"], item["sound"]) for item in verified.json()] == [(item["path"], True) for item in found]

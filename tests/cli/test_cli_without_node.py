@@ -109,6 +109,44 @@ def test_saved_states_are_listed_newest_first(neuroshard: Command, stopped: Path
     assert [line.split()[1] for line in lines] == [f"{step:,}" for step in steps]
 
 
+REPLACED_MEANWHILE = """
+from pathlib import Path
+from neuroshard.cli import main
+from neuroshard.training.checkpoint.store import CheckpointStore
+verify = CheckpointStore.verify
+def verify_late(self, generation):
+    if generation.path == OLDEST:
+        Path(OLDEST).rename(OLDEST + ".away")
+    return verify(self, generation)
+CheckpointStore.verify = verify_late
+main.main()
+"""
+
+
+def test_a_state_that_a_running_node_replaces_meanwhile_is_not_damaged(neuroshard: Command, stopped: Path) -> None:
+    oldest = saved_states(stopped)[-1]
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"OLDEST = {str(oldest)!r}{REPLACED_MEANWHILE}",
+            "checkpoint",
+            "verify",
+            "--data-dir",
+            str(stopped),
+        ],
+        env=neuroshard.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    oldest.with_name(f"{oldest.name}.away").rename(oldest)
+    assert f"gone     {oldest}: the node has replaced it meanwhile" in ran.stdout
+    assert f"DAMAGED  {oldest}" not in ran.stdout
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_a_damaged_state_is_5_and_named(neuroshard: Command, stopped: Path) -> None:
     newest = saved_states(stopped)[0]
     flip(newest.with_name(decode_manifest(newest.read_bytes()).tensors.file))
@@ -230,7 +268,9 @@ def test_a_source_that_does_not_answer_is_one_clear_line_of_the_doctor(neuroshar
     assert (ran.returncode, ran.stderr) == (1, "")
     told = [line for line in ran.stdout.splitlines() if address in line and not line.startswith(" ")]
     assert len(told) == 1
-    assert told[0].startswith(f"BAD data     {address} does not answer within 1 s: 127.0.0.1 cannot be reached")
+    assert " ".join(told[0].split()).startswith(
+        f"BAD data {address} does not answer within 1 s: 127.0.0.1 cannot be reached"
+    )
     assert "Trying again" not in ran.stdout
 
 

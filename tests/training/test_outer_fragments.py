@@ -169,7 +169,7 @@ def test_what_was_trained_while_a_round_ended_late_stays_on_top(compute: Compute
         if len(given) == 1:
             return Abandoned("nobody answered", is_soon_again=True)
         if len(given) == 2:  # the first one was in it
-            return Agreed(0.5 * given[0], 3, None, late_for=given[0])
+            return Agreed(0.5 * given[0], 3, None, late_for=given[0], offered=4)
         return Agreed(0.5 * torch.ones_like(contribution), 3, is_without_own=True)
 
     model = model_of()
