@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "diloco": ("diloco", ()),
     "diloco_long": ("diloco", ("long",)),
     "schemes": ("schemes", ()),
+    "rare_rounds": ("rare_rounds", ()),
     "overlap": ("overlap", ()),
     "utilisation_int8": ("utilisation", ("int8",)),
     "utilisation_int4": ("utilisation", ("int4",)),

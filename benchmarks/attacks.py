@@ -2,99 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import fmean, stdev
 
 from benchmarks.hostile import attacks
 from benchmarks.laboratory import BATCH, SHAPE, Outcome, Scheme, Start, Texts, parameter_count, together
+from benchmarks.plots import Plot, Point
 from benchmarks.record import Report, Row
+from benchmarks.recorded_attacks import Record, recorded, replayed
+from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
 
 SEEDS = (1, 2, 3)
-INNER_STEPS, ROUNDS, WARM_STEPS, MOST = 25, 8, 400, 8
+INNER_STEPS, ROUNDS, WARM_STEPS, MOST = 25, 8, 400, 16
 OUTER = OuterOptimization(inner_steps=INNER_STEPS, trim_fraction=0.25)
 GOAL, FALSE_REFUSALS = 0.03, 0.05
-WEAKER: Mapping[str, OuterOptimization] = {
+ROBUST = "fraction 0.25"
+AGGREGATIONS: Mapping[str, OuterOptimization] = {
+    ROBUST: OUTER,
     "fraction 0.1": replace(OUTER, trim_fraction=0.1),
     "plain mean": replace(OUTER, aggregator="mean"),
 }
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """So many members, the last ones hostile."""
 
     members: int
     liars: int
     codec: CodecName
-    seeds: tuple[int, ...]
+    is_recorded: bool = False
 
     @property
     def honest(self) -> int:
+        """Members that are not hostile."""
         return self.members - self.liars
 
+    def __str__(self) -> str:
+        return f"{self.liars} of {self.members}, {self.codec}{', recorded' if self.is_recorded else ''}"
 
-GROUPS = (_Group(4, 1, "int8", SEEDS), _Group(4, 1, "int4", SEEDS[:1]), _Group(8, 2, "int8", SEEDS[:1]))
+
+@dataclass(frozen=True)
+class Attempt:
+    """A training of a group; without an attack that of its honest members alone."""
+
+    group: Group
+    seed: int
+    attack: str = ""
+    aggregation: str = ROBUST
+
+    def scheme(self) -> Scheme:
+        """How it is done."""
+        group, outer = self.group, replace(AGGREGATIONS[self.aggregation], codec=self.group.codec)
+        if not self.attack:
+            return Scheme(outer, ROUNDS, group.honest)
+        attack = attacks(frozenset(range(group.honest)))[self.attack]
+        return Scheme(outer, ROUNDS, group.members, attacks=dict.fromkeys(range(group.honest, group.members), attack))
+
+
+TRAINED = (Group(4, 1, "int8"), Group(4, 1, "int4"), Group(8, 2, "int8"), Group(8, 2, "int4"))
+GROUPS = (*TRAINED, Group(16, 4, "int8", is_recorded=True), Group(16, 4, "int4", is_recorded=True))
+NAMES = tuple(attacks(frozenset()))
 
 
 def measure() -> Report:
     """Every attack in every group."""
-    texts = Texts()
-    starts = {seed: Start.of(texts, seed, WARM_STEPS, MOST) for seed in SEEDS}
-    rows, refused, sent = list[Row](), 0, 0
+    attempts = [
+        Attempt(group, seed, attack, aggregation)
+        for group in GROUPS
+        for seed in SEEDS
+        for attack in ("", *NAMES)
+        for aggregation in AGGREGATIONS
+        if attack or aggregation == ROBUST
+    ]
+    outcomes = of_each(_outcome, attempts)
+    rows, points = list[Row](), list[Point]()
     for group in GROUPS:
-        calm = {seed: _calm(texts, starts[seed], group) for seed in group.seeds}
-        rows.append(Row(f"{_named(group)}: the honest alone", _losses(list(calm.values())), "report", None))
-        for name in attacks(frozenset(range(group.honest))):
-            ways = [_attacked(texts, starts[seed], group, OUTER, name) for seed in group.seeds]
-            worse = [way.loss / calm[seed].loss - 1 for way, seed in zip(ways, group.seeds, strict=True)]
-            weaker = _weaker(texts, starts[SEEDS[0]], group, name, calm[SEEDS[0]].loss)
-            caught = sum(way.caught for way in ways)
-            told = f"{_percent(worse)}, refused {caught} of {len(ways) * ROUNDS * group.liars}{weaker}"
-            rows.append(Row(f"{_named(group)}: {name}", told, f"<= {GOAL:.0%}", fmean(worse) <= GOAL))
-            refused += sum(way.refused for way in ways)
-            sent += len(ways) * ROUNDS * group.honest
-    share = refused / sent
-    rows.append(
-        Row(
-            "honest contributions refused",
-            f"{share:.2%} of {sent:,}",
-            f"< {FALSE_REFUSALS:.0%}",
-            share < FALSE_REFUSALS,
-        )
-    )
-    return Report("attacks", "Hostile members", tuple(rows), (_conditions(),))
+        calm = ", ".join(f"{outcomes[Attempt(group, seed)].loss:.4f}" for seed in SEEDS)
+        rows.append(Row(f"{group}: the honest alone", calm, "report", None))
+        for name in NAMES:
+            worse = _worse(outcomes, group, name, ROBUST)
+            caught = sum(outcomes[Attempt(group, seed, name)].caught for seed in SEEDS)
+            figure = f"{_percent(worse)}, refused {caught} of {len(SEEDS) * ROUNDS * group.liars}"
+            for weaker in (name for name in AGGREGATIONS if name != ROBUST):
+                figure += f"; {weaker} {fmean(_worse(outcomes, group, name, weaker)):+.1%}"
+            rows.append(Row(f"{group}: {name}", figure, f"<= {GOAL:.0%}", fmean(worse) <= GOAL))
+            points.append(Point(str(group), name, 100 * fmean(worse), 100 * stdev(worse)))
+    rows.append(_false_refusals(outcomes))
+    plot = Plot("attack", "worse than the honest alone, % of the loss", tuple(points), {"goal": 100 * GOAL})
+    return Report("attacks", "Hostile members", tuple(rows), (_conditions(),), plot)
 
 
-def _calm(texts: Texts, start: Start, group: _Group) -> Outcome:
-    return together(texts, start, Scheme(replace(OUTER, codec=group.codec), ROUNDS, group.honest))
+def _outcome(attempt: Attempt) -> Outcome:
+    texts, start = _prepared(attempt.seed)
+    if attempt.group.is_recorded:
+        return replayed(texts, start, attempt.scheme(), _record(attempt.group, attempt.seed))
+    return together(texts, start, attempt.scheme())
 
 
-def _attacked(texts: Texts, start: Start, group: _Group, outer: OuterOptimization, name: str) -> Outcome:
-    attack = attacks(frozenset(range(group.honest)))[name]
-    liars = dict.fromkeys(range(group.honest, group.members), attack)
-    return together(texts, start, Scheme(replace(outer, codec=group.codec), ROUNDS, group.members, attacks=liars))
+@cache
+def _prepared(seed: int) -> tuple[Texts, Start]:
+    texts = Texts()
+    return texts, Start.of(texts, seed, WARM_STEPS, MOST)
 
 
-def _weaker(texts: Texts, start: Start, group: _Group, name: str, calm: float) -> str:
-    """The same with what is less robust, for one seed of the first group."""
-    if group is not GROUPS[0]:
-        return ""
-    found = {told: _attacked(texts, start, group, outer, name).loss / calm - 1 for told, outer in WEAKER.items()}
-    return "; " + ", ".join(f"{told} {worse:+.1%}" for told, worse in found.items())
+@cache
+def _record(group: Group, seed: int) -> Record:
+    texts, start = _prepared(seed)
+    return recorded(texts, start, Scheme(replace(OUTER, codec=group.codec), ROUNDS, group.members))
 
 
-def _named(group: _Group) -> str:
-    return f"{group.liars} of {group.members}, {group.codec}"
+def _worse(outcomes: Mapping[Attempt, Outcome], group: Group, name: str, aggregation: str) -> list[float]:
+    return [
+        outcomes[Attempt(group, seed, name, aggregation)].loss / outcomes[Attempt(group, seed)].loss - 1
+        for seed in SEEDS
+    ]
 
 
-def _losses(ways: list[Outcome]) -> str:
-    return ", ".join(f"{way.loss:.4f}" for way in ways)
+def _false_refusals(outcomes: Mapping[Attempt, Outcome]) -> Row:
+    attacked = {one: way for one, way in outcomes.items() if one.attack and one.aggregation == ROBUST}
+    sent = sum(ROUNDS * one.group.honest for one in attacked)
+    share = sum(way.refused for way in attacked.values()) / sent
+    figure = f"{share:.2%} of {sent:,}"
+    return Row("honest contributions refused", figure, f"< {FALSE_REFUSALS:.0%}", share < FALSE_REFUSALS)
 
 
-def _percent(worse: list[float]) -> str:
-    return f"{fmean(worse):+.1%} ± {stdev(worse):.1%}" if len(worse) > 1 else f"{worse[0]:+.1%}"
+def _percent(worse: Sequence[float]) -> str:
+    return f"{fmean(worse):+.1%} ± {stdev(worse):.1%}"
 
 
 def _conditions() -> str:
@@ -102,9 +139,10 @@ def _conditions() -> str:
         f"Replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one: {ROUNDS} rounds of "
         f"{INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books; gates, codec, trimmed mean "
         "with fraction 0.25 and the next view without the refused, as in a round. How much worse the held-out loss "
-        "ends than that of the honest members alone, in percent of it; in the first group beside it, for one seed, "
-        "the trimmed mean with fraction 0.1 and the plain mean behind the same gates. A liar knows all honest "
-        "contributions. Among 4 members one value at either end is trimmed with both fractions, so they are the "
-        "same there, and nothing is guaranteed against 1 of 4 that stays inside of the others' spread. What no "
-        "codec can say (NaN) counts as absent."
+        "ends than that of the honest members alone, in percent of it; beside it the trimmed mean with fraction 0.1 "
+        f"and the plain mean behind the same gates; seeds {', '.join(map(str, SEEDS))}. A liar knows all honest "
+        "contributions. Recorded: the pseudo-gradients of an honest training of all members, in each round those of "
+        "the hostile replaced, and the outer steps that follow. Among 4 members one value at "
+        "either end is trimmed with both fractions, so they are the same there, and nothing is guaranteed against 1 "
+        "of 4 that stays inside of the others' spread. What no codec can say (NaN) counts as absent."
     )

@@ -134,21 +134,19 @@ class Meeting:
     caught: int = 0
     abandoned: int = 0
     sent_bytes: float = 0.0
+    history: list[Mapping[int, Tensor]] | None = None  # honest contributions of each round, where somebody wants them
     _contributions: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     _done: anyio.Event = field(default_factory=anyio.Event)
     _aggregate: Tensor | None = None
-
-    def _work(self, length: int) -> RoundWork:
-        """For contributions of so many numbers, which the strategy chooses for each round."""
-        return RoundWork.of(self.scheme.outer, length)
 
     async def exchange(self, replica: int, contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
         """See Exchange; the last one to come computes for all."""
         contributions, done, count = self._contributions, self._done, self.scheme.replicas
         contributions[replica] = contribution
         if len(contributions) == count:
-            work = self._work(len(contribution))
-            self._aggregate = self._aggregated(work, self._sent(work, contributions, outer_step))
+            self._aggregate = self.aggregate(contributions, outer_step)
+            if self.history is not None:
+                self.history.append({member: vector.clone() for member, vector in contributions.items()})
             self._contributions, self._done = {}, anyio.Event()
             done.set()
         await done.wait()
@@ -157,6 +155,11 @@ class Meeting:
         codec = make_codec(self.scheme.outer.codec)
         sent = codec.round_trip(contribution) if self.scheme.keeps_residuals else None
         return Agreed(self._aggregate, count, sent)
+
+    def aggregate(self, contributions: Mapping[int, Tensor], outer_step: int) -> Tensor | None:
+        """What a round makes of the honest contributions, each (k,), by member; None where it is abandoned."""
+        work = RoundWork.of(self.scheme.outer, len(contributions[0]))  # the strategy chooses the length for each round
+        return self._aggregated(work, self._sent(work, contributions, outer_step))
 
     def _sent(
         self, work: RoundWork, contributions: Mapping[int, Tensor], outer_step: int
@@ -226,10 +229,10 @@ def apart(texts: Texts, start: Start, steps: int, batch: int) -> Outcome:
     return Outcome(held_out_loss(executor.model, texts))
 
 
-def together(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
+def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None = None) -> Outcome:
     """Replicas that train on data of their own and meet after every `inner_steps`."""
     executors = [start.executor() for _ in range(scheme.replicas)]
-    meeting = Meeting(scheme)
+    meeting = meeting or Meeting(scheme)
     with closing(ComputeThread(cpu_threads=1)) as compute:
         outer = [
             OuterSync(

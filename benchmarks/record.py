@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.plots import Plot, draw
+
 RESULTS_FOLDER = Path(__file__).parent / "results"
 REPORT_FILE = Path(__file__).parent / "RESULTS.md"
 # 97.5 % quantiles for 1 to 30 degrees of freedom; for more, the last one is a little too careful.
@@ -45,6 +47,7 @@ class Report:
     title: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    plot: Plot | None = None
 
 
 def store(report: Report) -> None:
@@ -57,6 +60,12 @@ def store(report: Report) -> None:
         "commit": _commit(),
     }
     (RESULTS_FOLDER / f"{report.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if report.plot is not None:
+        draw(report.plot, _plot_file(report.name))
+
+
+def _plot_file(name: str) -> Path:
+    return RESULTS_FOLDER / f"{name}.svg"
 
 
 def _machine() -> str:
@@ -125,6 +134,8 @@ def write_results_page() -> None:
             "",
             table(content["rows"]),
         ]
+        if _plot_file(content["name"]).exists():
+            parts += ["", f"![{content['title']}](results/{content['name']}.svg)"]
         if content["notes"]:
             parts += ["", *(f"- {note}" for note in content["notes"])]
     REPORT_FILE.write_text("\n".join(parts) + "\n", encoding="utf-8")

@@ -1,9 +1,10 @@
-"""What replicas learn at equal tokens, and the bytes that it takes, with every codec beside one replica alone."""
+"""What replicas learn at equal tokens, and the bytes that it takes: every codec and strategy beside one alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import fmean, stdev
 
 from benchmarks.averaging_laboratory import averaged
@@ -19,103 +20,125 @@ from benchmarks.laboratory import (
     parameter_count,
     together,
 )
+from benchmarks.plots import Plot, Point
 from benchmarks.record import Report, Row
+from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.training.strategy import steps_between_rounds
 
 SEEDS = (1, 2, 3)
-REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS, LONG = 4, 25, 16, 400, 500
+REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = 4, 25, 16, 400
+STEPS = INNER_STEPS * ROUNDS
+LATE = 0.25  # of the inner steps between two rounds
+ALONE, EVERY = "one replica alone", "every gradient averaged"
 OUTER = OuterOptimization(inner_steps=INNER_STEPS)
-SCHEMES: Mapping[str, OuterOptimization] = {
-    "fp32": replace(OUTER, codec="fp32"),
-    "fp32, mean, no momentum": replace(OUTER, codec="fp32", aggregator="mean", momentum=0.0),
-    "bf16": replace(OUTER, codec="bf16"),
-    "int8": OUTER,
-    "int4": replace(OUTER, codec="int4"),
-    "int8, streaming": replace(OUTER, strategy="streaming"),
-    "int8, sparta": replace(OUTER, strategy="sparta"),
-    "int8, sparta in every inner step": replace(OUTER, strategy="sparta", inner_steps=1),
-    "topk, mean": replace(OUTER, codec="topk", aggregator="mean"),
-    "topk, mean, outer step 1.0": replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0),
-}
 STEPPED = replace(OUTER, strategy="averaging", aggregator="mean", inner_steps=1)
 AVERAGINGS: Mapping[str, OuterOptimization] = {
-    "fp32": replace(STEPPED, codec="fp32"),
-    "int8": STEPPED,
-    "powersgd of rank 16": replace(STEPPED, codec="powersgd", rank=16),
-    "powersgd of rank 4": replace(STEPPED, codec="powersgd", rank=4),
+    "gradients averaged in fp32": replace(STEPPED, codec="fp32"),
+    "gradients averaged in int8": STEPPED,
+    "gradients averaged in powersgd, rank 16": replace(STEPPED, codec="powersgd", rank=16),
+    "gradients averaged in powersgd, rank 4": replace(STEPPED, codec="powersgd", rank=4),
 }
-TOLERANCE, AIM = 0.02, 0.01  # nats; bits
+FP32, INT8, INT4, TOPK = "rounds in fp32", "rounds in int8", "rounds in int4", "rounds in topk, mean"
+STREAMING, SPARTA, OVERLAPPED = f"{INT8}, streaming", f"{INT8}, sparta", f"{INT8}, overlapped"
+TOGETHER: Mapping[str, OuterOptimization] = {
+    FP32: replace(OUTER, codec="fp32"),
+    f"{FP32}, mean, no momentum": replace(OUTER, codec="fp32", aggregator="mean", momentum=0.0),
+    "rounds in bf16": replace(OUTER, codec="bf16"),
+    INT8: OUTER,
+    INT4: replace(OUTER, codec="int4"),
+    OVERLAPPED: OUTER,
+    STREAMING: replace(OUTER, strategy="streaming"),
+    SPARTA: replace(OUTER, strategy="sparta"),
+    f"{SPARTA} in every inner step": replace(OUTER, strategy="sparta", inner_steps=1),
+    TOPK: replace(OUTER, codec="topk", aggregator="mean"),
+    f"{TOPK}, outer step 1.0": replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0),
+}
+TOLERANCE = 0.02  # nats
 
 
 def measure() -> Report:
     """One model for each seed and scheme."""
+    names = (ALONE, EVERY, *AVERAGINGS, *TOGETHER)
+    outcomes = of_each(_outcome, [(name, seed) for name in names for seed in SEEDS])
+    found = {name: [outcomes[name, seed] for seed in SEEDS] for name in names}
+    rows = [Row(name, told(ways), "report", None) for name, ways in found.items()]
+    rows += [difference(found, INT4, FP32, TOLERANCE), _refused(list(outcomes.values()))]
+    return Report("schemes", "Loss against bytes", tuple(rows), (_conditions(),), plot(found, ALONE))
+
+
+def _outcome(job: tuple[str, int]) -> Outcome:
+    name, seed = job
+    texts, start = prepared(seed)
+    if name == ALONE:
+        return apart(texts, start, STEPS, BATCH)
+    if name == EVERY:
+        plain = 2 * 32 * (REPLICAS - 1) / REPLICAS  # bits of a gradient in fp32, reduced in a ring
+        return replace(apart(texts, start, STEPS, REPLICAS * BATCH), bits=plain)
+    if name in AVERAGINGS:
+        return averaged(texts, start, Scheme(AVERAGINGS[name], STEPS, REPLICAS))
+    outer = TOGETHER[name]
+    late = LATE if name == OVERLAPPED else 0.0
+    return together(texts, start, Scheme(outer, STEPS // outer.inner_steps, REPLICAS, late_share=late))
+
+
+@cache
+def prepared(seed: int) -> tuple[Texts, Start]:
+    """What all ways of a seed begin with."""
     texts = Texts()
-    starts = [Start.of(texts, seed, WARM_STEPS, REPLICAS) for seed in SEEDS]
-    steps = INNER_STEPS * ROUNDS
-    alone = [apart(texts, start, steps, BATCH) for start in starts]
-    every = [apart(texts, start, steps, REPLICAS * BATCH) for start in starts]
-    found = {
-        name: [together(texts, start, Scheme(outer, steps // outer.inner_steps, REPLICAS)) for start in starts]
-        for name, outer in SCHEMES.items()
-    }
-    stepped = {
-        name: [averaged(texts, start, Scheme(outer, steps, REPLICAS)) for start in starts]
-        for name, outer in AVERAGINGS.items()
-    }
-    plain = 2 * 32 * (REPLICAS - 1) / REPLICAS  # bits of a gradient in fp32, reduced in a ring
-    rows = [
-        Row("one replica alone", f"{_spread(alone)} nats, 0 bits", "report", None),
-        Row("every gradient averaged", f"{_spread(every)} nats, {plain:.0f} bits", "report", None),
-        *(Row(f"gradients averaged in {name}", _told(ways), "report", None) for name, ways in stepped.items()),
-        *(Row(f"rounds in {name}", _told(ways), "report", None) for name, ways in found.items()),
-        *_comparisons(found),
-        _refused([*found.values(), *stepped.values()]),
+    return texts, Start.of(texts, seed, WARM_STEPS, REPLICAS)
+
+
+def told(ways: Sequence[Outcome]) -> str:
+    """Loss and bits of one way of training."""
+    own = [way.own_loss for way in ways if way.own_loss is not None and way.own_loss != way.loss]
+    more = f" (replicas' own weights: {_spread(own)})" if own else ""
+    return f"{_spread([way.loss for way in ways])} nats{more}, {_bits(ways):.4g} bits"
+
+
+def difference(found: Mapping[str, Sequence[Outcome]], one: str, other: str, tolerance: float) -> Row:
+    """How much worse one way is than another, in pairs of one seed."""
+    apart_by = [a.loss - b.loss for a, b in zip(found[one], found[other], strict=True)]
+    figure = f"{fmean(apart_by):+.4f} ± {stdev(apart_by):.4f} nats"
+    return Row(f"{one}: beside {other}", figure, f"<= {tolerance:+g}", fmean(apart_by) <= tolerance)
+
+
+def plot(found: Mapping[str, Sequence[Outcome]], alone: str) -> Plot:
+    """Loss by bits; who is alone sends nothing and is a line."""
+    points = [
+        Point(name, _bits(ways), fmean(way.loss for way in ways), stdev(way.loss for way in ways))
+        for name, ways in found.items()
+        if name != alone
     ]
-    return Report("schemes", "Loss against bytes", tuple(rows), (_conditions(),))
+    level = fmean(way.loss for way in found[alone])
+    return Plot("bits of a parameter and step", "held-out loss, nats a byte", tuple(points), {alone: round(level, 4)})
 
 
-def _comparisons(found: Mapping[str, Sequence[Outcome]]) -> list[Row]:
-    apart_by = [a.loss - b.loss for a, b in zip(found["int4"], found["fp32"], strict=True)]
-    mean = fmean(apart_by)
-    difference = f"{mean:+.4f} ± {stdev(apart_by):.4f} nats"
-    rows = [Row("int4 - fp32", difference, f"within {TOLERANCE}", abs(mean) <= TOLERANCE)]
-    for name in ("int8", "int4", "topk, mean"):
-        bits = fmean(way.bits for way in found[name]) * INNER_STEPS / LONG
-        rows.append(
-            Row(f"{name}: bits of a parameter and step at {LONG} inner steps", f"{bits:.4f}", f"aim {AIM}", bits <= AIM)
-        )
-    return rows
+def _bits(ways: Sequence[Outcome]) -> float:
+    return fmean(way.bits for way in ways)
 
 
-def _refused(ways: Sequence[Sequence[Outcome]]) -> Row:
-    refused = sum(way.refused for of_scheme in ways for way in of_scheme)
+def _refused(outcomes: Sequence[Outcome]) -> Row:
+    refused = sum(way.refused for way in outcomes)
     return Row("contributions refused by the gates", str(refused), "report", None)
 
 
-def _told(ways: Sequence[Outcome]) -> str:
-    own = [way.own_loss for way in ways if way.own_loss is not None and way.own_loss != way.loss]
-    more = f" (replicas' own weights: {fmean(own):.4f} ± {stdev(own):.4f})" if len(own) > 1 else ""
-    return f"{_spread(ways)} nats{more}, {fmean(way.bits for way in ways):.3f} bits"
-
-
-def _spread(ways: Sequence[Outcome]) -> str:
-    losses = [way.loss for way in ways]
-    return f"{fmean(losses):.4f} ± {stdev(losses):.4f}"
+def _spread(losses: Sequence[float]) -> str:
+    return f"{fmean(losses):.4f}" + (f" ± {stdev(losses):.4f}" if len(losses) > 1 else "")
 
 
 def _conditions() -> str:
     return (
         f"{REPLICAS} replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one of them: "
         f"{ROUNDS} rounds of {INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books. "
-        f"Held-out loss, nats a byte, of the last anchor on {HELD_OUT} windows; where rounds are about parts "
-        f"also the mean of the replicas' own weights after the last step; ± between seeds "
+        f"Held-out loss, nats a byte, of the last anchor on {HELD_OUT} windows; where the anchor is not what all train "
+        "on, also the mean of the replicas' own weights after the last step; ± between seeds "
         f"{', '.join(map(str, SEEDS))} for weights and data, most of it that of the weights. Bits: what a member "
         "sends, of a parameter and inner step, from the lengths of the encoded slices: its contribution to two "
         f"reducers, its share of the results to everybody. Trimmed mean, outer step {OUTER.learning_rate}, momentum "
-        f"from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k has no outer momentum. Streaming has a "
-        f"round each {steps_between_rounds(SCHEMES['int8, streaming'])} inner steps, SPARTA each "
-        f"{steps_between_rounds(SCHEMES['int8, sparta'])}, so that every slice has its turn once, or each. Averaged "
-        "gradients have a step after every batch, with powersgd in two rounds, by the mean of all. The bits at "
-        f"{LONG} inner steps are those measured, times {INNER_STEPS} / {LONG}."
+        f"from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k has no outer momentum. Overlapped: a "
+        f"round ends {LATE:.0%} of the inner steps after it began. Streaming has a round each "
+        f"{steps_between_rounds(TOGETHER[STREAMING])} inner steps, SPARTA each "
+        f"{steps_between_rounds(TOGETHER[SPARTA])}, so that every slice has its turn once, or each. Averaged "
+        "gradients have a step after every batch, with powersgd in two rounds, by the mean of all."
     )

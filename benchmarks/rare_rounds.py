@@ -1,0 +1,71 @@
+"""How few bytes are enough: rounds after hundreds of inner steps, in every way that sends little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from benchmarks.laboratory import BATCH, HELD_OUT, SHAPE, Outcome, Scheme, apart, parameter_count, together
+from benchmarks.record import Report, Row
+from benchmarks.schemes import REPLICAS, SEEDS, WARM_STEPS, difference, plot, prepared, told
+from benchmarks.seeds import of_each
+from neuroshard.config.run_parameters import OuterOptimization
+
+STEPS = 6_000
+ALONE, PLAIN = "one replica alone", "fp32, 500 inner steps"
+OUTER = OuterOptimization(inner_steps=500)
+SPARSE = replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0)
+TOGETHER: Mapping[str, OuterOptimization] = {
+    PLAIN: replace(OUTER, codec="fp32"),
+    "int8, 500 inner steps": OUTER,
+    "int4, 500 inner steps": replace(OUTER, codec="int4"),
+    "int4, 1,000 inner steps": replace(OUTER, codec="int4", inner_steps=1000),
+    "int4, streaming, 1,000 inner steps": replace(OUTER, codec="int4", strategy="streaming", inner_steps=1000),
+    "topk, outer step 1.0, 100 inner steps": replace(SPARSE, inner_steps=100),
+    "topk, outer step 1.0, 500 inner steps": SPARSE,
+}
+AIM = 0.01  # bits of a parameter and step
+
+
+def measure() -> Report:
+    """One model for each seed and way."""
+    names = (ALONE, *TOGETHER)
+    outcomes = of_each(_outcome, [(name, seed) for name in names for seed in SEEDS])
+    found = {name: [outcomes[name, seed] for seed in SEEDS] for name in names}
+    rows = [Row(name, told(ways), "report", None) for name, ways in found.items()]
+    rows += [difference(found, name, PLAIN, 0.0) for name in TOGETHER if name != PLAIN]
+    rows.append(_aim(found))
+    return Report("rare_rounds", "Rare rounds", tuple(rows), (_conditions(),), plot(found, ALONE))
+
+
+def _outcome(job: tuple[str, int]) -> Outcome:
+    name, seed = job
+    texts, start = prepared(seed)
+    if name == ALONE:
+        return apart(texts, start, STEPS, BATCH)
+    outer = TOGETHER[name]
+    return together(texts, start, Scheme(outer, STEPS // outer.inner_steps, REPLICAS))
+
+
+def _aim(found: Mapping[str, Sequence[Outcome]]) -> Row:
+    """The fewest bits without more loss than rounds in fp32, by the mean of the seeds."""
+    plain = fmean(way.loss for way in found[PLAIN])
+    enough = {
+        fmean(way.bits for way in ways): name
+        for name, ways in found.items()
+        if name != ALONE and fmean(way.loss for way in ways) <= plain
+    }
+    bits = min(enough)
+    return Row(f"fewest bits at no more loss than {PLAIN}", f"{bits:.4f} ({enough[bits]})", f"<= {AIM}", bits <= AIM)
+
+
+def _conditions() -> str:
+    return (
+        f"{REPLICAS} replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one of them, for "
+        f"{STEPS:,} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books each. Held-out loss of the last "
+        f"anchor, nats a byte, on {HELD_OUT} windows; ± between seeds {', '.join(map(str, SEEDS))} for weights and "
+        "data, of differences between pairs of one seed. Bits: what a member sends, of a parameter and inner step, "
+        "from the lengths of the encoded slices, as in the table of schemes. Streaming: a quarter of the layers in "
+        "each round, four rounds in so many inner steps."
+    )

@@ -1,0 +1,23 @@
+"""The same work for several seeds and ways of training, in as many processes as there are cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import TypeVar
+
+import torch
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def of_each(work: Callable[[Job], Result], jobs: Sequence[Job]) -> dict[Job, Result]:
+    """The results by job; each process computes with one thread, so that a result is the same on any computer."""
+    processes = ProcessPoolExecutor(
+        os.cpu_count(), mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
+    with processes:
+        return dict(zip(jobs, processes.map(work, jobs), strict=True))
