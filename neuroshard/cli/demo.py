@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from neuroshard.cli.failed_start import shown_at_a_desktop
 from neuroshard.cli.options import (
     DataDir,
     DeviceOption,
@@ -28,6 +29,7 @@ from neuroshard.cli.options import (
 
 if TYPE_CHECKING:
     from neuroshard.config.loading import LoadedSettings
+    from neuroshard.node.demo import DemoOptions
 
 MOST_NODES = 16
 DEMO_LAYERS = 4
@@ -63,19 +65,12 @@ def demo(
 ) -> None:
     """Train a small model on text found in every Python installation and watch it learn in the dashboard."""
     from neuroshard.config.loading import resolve_data_dir
-    from neuroshard.node.demo import DemoOptions, demo_folder, demo_token
-    from neuroshard.node.launch import run_node
+    from neuroshard.node.demo import DemoOptions, demo_folder
 
     options = DemoOptions(steps=steps, text_folder=text, nodes=nodes, stages=stages)
-    if nodes > 1 and cpu_threads is None:
-        from neuroshard.node.cores import default_threads
-
-        cpu_threads = max(1, default_threads() // nodes)
-    folder = demo_folder(resolve_data_dir(data_dir), options)
     flags = given(
         port=port,
         host=host,
-        data_dir=folder,
         device=device,
         memory=memory,
         cpu_threads=cpu_threads,
@@ -90,7 +85,21 @@ def demo(
         log_json=log_json or None,
         verbose=verbose or None,
     )
-    raise typer.Exit(run_node(demo_settings({**flags, "token": demo_token(folder)}, os.environ), demo=options))
+    with shown_at_a_desktop(flags):
+        flags["data_dir"] = demo_folder(resolve_data_dir(data_dir), options)
+        code = _run(flags, options)
+    raise typer.Exit(code)
+
+
+def _run(flags: Mapping[str, object], options: DemoOptions) -> int:
+    """Run a demo with these flags; the exit code."""
+    from neuroshard.node.cores import default_threads
+    from neuroshard.node.demo import demo_token
+    from neuroshard.node.launch import run_node
+
+    threads = {"cpu_threads": max(1, default_threads() // options.nodes)} if options.nodes > 1 else {}
+    token = demo_token(cast("Path", flags["data_dir"]))
+    return run_node(demo_settings({**threads, **flags, "token": token}, os.environ), demo=options)
 
 
 def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -> LoadedSettings:

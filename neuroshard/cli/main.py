@@ -28,6 +28,7 @@ from neuroshard.cli import (
 )
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, exit_codes_line, tell
+from neuroshard.cli.failed_start import shown_at_a_desktop
 from neuroshard.cli.options import (
     DataDir,
     DeviceOption,
@@ -134,7 +135,10 @@ def node(
         return
     # Every parameter but these two is a setting.
     flags = {name: value for name, value in context.params.items() if name not in {"version", "end_with_stdin"}}
-    raise typer.Exit(_run_with(settings_given(flags), ends_with_stdin=end_with_stdin))
+    settings = settings_given(flags)
+    with shown_at_a_desktop(settings, ends_with_stdin=end_with_stdin):
+        code = _run_with(settings, ends_with_stdin=end_with_stdin)
+    raise typer.Exit(code)
 
 
 def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool) -> int:

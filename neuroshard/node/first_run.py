@@ -25,7 +25,7 @@ from neuroshard.errors import ConflictError, NeuroShardError, UsageError
 from neuroshard.model.memory_limit import available_mb, probe_memory
 from neuroshard.node.autostart import Place, places_of_this_computer, start_command, status, turn_on
 from neuroshard.node.cores import default_threads
-from neuroshard.node.desktop import has_browser, has_desktop, is_service, open_browser_at
+from neuroshard.node.desktop import can_show_pages, open_browser_at
 from neuroshard.node.outside_requests import outside_requests
 from neuroshard.node.seat import Seat, show_first_instance
 from neuroshard.node.stopping import StopRequest
@@ -48,7 +48,7 @@ def asks_first(loaded: LoadedSettings, *, ends_with_stdin: bool) -> bool:
     """Whether there is no token, and somebody at a desktop who can be asked."""
     if loaded.settings.token is not None or not loaded.settings.browser or ends_with_stdin:
         return False
-    return has_desktop(sys.platform, os.environ) and not is_service(os.getpid(), os.environ) and has_browser()
+    return can_show_pages()
 
 
 def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Ready | None:

@@ -1,4 +1,4 @@
-"""A start that cannot go well says what to do, shows no page, and writes over nothing."""
+"""A start that cannot go well says what to do, shows no wizard, and writes over nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click_on_an_icon import Icon
 from command_run import Command
 
 from benchmarks.node_process import TOKEN
@@ -31,37 +32,34 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def desktop(neuroshard: Command) -> Command:
-    """The command without a token at a desktop whose browser leaves a trace."""
-    neuroshard.home.mkdir()
-    browser = neuroshard.home / "browser"
-    browser.write_text(f"#!/bin/sh\ntouch '{neuroshard.home}/opened'\n")
-    browser.chmod(0o755)
-    return neuroshard.having(DISPLAY=":9", BROWSER=str(browser))
+def icon(neuroshard: Command) -> Icon:
+    """The command without a token, started from a desktop's menu."""
+    return Icon(neuroshard)
 
 
-def test_a_full_and_a_read_only_disk_are_told(neuroshard: Command, desktop: Command, tiny_disk: Path) -> None:
+def test_a_full_and_a_read_only_disk_are_told(icon: Icon, tiny_disk: Path) -> None:
     node = tiny_disk / "node"
     start = ("--port", "0", "--data-dir", node)
     with pytest.raises(OSError, match="No space left"):
         (tiny_disk / "filler").write_bytes(bytes(1_000_000))
-    for command in (neuroshard.having(NEUROSHARD_TOKEN=TOKEN), desktop):
-        full = command(*start)
-        assert (full.code, full.out) == (5, "")
-        assert f"The disk of the data folder {node} is full" in full.err
-        assert "Free some space" in full.err
+    for started in (icon.having(NEUROSHARD_TOKEN=TOKEN), icon):
+        full = started.click(*start)
+        assert full.code == 5
+        for told in (full.told, full.only_page.text):
+            assert f"The disk of the data folder {node} is full" in told
+            assert "Free some space" in told
     (tiny_disk / "filler").unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
-    refused = desktop(*start)
+    refused = icon.click(*start)
     assert refused.code == 5
-    assert f"The data folder {node} cannot be used: Read-only file system." in refused.err
-    assert "--data-dir" in refused.err
-    assert not (desktop.home / "opened").exists()
+    for told in (refused.told, refused.only_page.text):
+        assert f"The data folder {node} cannot be used: Read-only file system." in told
+        assert "--data-dir" in told
     assert list(node.iterdir()) == []
 
 
-def test_settings_that_are_nonsense_are_named_by_line_and_stay(desktop: Command) -> None:
-    folder = desktop.home / ".local/share/neuroshard"
+def test_settings_that_are_nonsense_are_named_by_line_and_stay(icon: Icon) -> None:
+    folder = icon.command.home / ".local/share/neuroshard"
     folder.mkdir(parents=True)
     file = folder / "config.toml"
     told = {
@@ -72,10 +70,10 @@ def test_settings_that_are_nonsense_are_named_by_line_and_stay(desktop: Command)
     }
     for text, words in told.items():
         file.write_text(text)
-        outcome = desktop("--port", "0")
-        assert outcome.code == (3 if "gone" in text else 2), outcome.err
+        outcome = icon.click("--port", "0")
+        assert outcome.code == (3 if "gone" in text else 2), outcome.told
         for word in words:
-            assert word in outcome.err
+            assert word in outcome.told
+            assert word in outcome.only_page.text
         assert file.read_text() == text
-    assert not (desktop.home / "opened").exists()
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml"]

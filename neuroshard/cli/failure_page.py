@@ -1,0 +1,117 @@
+"""The page that tells why a start has failed: how it reads, and giving it to a browser from memory, once."""
+
+from __future__ import annotations
+
+import html
+import os
+import secrets
+import traceback
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+
+from neuroshard.errors import NeuroShardError
+
+LOOPBACK = "127.0.0.1"
+FETCH_SECONDS = 60.0  # a browser may have to start first; nothing else stays of this process meanwhile
+MOST_FRAMES = 8
+
+# Everything is in the page: nothing is fetched for it, nothing in it runs, and no file could be full or out of reach of
+# a browser that sees only some folders.
+HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>NeuroShard is not running</title>
+<style>
+body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 0; }}
+main {{ max-width: 40rem; margin: 10vh auto; padding: 0 1.5rem; }}
+.said {{ font-size: 1.15rem; overflow-wrap: anywhere; }}
+code {{ overflow-wrap: anywhere; }}
+</style></head><body><main>
+<h1>NeuroShard is not running</h1>
+<p class="said">{message}</p>
+<p class="said"><strong>{action}</strong></p>
+<h2>What helps</h2>
+<ul>
+<li>When that is mended, start NeuroShard again the way you started it now.</li>
+{places}<li>In a terminal, <code>neuroshard doctor</code> looks at everything and says what to do.</li>
+</ul>
+{details}</main></body></html>
+"""
+SETTINGS = """<li>Settings are in <code>{file}</code>. What an option such as <code>--port 8001</code> says is a line
+there: <code>port = 8001</code></li>
+"""
+LOGS = "<li>The log is in <code>{folder}</code></li>\n"
+DETAILS = "<h2>For a report</h2>\n<pre>{frames}</pre>\n"
+
+
+def failure_page(error: Exception, data_dir: Path | None) -> str:
+    """The page for an error. Of one that nobody foresaw it tells kind and place, not the words: they may quote secrets.
+
+    `data_dir` is the node's folder; None when not even that is known.
+    """
+    message, action, details = _words(error)
+    places = ""
+    if data_dir is not None:
+        from neuroshard.config.data_dir import NodePaths
+
+        paths = NodePaths.below(data_dir)
+        places = SETTINGS.format(file=_escaped(paths.config_file))
+        places += LOGS.format(folder=_escaped(paths.logs)) if os.access(paths.logs, os.R_OK) else ""
+    return PAGE.format(message=_escaped(message), action=_escaped(action), places=places, details=details)
+
+
+def give_out(page: bytes, open_at: Callable[[str], None], seconds: float = FETCH_SECONDS) -> bool:
+    """Open a page that only its address leads to, and wait until a browser has fetched it; whether one has."""
+    path, fetched = f"/{secrets.token_urlsafe(16)}", Event()
+
+    class OnePage(BaseHTTPRequestHandler):
+        timeout = 5.0
+
+        def do_GET(self) -> None:
+            if not secrets.compare_digest(self.path.encode(), path.encode()):
+                self.send_error(404)
+                return
+            self.send_response(200)
+            for name, value in {**HEADERS, "Content-Length": str(len(page))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(page)
+            fetched.set()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nobody reads it."""
+
+    with ThreadingHTTPServer((LOOPBACK, 0), OnePage) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        Thread(target=server.serve_forever, name="neuroshard-failure-page", daemon=True).start()
+        open_at(f"http://{LOOPBACK}:{server.server_address[1]}{path}")
+        was_fetched = fetched.wait(seconds)
+        server.shutdown()
+    return was_fetched
+
+
+def _words(error: Exception) -> tuple[str, str, str]:
+    """What happened, what to do, and the details."""
+    if isinstance(error, NeuroShardError):
+        return error.message, error.action or "Start it again; if it happens again, look at the log.", ""
+    frames = traceback.extract_tb(error.__traceback__)[-MOST_FRAMES:]
+    lines = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
+    kind = type(error).__name__
+    details = DETAILS.format(frames=_escaped("\n".join([*lines, kind])))
+    return (
+        f"An error in the program ended it: {kind}.",
+        "Start it again; if it happens again, please report it.",
+        details,
+    )
+
+
+def _escaped(text: object) -> str:
+    return html.escape(str(text), quote=True)
