@@ -95,6 +95,7 @@ class World:
         self.dies_after: dict[NodeId, int] = {}  # effects
         self.twist: dict[NodeId, Callable[[Participant, Effect], list[Effect]]] = {}  # what a liar does instead
         self.plan = plan
+        self.calls_the_living = False  # only: who is dead is not called to rounds
         self.sequences: dict[NodeId, int] = {}  # that a member says it has trained on, where it is no round number
         self.sent = Counter[NodeId]()  # slices, by who sent them
         self.received = Counter[NodeId]()
@@ -106,6 +107,10 @@ class World:
         source = self.nodes[like]
         member = member_named(name)
         self.nodes[member.node_id] = Participant(member, source.root, source.number, source.roster)
+
+    def proposer(self, view: int) -> NodeId:
+        """Of the step that the first node is at."""
+        return self._step(next(iter(self.nodes.values()))).proposer(view)
 
     def start(self, node: NodeId) -> None:
         """Begin the node's next round."""
@@ -197,7 +202,8 @@ class World:
         def sign(body: AnyBody) -> Signed[AnyBody]:
             return Signed(one.member, body, repr((one.member, body)).encode())
 
-        expected = frozenset(node for node, other in self.nodes.items() if other.root == one.root)
+        called = (other for other in self.nodes.values() if other.is_alive or not self.calls_the_living)
+        expected = frozenset(other.member.node_id for other in called if other.root == one.root)
 
         def fits(_index: int, part: Encoded) -> bool:
             return len(part) <= 64

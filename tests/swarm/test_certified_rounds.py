@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from certified_liars import LIARS, anything
-from certified_world import World
+from certified_world import TIMING, World
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -225,6 +225,27 @@ def test_a_member_without_whom_a_step_ended_is_no_voter_of_the_next() -> None:
     world.start_all()
     assert world.settle()
     assert world.nodes[NodeId("a")].roster.nodes == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("turn", range(len(NAMES)))
+def test_nobody_waits_for_a_voter_that_was_not_called(turn: int) -> None:
+    """Neither for its proposal nor for its contribution."""
+    world = World(NAMES)
+    world.calls_the_living = True
+    world.kill(world.proposer(turn))
+    world.start_all()
+    assert world.settle()
+    assert world.now < TIMING.gather_seconds
+
+
+def test_after_a_view_in_vain_nobody_waits_for_whom_it_was_in_vain() -> None:
+    """It promised a contribution that did not come: the next proposal is made without it at once."""
+    world = World(NAMES)
+    world.dies_after[world.proposer(2)] = 1  # its promise
+    world.start_all()
+    assert world.settle()
+    assert TIMING.view_seconds <= world.now < TIMING.view_seconds + TIMING.gather_seconds
+    world.check_safety()
 
 
 def test_what_most_voters_find_worse_is_not_completed() -> None:

@@ -51,6 +51,13 @@ def test_a_view_begins_when_it_is_first_seen() -> None:
     assert watched(*looks).view_began == 190.0
 
 
+def test_a_view_that_waited_in_vain_for_somebody_begins_with_its_proposal() -> None:
+    """How long it waited follows from how long rounds have taken: counted, it would make every round wait longer."""
+    gather, everybody = Progress(1, RoundPhase.GATHER), Progress(1, RoundPhase.EXCHANGE, (*EXCHANGED, D))
+    assert watched((110.0, gather), (140.0, exchange(1)), (142.0, exchange(1))).view_began == 140.0
+    assert watched((110.0, gather), (140.0, everybody), (142.0, everybody)).view_began == 110.0
+
+
 def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
     signed = certificate((C, str(Refusal.DIRECTION)))
     record = watched((101.0, exchange())).completed(signed, END)

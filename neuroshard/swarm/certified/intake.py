@@ -90,7 +90,8 @@ class Views:
         here = self._here()
         voters = here & self._setting.step.roster.nodes
         is_patient = now - self._begun < self._timing.gather_seconds
-        if len(voters) < self._setting.step.quorum or (is_patient and not here >= self._setting.everybody):
+        awaited = self._setting.expected - self._accused()  # these the proposal leaves out anyway
+        if len(voters) < self._setting.step.quorum or (is_patient and not here >= awaited):
             return False
         return bool(self._locks) or self.are_fit(self.chosen_intents())
 
@@ -135,7 +136,7 @@ class Views:
 
     @property
     def _timing(self) -> Timing:
-        return self._setting.timing.of_view(self.view - (self._first or 0))
+        return self._setting.timing_of(self.view, self._first or 0)
 
     def _here(self) -> set[NodeId]:
         """Who takes part in this view."""

@@ -112,7 +112,7 @@ class RoundMember:
     def enter(self, contribution: Contribution, now: float, view: int = 0) -> list[Effect]:
         """Take part with this contribution, from this view on. `now` is monotonic, in seconds, here as elsewhere."""
         self._own = contribution
-        self._views.begin(max(view, self._voting.last_view, 0), now)
+        self._views.begin(self.setting.next_view(max(view, self._voting.last_view, 0)), now)
         commitment = commitment_of(contribution.digests)
         step_id, made_at = self.setting.step.id, contribution.made_at
         intent = Intent(step_id, self.view, commitment, contribution.sequences, contribution.upload, made_at)
@@ -262,7 +262,7 @@ class RoundMember:
         if view is None:  # who only follows others into their view has not waited long enough to accuse anybody
             missing = self._exchange.missing() if self._exchange is not None else ()
             missing = tuple(sorted(self._views.refused)) if self._must_leave_view else missing
-        self._enter_view(self.view + 1 if view is None else view, now)
+        self._enter_view(self.setting.next_view(self.view + 1) if view is None else view, now)
         return [*self._say_new_view(missing), *self._propose(now)]
 
     def _enter_view(self, view: int, now: float) -> None:

@@ -96,5 +96,8 @@ class Step:
 
     def proposer(self, view: int) -> NodeId:
         """Who proposes in a view: the roster in an order that nobody can choose, since the root is everybody's."""
-        order = sorted(self.roster.nodes, key=lambda node: hash_parts("neuroshard/proposer", self.root, node))
-        return order[view % len(order)]
+        return self._proposers[view % len(self._proposers)]
+
+    @cached_property
+    def _proposers(self) -> list[NodeId]:
+        return sorted(self.roster.nodes, key=lambda node: hash_parts("neuroshard/proposer", self.root, node))

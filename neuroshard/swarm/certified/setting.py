@@ -42,16 +42,16 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds, counted by the member's own clock from the begin of a view; doubled from one view to the next."""
+    """Seconds, counted by the member's own clock from the begin of a view; all but the first double with each view."""
 
-    gather_seconds: float = 10.0  # a proposer waits so long for intents
+    gather_seconds: float = 10.0  # a proposer waits so long for those who were called; any time for a quorum
     redo_seconds: float = 30.0  # then third reducers take over
     view_seconds: float = 60.0  # then the next proposer has its turn
 
     def of_view(self, tries: int) -> Timing:
         """Those of the view after so many that came to nothing."""
         factor = 2.0 ** min(tries, MAX_DOUBLINGS)
-        return Timing(factor * self.gather_seconds, factor * self.redo_seconds, factor * self.view_seconds)
+        return Timing(self.gather_seconds, factor * self.redo_seconds, factor * self.view_seconds)
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,24 @@ class Setting:
     def self_id(self) -> NodeId:
         """This node."""
         return self.member.node_id
+
+    def next_view(self, view: int) -> int:
+        """The first view from this one on that is somebody's turn."""
+        views = range(view, view + len(self.step.roster.members))
+        return next((one for one in views if self._is_turn(one)), view)
+
+    def timing_of(self, view: int, first: int) -> Timing:
+        """Deadlines in a view of a member that began with view `first`: views that were nobody's turn are no tries."""
+        counted = range(first, min(view, first + MAX_DOUBLINGS * len(self.step.roster.members)))
+        return self.timing.of_view(sum(self._is_turn(one) for one in counted))
+
+    def _is_turn(self, view: int) -> bool:
+        """Whether a view's proposer was called, as a quorum of the voters was: the others do not answer.
+
+        Members that were called with other names than these skip other views, and meet again since everybody follows
+        the farthest one. Where liars are tolerated nobody follows a single one, so there no view is skipped.
+        """
+        return self.step.tolerated > 0 or self.step.proposer(view) in self.expected
 
     @property
     def everybody(self) -> frozenset[NodeId]:

@@ -64,7 +64,7 @@ class RoundWatch:
         self._phase = RoundPhase.GATHER
         self._looked_at = began
         self._views = set[int]()
-        self.view_began = began  # the last one
+        self.view_began = began  # the last one, or its proposal, which had waited as long as it may
         self._judgement = Progress(0, RoundPhase.GATHER)  # the last look that had members
         self._refused: dict[Member, str] = {}  # in any view, and why
 
@@ -72,7 +72,7 @@ class RoundWatch:
         """The round is so far now."""
         self._pass(now)
         self._phase = progress.phase
-        if progress.view not in self._views:
+        if progress.view not in self._views or self._has_waited_in_vain(progress):
             self._views.add(progress.view)
             self.view_began = now
         if progress.members:
@@ -107,6 +107,12 @@ class RoundWatch:
     def has_refused(self, node: NodeId) -> bool:
         """Whether a contribution of this node was refused in any view, by what was seen here."""
         return any(member.node_id == node for member in self._refused)
+
+    def _has_waited_in_vain(self, progress: Progress) -> bool:
+        """Whether this is the first look at a proposal that leaves out somebody who was called."""
+        before = self._judgement
+        is_proposed = bool(progress.members) and (not before.members or before.view != progress.view)
+        return is_proposed and not set(self.terms.called) <= set(progress.members)
 
     def _pass(self, now: float) -> None:
         self._seconds[self._phase] += max(0.0, now - self._looked_at)
