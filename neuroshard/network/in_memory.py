@@ -53,6 +53,7 @@ class InMemoryNetwork:
         self.records = RecordTable(self.links, chance, now, accepts=accepts_record)
         self._hub = GossipHub(self.links, chance)
         self._nodes: dict[NodeId, _Node] = {}
+        self._asleep: dict[NodeId, anyio.Event] = {}  # set once they wake or die
 
     def join(self, node_id: NodeId) -> InMemoryTransport:
         """A transport for this node; `network_of` has the rest. Raises ValueError while the node already has one."""
@@ -99,8 +100,19 @@ class InMemoryNetwork:
         self.links.partition(*sides)
         self._hub.rewire()
 
+    def suspend(self, node_id: NodeId) -> None:
+        """Let a node sleep: requests and answers to it and from it arrive once it wakes; gossip goes beside it."""
+        self._asleep.setdefault(node_id, anyio.Event())
+
+    def wake(self, node_id: NodeId) -> None:
+        """What was held up arrives."""
+        waking = self._asleep.pop(node_id, None)
+        if waking is not None:
+            waking.set()
+
     def kill(self, node_id: NodeId) -> None:
         """End a node without a word: its transport and gossip close and it can join again; its records stay."""
+        self.wake(node_id)
         node = self._nodes.pop(node_id, None)
         if node is not None:
             self._hub.leave(node_id)
@@ -110,6 +122,8 @@ class InMemoryNetwork:
         """Wait until a message has arrived."""
         size = sum(part.spec.byte_count for part in frame.tensors)
         await anyio.sleep(self.links.seconds_to_arrival(sender, receiver, size, anyio.current_time()))
+        while (waking := self._asleep.get(sender) or self._asleep.get(receiver)) is not None:
+            await waking.wait()
 
     def nodes(self) -> tuple[NodeId, ...]:
         """All nodes that are there now."""

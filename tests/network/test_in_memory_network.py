@@ -74,6 +74,31 @@ def test_a_partition_swallows_messages_until_it_heals() -> None:
     run(scenario)
 
 
+def test_what_is_asked_of_a_sleeper_or_by_it_arrives_when_it_wakes() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = joined(network, A), joined(network, B)
+        network.suspend(B)
+        assert not await reaches(a, B)
+        answered = list[float]()
+
+        async def ask(asker: InMemoryTransport, peer: NodeId) -> None:
+            await asker.request(peer, Frame("echo"), timeout_seconds=60)
+            answered.append(anyio.current_time())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, a, B)
+            tasks.start_soon(ask, b, A)
+            await anyio.sleep(20)
+            network.wake(B)
+        assert answered == [21, 21]
+        network.suspend(B)
+        network.kill(B)
+        joined(network, B)
+        assert await reaches(a, B)  # in a new life it is awake
+
+    run(scenario)
+
+
 def test_a_dead_node_is_unreachable_and_can_come_back() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = joined(network, A), joined(network, B)

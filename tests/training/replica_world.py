@@ -74,7 +74,8 @@ class SimulatedReplica:
     is_idle: bool = False
     state: OuterState = field(default_factory=lambda: OuterState(torch.zeros(LENGTH), torch.zeros(LENGTH), 0))
     outcomes: list[Agreed | Abandoned] = field(default_factory=list[Agreed | Abandoned])
-    given_up: list[int] = field(default_factory=list[int])  # outer steps of the rounds that were abandoned here
+    entered: list[int] = field(default_factory=list[int])  # outer steps of the rounds that it was called to
+    given_up: list[int] = field(default_factory=list[int])  # and of those that were abandoned here
     known: Callable[[], Sequence[NodeId]] | None = None
     wallet_rounds: int = 0
     is_open: bool = False  # to strangers
@@ -87,6 +88,7 @@ class SimulatedReplica:
     objection: str = ""  # why it votes for nothing
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
     most_members: int = MAX_MEMBERS  # of a round
+    clock_ahead: float = 0.0  # seconds
     outer: OuterOptimization = OUTER
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
     residual: Tensor | None = None
@@ -109,10 +111,11 @@ class SimulatedReplica:
             self.is_open,
             lambda: self.newcomers,
             self.most_members,
+            now=self.now,
         )
 
         def sign(body: AnyBody) -> Signed[AnyBody]:
-            return signed_by(identity, body, NOW)
+            return signed_by(identity, body, self.now())
 
         self.group = GroupRounds(
             replica,
@@ -138,6 +141,10 @@ class SimulatedReplica:
     def parameters(self) -> OuterOptimization:
         """Those that hold at the present outer step."""
         return self.outer if self.versions is None else self.versions(self.state.outer_step)
+
+    def now(self) -> float:
+        """Seconds since 1970 by its own clock."""
+        return NOW + anyio.current_time() + self.clock_ahead
 
     def standing(self) -> Standing:
         return self.group.gathering.standing()
@@ -175,6 +182,8 @@ class SimulatedReplica:
         before = self.state
         strategy = strategy_at(self.parameters, SCHEMA, before.outer_step)
         contribution = strategy.contribution(before, self.weights, self.residual)
+        if self.group.gathering.agreement is not None:
+            self.entered.append(before.outer_step)
         outcome = await self.group.exchange(contribution, before.outer_step)
         if isinstance(outcome, UnderWay):
             self.begun.append((contribution, self.sequences))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -355,8 +354,3 @@ class RoundActor:
 
 def _unwatched(_progress: Progress) -> None:
     """Nobody asks how the round goes on."""
-
-
-def made_at() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,6 +55,7 @@ class Replica:
     newcomers: Callable[[], frozenset[NodeId]] = frozenset  # who takes this node's state over, to work on the stage
     most_members: int = MAX_MEMBERS  # of a round
     may_send_large: Callable[[], bool] = lambda: True
+    now: Callable[[], float] = time.time  # seconds since 1970
 
     @property
     def node_id(self) -> NodeId:
@@ -97,9 +99,8 @@ class Gathering:
         self.locked_step: Callable[[str], str | None] = lambda _root: None  # that may have ended elsewhere
         self.step_of: Callable[[Standing], Step | None] = lambda _own: None  # that known voters decide on from a state
         self.catch_up: Callable[[], Awaitable[bool]] = _cannot_catch_up
-        self.past: Callable[[str], Collection[str]] = (
-            lambda _root: ()
-        )  # roots that certificates lead on from to this one
+        # roots that certificates lead on from to this one
+        self.past: Callable[[str], Collection[str]] = lambda _root: ()
         self.must_follow = anyio.Event()  # set once this replica's state is not the one that the others go on with
         self._asking = asking
         self._voters = voters

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from neuroshard.swarm.group import aggregator_name
 from neuroshard.swarm.round import Offload
 from neuroshard.training.control import first_of
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, Outcome, UnderWay
-from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
+from neuroshard.training.rounds.actor import RoundActor, Surroundings
 from neuroshard.training.rounds.calls import RoundTimes
 from neuroshard.training.rounds.certificates import certificate_of
 from neuroshard.training.rounds.earlier_life import EarlierLife
@@ -285,7 +284,7 @@ class GroupRounds:
             parts = await self._offload(lambda: work.encoded(contribution))
         else:
             contribution, parts, sequences = earlier.contribution, earlier.offer.parts, earlier.offer.sequences
-        promised = Contribution(parts, sequences, upload, made_at())
+        promised = Contribution(parts, sequences, upload, made_at=int(1000 * self._replica.now()))
         await self._offload(lambda: promised.digests)
         if is_beside and earlier is None:
             await self._earlier_life.keep(Offer(step_id, sequences, parts))
@@ -306,7 +305,7 @@ class GroupRounds:
         mail, (sent, received) = self.actor.mail, self._mailed
         self._mailed = mail.sent_bytes, mail.received_bytes
         sent, received = mail.sent_bytes - sent, mail.received_bytes - received
-        return RoundEnd(time.time(), anyio.current_time(), sent, received, is_late)
+        return RoundEnd(self._replica.now(), anyio.current_time(), sent, received, is_late)
 
     def _round(self, agreement: Agreement) -> tuple[Setting, RoundWork]:
         rounds, is_open = self._replica.rounds, self._replica.is_open
