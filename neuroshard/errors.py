@@ -32,6 +32,10 @@ class DiskFullError(StorageError):
     """There is not enough space for a write; nothing was lost."""
 
 
+class UnwritableError(StorageError):
+    """A file or folder that cannot be written now: read-only, moved away, not this user's; nothing was lost."""
+
+
 class ConflictError(StorageError):
     """Another process holds or changed what was to be written; nothing was written."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -16,7 +17,7 @@ from neuroshard.data.genesis.shard_stream import ShardForm
 from neuroshard.data.packed import PackedFile
 from neuroshard.data.storage import storage_error
 from neuroshard.data.windows import TokenArray
-from neuroshard.errors import DataError, StorageError
+from neuroshard.errors import DataError, StorageError, UnwritableError
 from neuroshard.types import ShardId
 
 _FILE_NAME = re.compile(r"shard_(\d+)-([0-9a-f]{16})\.tokens")
@@ -73,18 +74,22 @@ class ShardCache:
             return self._path(shard, key) in self._sizes
 
     def get(self, shard: ShardId, key: bytes) -> CachedShard | None:
-        """The shard, its digest checked, or None. A damaged file is removed."""
+        """The shard, its digest checked, or None. A damaged file is removed.
+
+        Raises UnwritableError without a folder.
+        """
         path = self._path(shard, key)
         with self._lock:
             if path not in self._sizes:
                 return None
             try:
                 contents = open_checked(path, key)
-                _touch(path)
             except (DataError, OSError):  # truncated, flipped bits, deleted: fetch it again
+                self._check_folder()
                 self.damaged_files += 1
                 self._remove(path)
                 return None
+            _touch(path)
             self._sizes[path] = self._sizes.pop(path)  # now the most recently used
         return CachedShard(shard, contents.tokens, contents.largest)
 
@@ -107,16 +112,19 @@ class ShardCache:
             try:
                 return open_checked(path, key).packed
             except (DataError, OSError):
-                self.damaged_files += 1
-                self._remove(path)
+                if self.folder.is_dir():
+                    self.damaged_files += 1
+                    self._remove(path)
                 return None
 
     def reserve(self, shard: ShardId, needed_bytes: int, keep: Collection[ShardId]) -> bool:
         """Set bytes aside for a download, removing the least recently used shards, but none of `keep`.
 
-        False when they fit only after another reservation was released. Raises StorageError when they never fit.
+        False when they fit only after another reservation was released. Raises StorageError when they never fit,
+        UnwritableError without a folder.
         """
         with self._lock:
+            self._check_folder()
             kept = self._kept_bytes(keep) + self._beside_bytes()
             if kept + needed_bytes > self.limit_bytes:
                 raise StorageError(
@@ -132,7 +140,7 @@ class ShardCache:
     def make_room(self, needed_bytes: int, keep: Collection[ShardId]) -> bool:
         """Remove the least recently used shards, but none of `keep`, until so many bytes fit; False if never."""
         with self._lock:
-            return self._make_room(needed_bytes, keep)
+            return self.folder.is_dir() and self._make_room(needed_bytes, keep)
 
     def release(self, shard: ShardId, keep: Collection[ShardId]) -> None:
         """End a reservation. What was fetched stays, unless it and `keep` became too much: the limit may have sunk."""
@@ -164,14 +172,19 @@ class ShardCache:
         path, written = self._path(shard, key), writer.finish()
         try:
             written.replace(path)
-            _touch(path)
             contents = open_written(path, key)
             size = path.stat().st_size
         except OSError as error:
             raise storage_error(path, error) from error
+        _touch(path)
         with self._lock:
             self._sizes[path] = size
         return CachedShard(shard, contents.tokens, contents.largest)
+
+    def _check_folder(self) -> None:
+        """Raises UnwritableError when it was moved away: what lies in it counts, and may come back whole."""
+        if not self.folder.is_dir():
+            raise UnwritableError(f"The data cache {self.folder} is not there any more.", "Put it back.")
 
     def _path(self, shard: ShardId, key: bytes) -> Path:
         return self.folder / f"shard_{shard}-{key.hex()[:16]}.tokens"
@@ -207,10 +220,10 @@ class ShardCache:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """A file that the system does not let go (mapped, on Windows) stays counted."""
+        """A file that the system does not let go (mapped, on Windows; on a read-only disk) stays counted."""
         try:
             path.unlink(missing_ok=True)
-        except PermissionError:
+        except OSError:
             return
         self._sizes.pop(path, None)
 
@@ -218,7 +231,8 @@ class ShardCache:
 def _touch(path: Path) -> None:
     """Note the time of use; the file system's own stamp is coarser than two uses may be apart."""
     now = time.time_ns()
-    os.utime(path, ns=(now, now))
+    with contextlib.suppress(OSError):  # a read-only disk can be read
+        os.utime(path, ns=(now, now))
 
 
 def _shard_of(path: Path) -> int:

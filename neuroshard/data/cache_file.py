@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,9 +97,10 @@ class CacheFileWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the file, unless it has another name by now."""
+        """Remove the file, unless it has another name by now; one that cannot be removed goes with the next start."""
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
     def restart(self) -> None:
         """Forget everything written. Raises DiskFullError or StorageError."""

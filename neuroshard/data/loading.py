@@ -17,7 +17,7 @@ from neuroshard.data.genesis.shard_stream import ShardForm
 from neuroshard.data.intake import FileRequest
 from neuroshard.data.opening import Genesis
 from neuroshard.data.tables import ShardTables
-from neuroshard.errors import DataError, DiskFullError
+from neuroshard.errors import DataError, DiskFullError, UnwritableError
 from neuroshard.identity.hashing import hash_parts
 from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
 from neuroshard.types import ShardId
@@ -51,7 +51,7 @@ class ShardLoader:
         self._origins: dict[ShardId, ShardOrigin] = {}  # of shards checked since the start, while they are cached
 
     async def load(self, shard: ShardId, *, keep: Collection[ShardId], patient: bool = False) -> CachedShard:
-        """The shard, verified, in the run's vocabulary; waits while its source cannot be reached or the disk is full.
+        """The shard, verified, in the run's vocabulary; waits while its source or the disk can give or take nothing.
 
         `keep` are shards in use, which the cache must not remove. Raises UnusableShardError after several answers that
         were missing or wrong (never when `patient`), and StorageError when the storage limit is too small.
@@ -60,11 +60,7 @@ class ShardLoader:
         gate.users += 1
         try:
             async with gate.lock:
-                key = await self._key(shard)
-                cached = await anyio.to_thread.run_sync(self._cache.get, shard, key)
-                if cached is not None:
-                    self._origins.setdefault(shard, ShardOrigin.EARLIER)
-                return await self._readable(cached or await self._fetch(shard, key, keep, patient))
+                return await self._readable(await self._obtained(shard, keep, patient))
         finally:
             gate.users -= 1
             if not gate.users:
@@ -102,16 +98,21 @@ class ShardLoader:
             raise UnusableShardError(f"Shard {cached.shard} cannot be used: {error}") from error
         return replace(cached, tokens=tokens)
 
-    async def _fetch(self, shard: ShardId, key: bytes, keep: Collection[ShardId], patient: bool) -> CachedShard:
-        """Fetch, check and convert, again and again while the disk is full."""
+    async def _obtained(self, shard: ShardId, keep: Collection[ShardId], patient: bool) -> CachedShard:
+        """From the cache, or fetched into it; again and again while the disk is full or cannot be written."""
         failures = 0
         name = shard_name(shard)
         while True:
             try:
-                return await self._fetch_once(shard, key, keep, patient)
-            except DiskFullError as error:
+                key = await self._key(shard)
+                cached = await anyio.to_thread.run_sync(self._cache.get, shard, key)
+                if cached is not None:
+                    self._origins.setdefault(shard, ShardOrigin.EARLIER)
+                return cached or await self._fetch_once(shard, key, keep, patient)
+            except (DiskFullError, UnwritableError) as error:
                 failures += 1
-                await anyio.to_thread.run_sync(self._cache.release_all, {*keep, shard})
+                if isinstance(error, DiskFullError):
+                    await anyio.to_thread.run_sync(self._cache.release_all, {*keep, shard})
                 await self._genesis.fetcher.wait(name, error, failures)
             finally:
                 self._genesis.fetcher.finished(name)

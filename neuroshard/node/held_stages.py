@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.data_dir import make_folder
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.canonical import parse_json
 from neuroshard.model.stage_plan import plan_of
@@ -24,7 +25,7 @@ def note_stages(data_dir: Path, identity: NodeIdentity, run: OwnRun, stages: Sta
     """Write down that this node holds these stages now. What to warn of when that is not possible: training goes on."""
     path = _note(data_dir, identity, run)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, data_dir)
         write_atomically(path, json.dumps({"start": stages.start, "stop": stages.stop}).encode())
     except OSError as error:
         return (f"{path} cannot be written ({error}): a restart may begin with other layers than these.",)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.data_dir import make_folder
 from neuroshard.errors import DataError, StorageError
 from neuroshard.swarm.run_offer import (
     MAX_OFFER_BYTES,
@@ -28,6 +29,7 @@ class JoinedRuns:
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "runs" / "joined"
+        self._data_dir = data_dir
 
     def load(self, run_id: RunId) -> RunOffer | None:
         """The stored offer; None when there is none, or none that can be used: peers have it, too."""
@@ -48,7 +50,7 @@ class JoinedRuns:
         if choice.is_new:
             file = self._file(offer.run_id)
             try:
-                file.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(file.parent, self._data_dir)
                 write_atomically(file, offer.to_json())
             except OSError as error:
                 raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable.") from error

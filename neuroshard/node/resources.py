@@ -40,13 +40,20 @@ class ResourceSampler:
             device_name=self._device.name,
             cpu_cores=sum(share.cores for share in shares),
             cpu_threads_limit=self._threads_limit,
-            disk_free_bytes=shutil.disk_usage(self._data_dir).free,
+            disk_free_bytes=self._free_bytes(),
             disk_used_bytes=self._disk_used,
             gpu_memory_bytes=gpu_used,
             gpu_memory_total_bytes=gpu_total,
             gpu_utilisation=gpu_utilisation,
             threads=shares,
         )
+
+    def _free_bytes(self) -> int:
+        """0 while the data folder is not there: nothing can be written."""
+        try:
+            return shutil.disk_usage(self._data_dir).free
+        except OSError:
+            return 0
 
     def _accelerator(self) -> tuple[int | None, int | None, float | None]:
         """Memory in use by this process, total memory, utilisation 0..1; None where it cannot be told."""
@@ -57,12 +64,12 @@ class ResourceSampler:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; files that vanish meanwhile count as nothing."""
+    """Bytes of all files below a folder; files that vanish meanwhile, or may not be seen, count as nothing."""
     total = 0
     for root, _folders, files in os.walk(folder):
         for name in files:
             try:
                 total += (Path(root) / name).stat().st_size
-            except FileNotFoundError:
+            except OSError:
                 continue
     return total

@@ -87,7 +87,7 @@ class StageHome:
         stage_identity = StageIdentity(
             identity.wallet_id, identity.node_id, run.run_id, run.parameters.architecture, layers, threads
         )
-        store = CheckpointStore(folder, storage_limits(settings, stages))
+        store = CheckpointStore(folder, storage_limits(settings, stages), settings.data_dir)
         return cls(stage_identity, store, checkpoint_policy(settings, stages))
 
 
@@ -176,7 +176,7 @@ def _outer_part(
         alone,
         swarm.sign,
         Judging(outer.root_after, vote.objection),
-        book=FolderBook(home.store.folder / ROUNDS_FOLDER),
+        book=FolderBook(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
         told=swarm.rounds.earlier(swarm.name_of(index)),
     )
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing

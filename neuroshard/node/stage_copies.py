@@ -28,7 +28,7 @@ from neuroshard.training.transfer.kept_copy import PARTIAL_FILE, KeptCopy
 from neuroshard.training.transfer.layout import snapshot_layout
 from neuroshard.training.transfer.partial_file import PartialFile
 from neuroshard.training.transfer.receiver import Receiver
-from neuroshard.training.transfer.space import check_space, folders_of_states
+from neuroshard.training.transfer.space import check_space
 from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import Architecture, NodeId
 
@@ -154,8 +154,8 @@ class StageCopies:
         if work == duty.copy.work or not self._is_overtaken(duty, work, holder):
             return
         limit = self.settings().max_checkpoint_storage * 1_000_000
-        folders = folders_of_states(self.settings().data_dir)
-        await self.offload(partial(check_space, duty.copy.folder, file_bytes, folders, limit))
+        data_dir = self.settings().data_dir
+        await self.offload(partial(check_space, duty.copy.folder, file_bytes, data_dir, limit))
         into = PartialFile(duty.copy.folder / PARTIAL_FILE, file_bytes)
         present = duty.copy.tensor_file
         received = await receiver.fetch(holder, {holder: manifest}, into, () if present is None else (present,))

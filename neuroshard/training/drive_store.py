@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.data_dir import make_folder
 from neuroshard.errors import StorageError
 from neuroshard.status.snapshot import LossPoint
 from neuroshard.training.evaluation import Evaluation, EvaluationRecord
@@ -60,6 +61,7 @@ class DriveStore:
 
     def __init__(self, data_dir: Path, wallet_id: WalletId, node_id: NodeId, run_id: RunId) -> None:
         self.folder = data_dir / "drives" / wallet_id / run_id
+        self._data_dir = data_dir
         self._node_id = node_id
 
     def load(self) -> TrainingRecord:
@@ -133,7 +135,7 @@ class DriveStore:
         self._write(RECORD_FILE, record)
 
     def _write(self, name: str, data: bytes) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.folder, self._data_dir)
         write_atomically(self.folder / name, data)
 
     def _read(self, name: str, reader: TypeAdapter[Any]) -> Any:

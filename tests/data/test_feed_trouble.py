@@ -208,6 +208,31 @@ def test_a_full_disk_is_waited_out(folder: Path, tmp_path: Path) -> None:
     run(work)
 
 
+def test_a_cache_that_is_moved_away_is_waited_for_and_counts_as_before(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+
+    async def work() -> None:
+        feed = await make_feed(folder, tmp_path)
+        await feed.next_batch(3)
+        before = feed.status().cached_shards
+        place.rename(tmp_path / "elsewhere")
+        batches: list[Batch] = []
+
+        async def train() -> None:
+            batches.extend([await feed.next_batch(3) for _ in range(12)])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(train)
+            while "is not there any more" not in feed.status().explanation:
+                await anyio.sleep(0.002)
+            assert not place.exists()
+            (tmp_path / "elsewhere").rename(place)
+        assert len(batches) == 12
+        assert feed.status().cached_shards > before
+
+    run(work)
+
+
 def test_a_bit_flip_in_the_cache_leads_to_a_new_download(folder: Path, tmp_path: Path) -> None:
     async def work() -> None:
         await (await make_feed(folder, tmp_path)).next_batch(1)

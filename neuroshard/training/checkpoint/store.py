@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuroshard.config.atomic_write import TEMPORARY_PREFIX, is_disk_full, sync_folder, write_atomically
-from neuroshard.config.data_dir import NodePaths
+from neuroshard.config.data_dir import NodePaths, make_folder, reason_of
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.training.checkpoint.limits import StorageLimits, room_for
@@ -102,8 +102,10 @@ def search_stage_folders(folder: Path) -> tuple[Path, ...]:
 class CheckpointStore:
     """Writes and reads generations. One writer at a time; generations() may be called from any thread."""
 
-    def __init__(self, folder: Path, limits: StorageLimits | None = None) -> None:
+    def __init__(self, folder: Path, limits: StorageLimits | None = None, data_dir: Path | None = None) -> None:
+        """`data_dir` is the node's folder above it, which a running node does not make anew."""
         self.folder = folder
+        self.data_dir = data_dir
         self.limits = limits or StorageLimits()
         self._known: dict[str, tuple[tuple[int, int], _Entry]] = {}  # by file name: (mtime, size) and what it said
 
@@ -135,7 +137,7 @@ class CheckpointStore:
         but for those deleted to make room, and no temporary file stays.
         """
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.folder, self.data_dir)
             self._remove_leftovers()
             self._ensure_room(staging.layout.file_bytes + (0 if residual is None else residual.nbytes))
             generation = self._write_files(meta, staging, cancelled, residual)
@@ -147,7 +149,7 @@ class CheckpointStore:
                 raise DiskFullError(
                     f"The disk of {self.folder} is full: a checkpoint needs {need:.0f} MB.", "Free some space."
                 ) from error
-            raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
         self._prune()
         return generation
 
@@ -158,7 +160,7 @@ class CheckpointStore:
         StorageError.
         """
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.folder, self.data_dir)
             overtaken = [path for path in self._manifests() if _step_of(path) >= meta.step]
             for number, path in enumerate(overtaken):
                 set_aside(self.folder, path.stem, "other-line", clear_first=number == 0)
@@ -166,15 +168,15 @@ class CheckpointStore:
             tensors.replace(final)
             return self._commit(meta, TensorFile(final.name, file_bytes, digest))
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
 
     def ensure_room(self, new_bytes: int) -> None:
         """Delete old generations so that one of this size fits. Raises DiskFullError, StorageError."""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.folder, self.data_dir)
             self._ensure_room(new_bytes)
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
 
     def load_newest(self, expected: Expectation, staging: StagingBuffers) -> Restoration:
         """Restore the newest whole generation into the buffers.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.data_dir import make_folder
 from neuroshard.errors import DataError, StorageError
 from neuroshard.identity import parse_json
 from neuroshard.identity.fields import exact_object
@@ -119,8 +120,10 @@ class ForgetfulBook:
 class FolderBook:
     """The book in a folder of its own beside the stage's checkpoints."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, data_dir: Path | None = None) -> None:
+        """`data_dir` is the node's folder above it, which a running node does not make anew."""
         self._folder = folder
+        self._data_dir = data_dir
 
     def votes(self) -> Sequence[VoteRecord]:
         """See VoteBook."""
@@ -205,7 +208,7 @@ class FolderBook:
             "claims": [claim.decode() for claim in accusation.proof],
         }
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder, self._data_dir)
             if not path.exists() or path.stat().st_size < MAX_PROOFS_BYTES:
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(fields) + "\n")
@@ -215,7 +218,7 @@ class FolderBook:
     def keep_offer(self, offer: Offer) -> None:
         """See VoteBook."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder, self._data_dir)
             write_offer(self._folder, offer)
         except OSError as error:
             raise StorageError(
@@ -240,11 +243,11 @@ class FolderBook:
         return {lock.value.digest for lock in locks if lock is not None}
 
     def _write_json(self, name: str, fields: JsonValue) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder, self._data_dir)
         write_atomically(self._folder / name, json.dumps(fields).encode())
 
     def _write_aggregate(self, quorum: Quorum, aggregate: Aggregate) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder, self._data_dir)
         path = self._path_of(quorum)
         if not path.exists():
             sizes = b"".join(len(part).to_bytes(8, "big") for part in aggregate)
