@@ -17,6 +17,7 @@ from neuroshard.node.stage_memory import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.swarm.certified.roster import Member
 from neuroshard.training.assembly import Stage, build_stage
+from neuroshard.training.checkpoint.keeper import CheckpointKeeper
 from neuroshard.training.checkpoint.limits import StorageLimits
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore, stage_folder
@@ -26,7 +27,7 @@ from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import StageParts
 from neuroshard.training.precision import Precision
-from neuroshard.training.record import StageIdentity
+from neuroshard.training.record import StageIdentity, TrainingRecord
 from neuroshard.training.rounds.gathering import Replica
 from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
 from neuroshard.training.rounds.vote_book import ROUNDS_FOLDER, FolderBook
@@ -42,12 +43,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LiveStage:
-    """A stage with what it needs to synchronise and to be saved."""
+    """A stage with what it needs to synchronise and to be saved.
 
-    stage: Stage
+    Not the tensors that it began with: they are many, and soon of no use.
+    """
+
+    record: TrainingRecord
+    keeper: CheckpointKeeper
+    is_restored: bool
+    warnings: tuple[str, ...]
     parts: StageParts
     snapshots: LiveSnapshots  # for those who need its state
     group: GroupRounds
+
+    @property
+    def layers(self) -> LayerRange:
+        """Those of the stage."""
+        return self.parts.service.executor.model.layer_range
 
 
 def checkpoint_policy(settings: Settings, stages: int = 1) -> CheckpointPolicy:
@@ -138,7 +150,8 @@ async def bring_up_stage(
         outer=outer,
         staging=stage.staging,
     )
-    return LiveStage(stage, StageParts(index, service, outer, saver, group, vote), snapshots, group)
+    parts = StageParts(index, service, outer, saver, group, vote)
+    return LiveStage(stage.record, stage.keeper, stage.is_restored, stage.warnings, parts, snapshots, group)
 
 
 def _outer_part(
@@ -151,12 +164,12 @@ def _outer_part(
     stage: Stage,
 ) -> tuple[OuterSync, GroupRounds, LiveSnapshots, HeldOutVote]:
     """The outer step with whoever holds the stage too, and what others are told of it."""
-    model = stage.executor.model
+    model, record = stage.executor.model, stage.record
     outer_at = _outer_parameters(swarm.versions.at)
     rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)
     alone = lone_exchange(home.identity.node_id, rounds)
     outer = sync_of(compute, stage, alone, swarm.versions.at, index)
-    snapshots = LiveSnapshots(stage.keeper, outer, lambda: stage.record.progress.steps)
+    snapshots = LiveSnapshots(stage.keeper, outer, lambda: record.progress.steps)
     replica = Replica(
         Member(home.identity.node_id, home.identity.wallet_id),
         swarm.name_of(index),

@@ -107,8 +107,8 @@ class RunningNode:
         """Let changed settings hold that can hold at once."""
         self.feed.limit_storage(settings.max_storage * 1_000_000)
         for live in self.lives:
-            live.stage.keeper.store.limits = storage_limits(settings, len(self.lives))
-            live.stage.keeper.change_policy(checkpoint_policy(settings, len(self.lives)))
+            live.keeper.store.limits = storage_limits(settings, len(self.lives))
+            live.keeper.change_policy(checkpoint_policy(settings, len(self.lives)))
 
 
 class StageTraining:
@@ -150,15 +150,15 @@ class StageTraining:
             lives = await self._bring_up_all(ground, stages)
             self._publisher.warn(*note_stages(self._settings.data_dir, self._identity, run, stages))
         self._has_begun = True
-        self._publisher.warn(*steps_behind([live.stage for live in lives]))
+        self._publisher.warn(*steps_behind(lives))
         for live in lives:
-            self._publisher.warn(*live.stage.warnings)
+            self._publisher.warn(*live.warnings)
             outer = live.parts.outer
             swarm.hold(live.parts.index, live.parts.service, outer.exact_root, partial(_outer_step_of, outer))
             swarm.donor.offer(swarm.name_of(live.parts.index), live.snapshots)
             swarm.rounds.add(live.group)
         drives = DriveStore(self._settings.data_dir, self._identity.wallet_id, self._identity.node_id, run.run_id)
-        feed, cache = self._feed(ground, drives.start_after(lives[0].stage.record))
+        feed, cache = self._feed(ground, drives.start_after(lives[0].record))
         trainer = self._trainer(ground, lives, feed, drives)
         for number, live in enumerate(lives):
             live.snapshots.steps = partial(_steps_of, trainer, number)
@@ -210,7 +210,7 @@ class StageTraining:
             home = StageHome.of(
                 self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
             )
-            precision = lives[0].stage.executor.precision if lives else None
+            precision = lives[0].parts.service.executor.precision if lives else None
             work = stage_work(ground.run.parameters, layers, load)
             lives.append(await self._bring_up(ground, index, home, work, precision, tell_percent=tell_percent))
         return lives
@@ -249,10 +249,10 @@ class StageTraining:
                 work=work,
                 precision=precision,
             )
-            if live.stage.is_restored or not must_restore:
+            if live.is_restored or not must_restore:
                 return live
-            self._publisher.warn(*live.stage.warnings)  # what lay here was damaged
-            await ground.compute.run(live.stage.keeper.close)
+            self._publisher.warn(*live.warnings)  # what lay here was damaged
+            await ground.compute.run(live.keeper.close)
 
     def _tell_layers(self, ground: Ground, stages: StageRange) -> MemoryStatus:
         """Publish which layers this node holds, and what they need."""
@@ -298,7 +298,7 @@ class StageTraining:
             generator=text_generator(run.parameters.architecture, tokenizer, swarm, ground.compute, services),
             versions=swarm.versions.at,
         )
-        return Trainer(parts, [live.stage.record for live in lives], wish=self._wish)
+        return Trainer(parts, [live.record for live in lives], wish=self._wish)
 
     def _driving(
         self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore

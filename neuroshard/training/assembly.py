@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from neuroshard.training.record import StageIdentity, TrainingRecord
 from neuroshard.training.saving import expectation, put_back, thread_warning
 from neuroshard.training.stage_state import OUTER_TENSORS, materialise_moments, stage_tensors
 from neuroshard.training.strategy import first_outer_state, kept_length
+from neuroshard.types import LayerRange
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,37 @@ class Stage:
     warnings: tuple[str, ...] = ()
     probe: PrecisionProbe | None = None  # None: the precision was given or stored
 
+    @property
+    def layers(self) -> LayerRange:
+        """Those of the stage."""
+        return self.executor.model.layer_range
 
-def steps_behind(stages: Sequence[Stage]) -> tuple[str, ...]:
+
+class Begun(Protocol):
+    """A stage, as far as it has come."""
+
+    @property
+    def layers(self) -> LayerRange:
+        """Those of it."""
+        ...
+
+    @property
+    def record(self) -> TrainingRecord:
+        """What it has done."""
+        ...
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether a checkpoint was there."""
+        ...
+
+
+def steps_behind(stages: Sequence[Begun]) -> tuple[str, ...]:
     """What to say about stages of one node whose checkpoints are older than those of its others."""
     newest = max((stage.record.progress.steps for stage in stages), default=0)
     warnings: list[str] = []
     for stage in stages:
-        layers, steps = stage.executor.model.layer_range, stage.record.progress.steps
+        layers, steps = stage.layers, stage.record.progress.steps
         if steps < newest:
             numbers = f"Layer {layers.stop}" if len(layers) == 1 else f"Layers {layers.start + 1}-{layers.stop}"
             found = f"goes on from step {steps:,}" if stage.is_restored else "begins anew"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from neuroshard.model.key_value_cache import KeyValueCache
 from neuroshard.model.transformer import StageModel
 from neuroshard.training.given_gradient import backward_from
+from neuroshard.training.lying_tensors import laid_down
 from neuroshard.training.precision import Precision, autocast
 from neuroshard.training.value_bounds import is_loss
 
@@ -54,6 +56,7 @@ class StageExecutor:
         self.precision = precision
         self._loss_sums: list[Tensor] = []
         self._steps = 0
+        self._lies = False
 
     @property
     def weights(self) -> tuple[object, ...]:
@@ -171,9 +174,32 @@ class StageExecutor:
         elif self.device.type == "mps":
             torch.mps.empty_cache()
 
+    def lie_down(self, folder: Path) -> None:
+        """After `suspend`: weights, gradients and moments lie in a file there until `resume`. Raises OSError."""
+        held = list(self._held())
+        if self._lies or (lying := laid_down(held, folder)) is None:
+            return
+        for tensor, place in zip(held, lying, strict=True):
+            tensor.data = place
+        self._lies = True
+
     def resume(self) -> None:
-        """Take the accelerator again after `suspend`."""
+        """Take memory and accelerator again after `suspend`."""
+        if self._lies and self.device.type == "cpu":
+            for tensor in self._held():
+                tensor.data = tensor.data.clone()
         self._move(self.device)
+        self._lies = False
+
+    def _held(self) -> Iterator[Tensor]:
+        """Every tensor that is as large as a parameter."""
+        for parameter in self.model.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+            for moment in self.optimizer.state[parameter].values():
+                if moment.shape == parameter.shape:
+                    yield moment
 
     def _leaf(self, inputs: Tensor) -> Tensor:
         inputs = inputs.to(self.device)

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import ceil
+from pathlib import Path
 from typing import TypeAlias, assert_never
+from weakref import ref
 
 import anyio
 import anyio.to_thread
@@ -24,6 +26,7 @@ from neuroshard.swarm.schedule import round_is_due
 from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.executor import StageExecutor, StepResult
+from neuroshard.training.lying_tensors import laid_down
 from neuroshard.training.strategy import OuterStep, Strategy, sequences_to_round, steps_between_rounds, strategy_at
 
 _LOG = logging.getLogger(__name__)
@@ -149,6 +152,8 @@ class OuterSync:
         self.state = state
         self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
+        self._lies: OuterState | None = None  # in a file, see `lie_down`
+        self._stood_as = ref(state)  # the same before
 
     @property
     def parameters(self) -> OuterOptimization:
@@ -251,8 +256,18 @@ class OuterSync:
         """Compute the root of the present state on another thread, while training goes on."""
         state = self.state
         root = await anyio.to_thread.run_sync(state_root, state)
-        if self.state is state:
+        if self.state is state or (self._lies is self.state and self._stood_as() is state):
             self.progress = replace(self.progress, state_root=root)
+
+    async def lie_down(self, folder: Path) -> None:
+        """Let the state lie in a file there until the next one is made. Raises OSError."""
+        state = self.state
+        if self._lies is state:
+            return
+        lying = await anyio.to_thread.run_sync(laid_down, (state.anchor, state.velocity), folder)
+        if lying is not None and self.state is state:
+            self._stood_as = ref(state)  # its memory is to be free
+            self._lies = self.state = replace(state, anchor=lying[0], velocity=lying[1])
 
     def note_abandoned(self, outcome: Abandoned) -> None:
         """Count a round that came to nothing; training goes on."""

@@ -93,6 +93,21 @@ class Saver:
         await self._written()
         await self._compute.run(work, Priority.SMALL)
 
+    async def lie_down(self) -> None:
+        """Let all large tensors of a suspended stage lie in a file beside its checkpoints, until it goes on."""
+
+        def work() -> None:
+            self._executor.lie_down(folder)
+            trim_heap()
+
+        folder = self._keeper.store.folder
+        await self._written()
+        try:
+            await self._outer.lie_down(folder)
+            await self._compute.run(work, Priority.SMALL)
+        except OSError as error:
+            _LOG.info("The paused stage stays in memory: %s cannot be written (%s).", folder, error.strerror or error)
+
     async def close(self) -> None:
         """Wait for a write in flight and end the writer."""
         await self._compute.run(self._keeper.close, Priority.SMALL)

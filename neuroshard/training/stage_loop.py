@@ -13,6 +13,8 @@ from neuroshard.training.pace import Pace
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.stage_trainer import StageTrainer
 
+SECONDS_TO_LIE_DOWN = 10.0  # of a pause: a shorter one is not worth writing to the disk
+
 
 class StageLoop:
     """Does one thing at a time; while none is asked for, the intake is open and microbatches come.
@@ -152,8 +154,11 @@ class StageLoop:
 
     async def _rest(self) -> None:
         """Need no more memory than a stage that waits."""
-        if self.stage.parts.saver is not None:
-            await self.stage.parts.saver.rest()
+        saver = self.stage.parts.saver
+        if saver is not None:
+            await saver.rest()
+            await anyio.sleep(SECONDS_TO_LIE_DOWN)
+            await saver.lie_down()
         await anyio.sleep_forever()
 
     async def _asked(self) -> None:
