@@ -30,7 +30,6 @@ def laid_down(tensors: Sequence[Tensor], folder: Path) -> list[Tensor] | None:
         size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
     if sys.platform == "win32" or size == 0:
         return None
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < size + StorageLimits().reserve_bytes:
         return None
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 from torch import Tensor
 
+from neuroshard.config.data_dir import make_folder, reason_of
 from neuroshard.errors import StorageError
 from neuroshard.optim.outer import OuterState
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
@@ -100,13 +101,17 @@ class Saver:
             self._executor.lie_down(folder)
             trim_heap()
 
-        folder = self._keeper.store.folder
+        store = self._keeper.store
+        folder = store.folder
         await self._written()
         try:
+            make_folder(folder, store.data_dir)
             await self._outer.lie_down(folder)
             await self._compute.run(work, Priority.SMALL)
         except OSError as error:
-            _LOG.info("The paused stage stays in memory: %s cannot be written (%s).", folder, error.strerror or error)
+            _LOG.info(
+                "The paused stage stays in memory: %s cannot be written (%s).", folder, reason_of(error, store.data_dir)
+            )
 
     async def close(self) -> None:
         """Wait for a write in flight and end the writer."""
