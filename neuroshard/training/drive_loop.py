@@ -18,7 +18,8 @@ from neuroshard.training.microbatch import MicrobatchKey
 from neuroshard.training.pace import Pace
 from neuroshard.training.record import TrainingRecord
 
-DRAIN_SECONDS = 10.0  # microbatches under way may end so long before a pause holds without them
+DRAIN_SECONDS = 10.0  # microbatches under way may end so long before an end or an evaluation
+PAUSE_SECONDS = 0.5  # the same before a pause holds; what is under way then ends at the stages of others
 
 
 class DriveLoop:
@@ -108,7 +109,8 @@ class DriveLoop:
     async def _drain(self) -> None:
         """Begin no more microbatches, and wait a while for those under way."""
         self.room.close()
-        with anyio.move_on_after(DRAIN_SECONDS):
+        is_pause = self._control.is_paused and not self._control.is_stopping
+        with anyio.move_on_after(PAUSE_SECONDS if is_pause else DRAIN_SECONDS):
             await self._until(lambda: self.journal.under_way == 0)
 
     async def _pause(self) -> None:

@@ -35,6 +35,7 @@ class Intake:
     def __init__(self, sequences_per_step: int) -> None:
         self.accumulated = Accumulated()
         self.closed_because: str | None = "The stage is not ready yet."
+        self.is_paused = False  # closed until somebody resumes
         self._target = sequences_per_step
         self._open_microbatches = 0
         self._open_sequences = 0
@@ -78,12 +79,12 @@ class Intake:
 
     def open(self) -> None:
         """Admit microbatches."""
-        self.closed_because = None
+        self.closed_because, self.is_paused = None, False
         self.notify()
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, is_paused: bool = False) -> None:
         """Admit no more; whoever waits for data to begin another microbatch gives up."""
-        self.closed_because = reason
+        self.closed_because, self.is_paused = reason, is_paused
         self.notify()
 
     def begin(self, sequences: int) -> None:

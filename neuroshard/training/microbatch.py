@@ -34,7 +34,13 @@ class StageError(NeuroShardError):
 
 
 class StageBusyError(StageError):
-    """The stage makes its step, is paused, or has no room for another microbatch now."""
+    """The stage makes its step, or has no room for another microbatch now."""
+
+
+class StagePausedError(StageBusyError):
+    """The stage is whole and does nothing until its owner says so; no fault of it."""
+
+    retry = Retry.ELSEWHERE
 
 
 class UnknownMicrobatchError(StageError):

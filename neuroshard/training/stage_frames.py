@@ -18,6 +18,7 @@ from neuroshard.training.microbatch import (
     StageBusyError,
     StageError,
     StageGoneError,
+    StagePausedError,
     UnknownMicrobatchError,
     UnreadTextError,
 )
@@ -225,6 +226,7 @@ def refusal_frame(error: StageError) -> Frame:
 
 _REFUSALS: Mapping[str, type[StageError]] = {
     "busy": StageBusyError,
+    "paused": StagePausedError,
     "unknown": UnknownMicrobatchError,
     "gone": StageGoneError,
     "tensor": RefusedTensorError,

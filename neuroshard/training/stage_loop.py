@@ -11,6 +11,7 @@ from neuroshard.training.checkpoint.writer import WriteReport
 from neuroshard.training.control import Control, Requests, first_of
 from neuroshard.training.pace import Pace
 from neuroshard.training.record import TrainingRecord
+from neuroshard.training.service_limits import Hold
 from neuroshard.training.stage_trainer import StageTrainer
 
 SECONDS_TO_LIE_DOWN = 10.0  # of a pause: a shorter one is not worth writing to the disk
@@ -39,6 +40,7 @@ class StageLoop:
         self._service = stage.parts.service
         self._before = before
         self._changed = changed
+        self._held_since: float | None = None  # when this loop saw that it must hold
 
     @property
     def record(self) -> TrainingRecord:
@@ -70,8 +72,7 @@ class StageLoop:
         """Until the control says stop, or the stage has made `last_step`."""
         stage, control, intake = self.stage, self._control, self._service.intake
         while True:
-            if control.must_hold is not None:
-                stage.withdraw()
+            self._note_hold()
             if intake.is_full:
                 await stage.step()
             elif self._service.is_spoilt:
@@ -79,7 +80,8 @@ class StageLoop:
             elif control.must_hold and self._before is not None and not self._before.is_quiet:
                 await self._let_through(self._before)
             elif control.must_hold and intake.is_admitting:
-                await self._service.drain(control.must_hold, for_good=control.is_stopping)
+                hold = Hold.END if control.is_stopping else Hold.PAUSE
+                await self._service.drain(control.must_hold, hold, began=self._held_since)
             elif control.is_stopping or (last_step is not None and self.steps >= last_step):
                 return
             elif control.is_paused:
@@ -117,6 +119,15 @@ class StageLoop:
         """A round with other replicas, between two microbatches; whoever asks to hold ends it."""
         await self._service.drain("The replicas of this stage synchronise.")
         await first_of(self.stage.take_part, self._held)
+
+    def _note_hold(self) -> None:
+        """All stages of the node have the same time to end what is open, whichever of them ends first."""
+        if self._control.must_hold is None:
+            self._held_since = None
+            return
+        self.stage.withdraw()
+        if self._held_since is None:
+            self._held_since = anyio.current_time()
 
     async def _held(self) -> None:
         while self._control.must_hold is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container
-from dataclasses import replace
 
 import anyio
 from torch import Tensor
@@ -18,11 +17,13 @@ from neuroshard.training.microbatch import (
     RefusedTensorError,
     SpoiltMicrobatchError,
     StageBusyError,
+    StageError,
     StageGoneError,
+    StagePausedError,
     UnknownMicrobatchError,
 )
 from neuroshard.training.non_finite import STEPS_BEFORE_RESTORE
-from neuroshard.training.service_limits import ServiceCounts, ServiceLimits
+from neuroshard.training.service_limits import Hold, ServiceCounts, ServiceLimits
 from neuroshard.training.sessions import SessionTable, Work
 from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.training.stage_texts import StageTexts
@@ -63,7 +64,6 @@ class StageService:
         self._kept_graphs = self._limits.sessions.open_microbatches if kept_graphs is None else kept_graphs
         self._graphs = 0  # of microbatches that are open or about to be
         self._waiting = 0
-        self._is_suspended = False
         self._is_leaving = False
         self._spoilt_in_a_row = 0
 
@@ -144,7 +144,7 @@ class StageService:
     async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Forward only, also between steps: activations, or with labels the summed loss (b,) of each sequence.
 
-        Raises RefusedTensorError, StageBusyError while the node is paused, StageGoneError once it ends.
+        Raises RefusedTensorError, StagePausedError, StageGoneError once the node ends.
         """
         self._shapes.check_inputs(inputs)
         if labels is not None:
@@ -158,7 +158,7 @@ class StageService:
         return await self.compute.run(work)
 
     async def read(self, asker: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
-        """What StageTexts.read gives to others, unless the node ends (StageGoneError) or is paused (StageBusyError)."""
+        """What StageTexts.read gives to others. Raises StagePausedError, StageGoneError as `infer` does."""
         self._require_work()
         return await self.texts.read(asker, session, position, inputs)
 
@@ -185,14 +185,15 @@ class StageService:
                 continue
             self._let_go([work for work in self._table.of_idle(began) if not (work.done or work.running)])
 
-    async def drain(self, reason: str, *, for_good: bool = False) -> None:
-        """Close the intake and wait until nothing is open; what does not end within the deadline is given up.
+    async def drain(self, reason: str, hold: Hold = Hold.ROUND, *, began: float | None = None) -> None:
+        """Close the intake and wait until nothing is open; what has not ended a while after `began` is given up.
 
-        `for_good` sends whoever asks for more to another replica.
+        `began` is now by default. A pause and an end send whoever asks for more to another replica.
         """
-        self._is_leaving = self._is_leaving or for_good
-        self.intake.close(reason)
-        with anyio.move_on_after(self._limits.leave_seconds if for_good else self._limits.drain_seconds):
+        self._is_leaving = self._is_leaving or hold is Hold.END
+        self.intake.close(reason, is_paused=hold is Hold.PAUSE)
+        until = (anyio.current_time() if began is None else began) + self._limits.patience(hold)
+        with anyio.CancelScope(deadline=until):
             await self.intake.until(lambda: self.intake.is_idle)
             return
         self._give_up_open()
@@ -219,20 +220,18 @@ class StageService:
 
     async def suspend(self) -> None:
         """Free the accelerator; the intake is drained. The step in work is kept."""
-        self._is_suspended = True
+        self.intake.close("The node is paused.", is_paused=True)
         self.texts.clear()
         await self.compute.run(self.executor.suspend, Priority.SMALL)
 
     async def resume(self) -> None:
         """Take the accelerator again."""
         await self.compute.run(self.executor.resume, Priority.SMALL)
-        self._is_suspended = False
+        self.intake.close("The stage is not ready yet.")
 
     def _require_work(self) -> None:
-        if self._is_leaving:
-            raise StageGoneError("The node stops.")
-        if self._is_suspended:
-            raise StageBusyError("The node is paused.", "Try again later.")
+        if self._refuses_more:
+            raise self._refusal(self.intake.closed_because or "The node stops.")
 
     async def _work_of(self, key: MicrobatchKey, inputs: Tensor, *, opens: bool) -> Work:
         """The microbatch of a key: a known one, or a new one that waited until there was room.
@@ -256,23 +255,31 @@ class StageService:
     async def _room_for(self, key: MicrobatchKey, kept_bytes: int) -> None:
         """Wait until a microbatch can begin, unless it is known.
 
-        Raises StageBusyError when that takes too long, StageGoneError when it will not happen here any more.
+        Raises StageBusyError when that takes too long, StagePausedError and StageGoneError at once.
         """
         obstacle = self._obstacle(key, kept_bytes)
-        if obstacle is not None and not self._is_leaving:
+        if obstacle is not None and not self._refuses_more:
             if self._waiting >= self._limits.waiting:
                 raise StageBusyError(obstacle, "Many others wait already.")
             self._waiting += 1
             try:
                 with anyio.move_on_after(self._limits.wait_seconds):
-                    await self.intake.until(lambda: self._is_leaving or self._obstacle(key, kept_bytes) is None)
+                    await self.intake.until(lambda: self._refuses_more or self._obstacle(key, kept_bytes) is None)
             finally:
                 self._waiting -= 1
             obstacle = self._obstacle(key, kept_bytes)
-        if obstacle is not None and self._is_leaving:
-            raise StageGoneError(obstacle)
         if obstacle is not None:
-            raise StageBusyError(obstacle, "Try again a little later.")
+            raise self._refusal(obstacle)
+
+    @property
+    def _refuses_more(self) -> bool:
+        """Whether nobody needs to wait for it to take more."""
+        return self._is_leaving or self.intake.is_paused
+
+    def _refusal(self, obstacle: str) -> StageError:
+        """What whoever asks for more is told: to go elsewhere for good, or for a while, or to wait."""
+        kind = StagePausedError if self.intake.is_paused else StageBusyError
+        return (StageGoneError if self._is_leaving else kind)(obstacle)
 
     def _obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
         """Why a new microbatch must wait; None for a known one, which has its place or its answer."""
@@ -286,7 +293,7 @@ class StageService:
         """Run a job unless an earlier call has its answer; calls for one microbatch wait for each other."""
         async with work.turn:
             if is_answered():
-                self._count(repeated=1)
+                self.counts = self.counts.plus(repeated=1)
             else:
                 await self._run(work, job)
 
@@ -314,7 +321,7 @@ class StageService:
         if work.done:
             self._settle(work)
             self.intake.finish(work.key, work.sequences, work.tokens)
-            self._count(microbatches=1, recomputed=work.keeps_graph is False)
+            self.counts = self.counts.plus(microbatches=1, recomputed=work.keeps_graph is False)
         elif work.dropped or work.opened is None:
             self._give_up(work)
 
@@ -327,7 +334,7 @@ class StageService:
         work.opened = work.output = None
         self._table.drop(work)
         self.intake.withdraw(work.sequences)
-        self._count(given_up=1)
+        self.counts = self.counts.plus(given_up=1)
 
     def _settle(self, work: Work) -> None:
         """From now on it counts as accumulated or given up, and its graph is gone."""
@@ -341,16 +348,6 @@ class StageService:
         for work in works:
             self._give_up(work)
         self.intake.notify()
-
-    def _count(self, *, microbatches: int = 0, repeated: int = 0, given_up: int = 0, recomputed: int = 0) -> None:
-        counts = self.counts
-        self.counts = replace(
-            counts,
-            microbatches=counts.microbatches + microbatches,
-            repeated=counts.repeated + repeated,
-            given_up=counts.given_up + given_up,
-            recomputed=counts.recomputed + recomputed,
-        )
 
     def _do_forward(self, work: Work, inputs: Tensor) -> None:
         self._shapes.check_values(inputs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from neuroshard.training.microbatch import StageBusyError, StageError
+from neuroshard.training.microbatch import StageBusyError, StageError, StagePausedError
 from neuroshard.training.pipeline import Hop
 from neuroshard.training.replica_choice import ReplicaChoice
 from neuroshard.types import NodeId
@@ -18,6 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
 BAN_SECONDS = 30.0  # of a replica that failed, while there are others
+PAUSED_SECONDS = 10.0  # the same of one that is paused; by then its report says so, or that it works
 RETRY_SECONDS = 1.0  # while there are none
 MOST_HOPS = 256  # that are kept ready
 BUSY_SECONDS = 10.0  # a stage that takes nothing for so long is what microbatches wait for
@@ -39,7 +40,7 @@ class _Busy:
 class SwarmRouting:
     """See Routing. A replica that failed is not asked again for 30 seconds, unless it is the only one.
 
-    One that is busy has not failed: others are preferred, and it is asked as soon as it is its turn.
+    One that is busy or paused has not failed: others are preferred, and it is asked as soon as it is its turn.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class SwarmRouting:
         self._missing = missing
         self._hops: OrderedDict[tuple[int, NodeId], Hop] = OrderedDict()
         self._failed_at: dict[tuple[int, NodeId], float] = {}
+        self._paused_at: dict[tuple[int, NodeId], float] = {}  # when they said so
         self._busy: dict[int, _Busy] = {}  # by stage
         self._waiting = 0
         self.failures = 0
@@ -74,7 +76,8 @@ class SwarmRouting:
             now = anyio.current_time()
             busy = [told for told in self._busy.values() if told.is_long(now)]
             return busy[0].sentence if busy else None
-        return self._missing() or "All nodes that hold a stage fail; they are tried again."
+        does = "are paused or fail" if self._paused_at else "fail"
+        return self._missing() or f"All nodes that hold a stage {does}; they are tried again."
 
     async def hop(self, stage: int) -> Hop:
         """See Routing."""
@@ -101,6 +104,8 @@ class SwarmRouting:
     def failed(self, stage: int, hop: Hop, error: StageError) -> None:
         """See Routing."""
         self._choice.lost(stage, hop.node_id)
+        if isinstance(error, StagePausedError):
+            self._paused_at[stage, hop.node_id] = anyio.current_time()
         if isinstance(error, StageBusyError):
             return
         if (stage, hop.node_id) not in self._failed_at:  # one line, however many microbatches find out
@@ -116,17 +121,19 @@ class SwarmRouting:
     def _pick(self, stage: int) -> NodeId | None:
         now = anyio.current_time()
         self._failed_at = {key: time for key, time in self._failed_at.items() if now - time < BAN_SECONDS}
+        self._paused_at = {key: time for key, time in self._paused_at.items() if now - time < PAUSED_SECONDS}
+        asked_at = self._failed_at | self._paused_at
         workers = self._workers(stage)
-        free = [node for node in workers if (stage, node) not in self._failed_at]
+        free = [node for node in workers if (stage, node) not in asked_at]
         if not free:
-            free = [node for node in workers if now - self._failed_at[stage, node] >= RETRY_SECONDS]
+            free = [node for node in workers if now - asked_at[stage, node] >= RETRY_SECONDS]
         return self._choice.pick(stage, free) if free else None
 
     async def _awaited(self, stage: int) -> NodeId:
         self._waiting += 1
         try:
-            while True:
-                await anyio.sleep(LOOK_SECONDS)
+            while True:  # seldom while somebody is paused, who may be this node itself
+                await anyio.sleep(RETRY_SECONDS if self._paused_at else LOOK_SECONDS)
                 replica = self._pick(stage)
                 if replica is not None:
                     return replica

@@ -30,8 +30,10 @@ from neuroshard.training.microbatch import (
     Retry,
     StageBusyError,
     StageGoneError,
+    StagePausedError,
     UnknownMicrobatchError,
 )
+from neuroshard.training.service_limits import Hold
 from neuroshard.training.stage_service import StageService
 from neuroshard.types import NodeId
 
@@ -167,21 +169,26 @@ def test_what_a_driver_has_open_goes_with_it(compute: ComputeThread) -> None:
     play(scenario)
 
 
-def test_draining_gives_up_what_does_not_end(compute: ComputeThread) -> None:
+@pytest.mark.parametrize(("hold", "seconds"), [(Hold.ROUND, 30.0), (Hold.PAUSE, 0.5)])
+def test_draining_gives_up_what_does_not_end(compute: ComputeThread, hold: Hold, seconds: float) -> None:
     service = service_of(compute, 1, 2)
 
     async def scenario(clock: MockClock) -> None:
         for number in (1, 2):
             await service.forward(key(number), activations())
         async with trio.open_nursery() as tasks:
-            tasks.start_soon(service.drain, "The node is paused.")
+            tasks.start_soon(service.drain, "The stage holds.", hold)
             await wait_all_tasks_blocked()
             await service.backward(key(1), activations())
             await wait_all_tasks_blocked()
-            clock.jump(31.0)
+            clock.jump(0.9 * seconds)
+            await wait_all_tasks_blocked()
+            assert not service.intake.is_idle
+            clock.jump(0.2 * seconds)
         assert service.intake.is_idle
         assert service.intake.accumulated.sequences == 1
-        assert "paused" in await refused_in_the_end(clock, service, key(3))
+        if hold is Hold.ROUND:  # others may wait for its end
+            assert "holds" in await refused_in_the_end(clock, service, key(3))
         with pytest.raises(UnknownMicrobatchError):  # its driver comes too late, and begins this stage's part again
             await service.backward(key(2), activations())
         service.intake.open()
@@ -193,13 +200,60 @@ def test_draining_gives_up_what_does_not_end(compute: ComputeThread) -> None:
     play(scenario)
 
 
+def test_a_paused_stage_sends_whoever_asks_elsewhere_at_once(compute: ComputeThread) -> None:
+    service = service_of(compute, 1, 2)
+
+    async def scenario(clock: MockClock) -> None:
+        await service.forward(key(1), activations())
+        refusals = list[StagePausedError]()
+
+        async def wait_for_room() -> None:
+            with pytest.raises(StagePausedError) as refused:
+                await service.forward(key(2), activations())
+            refusals.append(refused.value)
+
+        async with trio.open_nursery() as tasks:
+            service.intake.close("The stage makes its step.")
+            tasks.start_soon(wait_for_room)
+            await wait_all_tasks_blocked()
+            tasks.start_soon(service.drain, "The node is paused.", Hold.PAUSE)
+            await wait_all_tasks_blocked()  # who waited already need not wait longer
+            assert [refusal.retry for refusal in refusals] == [Retry.ELSEWHERE]
+            await wait_for_room()
+            await service.backward(key(1), activations())  # what is open may end
+        await service.suspend()
+        await wait_for_room()
+        with pytest.raises(StagePausedError):
+            await service.infer(activations())
+        assert await service.backward(key(1), activations()) is not None  # an answer that is known is given again
+        await service.resume()
+        service.intake.open()
+        await service.forward(key(2), activations())
+
+    play(scenario)
+
+
+def test_all_stages_of_a_node_have_the_same_time_to_end(compute: ComputeThread) -> None:
+    service = service_of(compute, 1, 2)
+
+    async def scenario(clock: MockClock) -> None:
+        await service.forward(key(1), activations())
+        began = trio.current_time()
+        clock.jump(20.0)
+        await service.drain("The node is paused.", Hold.PAUSE, began=began)  # another stage took all of it
+        assert (service.intake.is_idle, service.counts.given_up) == (True, 1)
+        assert trio.current_time() - began < 20.1
+
+    play(scenario)
+
+
 def test_a_node_that_ends_waits_less_so_that_its_final_checkpoint_is_written_in_time(compute: ComputeThread) -> None:
     service = service_of(compute, 1, 2)
 
     async def scenario(clock: MockClock) -> None:
         await service.forward(key(1), activations())
         async with trio.open_nursery() as tasks:
-            tasks.start_soon(partial(service.drain, "The node stops.", for_good=True))
+            tasks.start_soon(partial(service.drain, "The node stops.", Hold.END))
             await wait_all_tasks_blocked()
             assert not service.intake.is_idle
             clock.jump(11.0)

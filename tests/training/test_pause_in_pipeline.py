@@ -1,0 +1,187 @@
+"""A pause in a pipeline holds at once, whatever the other stages do: what is open is done elsewhere, or afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+import torch
+import trio
+from small_stage import ARCHITECTURE
+from stage_chain import INPUTS, LABELS, chain_of, gradients, key
+from test_driver import run_all, trainers_of, weights
+from torch import Tensor
+from trio.testing import MockClock
+
+from neuroshard.network import InMemoryNetwork, ScoreReason
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.microbatch import MicrobatchKey, SpoiltMicrobatchError, StagePausedError
+from neuroshard.training.microbatch_run import PATIENCE_SECONDS, MicrobatchRun
+from neuroshard.training.pipeline import Hop, LocalHop
+from neuroshard.training.remote_hop import RemoteHop
+from neuroshard.training.replica_choice import ChoiceInTurn
+from neuroshard.training.service_limits import Hold
+from neuroshard.training.stage_endpoint import StageEndpoint
+from neuroshard.training.stage_frames import StageAddress
+from neuroshard.training.stage_service import StageService
+from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.swarm_routing import RETRY_SECONDS, SwarmRouting
+from neuroshard.types import LayerRange, NodeId, RunId
+
+CUTS = (0, 1, 2, 3)
+STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise(CUTS))
+SHAPES = tuple(StageShapes.for_layers(ARCHITECTURE, stage.layers, 4) for stage in STAGES)
+DRIVER, PAUSED, OTHER, FIRST, LAST = map(NodeId, ("driver", "paused", "other", "first", "last"))
+HOLDERS = ((FIRST,), (PAUSED, OTHER), (LAST,))
+SOON_SECONDS = 15.0  # of a busy machine; whoever waits for others would need twice as long
+
+
+class Held(LocalHop):
+    """A last stage whose first losses wait for a sign."""
+
+    def __init__(self, hop: LocalHop, reached: anyio.Event, sign: anyio.Event) -> None:
+        super().__init__(hop.service, hop.node_id)
+        self._reached = reached
+        self._sign = sign
+
+    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        self._reached.set()
+        await self._sign.wait()
+        return await super().loss(key, inputs, labels)
+
+
+@pytest.mark.parametrize("paused", [0, 1, 2])
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_it_does_not_wait_for_the_stages_of_others(
+    compute: ComputeThread, tmp_path: Path, paused: int, in_flight: int
+) -> None:
+    whole = trainers_of(compute, tmp_path / "whole", 1)
+    trio.run(run_all, whole, 4)
+    trainers = []
+
+    async def main() -> None:
+        reached, sign = anyio.Event(), anyio.Event()
+
+        def held(number: int, hop: LocalHop) -> Hop:
+            return Held(hop, reached, sign) if number == 2 else hop
+
+        trainers.extend(trainers_of(compute, tmp_path / "paused", in_flight, held))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_all, trainers, 4)
+            await reached.wait()
+            with anyio.fail_after(SOON_SECONDS):
+                trainers[paused].pause()
+                assert await trainers[paused].wait_until_paused() is NodeState.PAUSED
+            (stage,) = trainers[paused].parts.stages
+            assert stage.service.intake.is_idle
+            assert (stage.service.counts.given_up > 0) is (paused < 2)
+            trainers[paused].resume()
+            sign.set()
+
+    trio.run(main)
+    for name, found in weights(trainers).items():
+        torch.testing.assert_close(found, weights(whole)[name], rtol=1e-3, atol=1e-5)
+
+
+def test_another_replica_takes_over_at_once_and_nobody_is_blamed(compute: ComputeThread) -> None:
+    services = dict(zip((FIRST, PAUSED, LAST), chain_of(compute, CUTS), strict=True))
+    services[OTHER] = chain_of(compute, CUTS)[1]
+    reports = list[tuple[NodeId, ScoreReason]]()
+    run_of = list[tuple[MicrobatchRun, SwarmRouting]]()
+
+    async def main() -> None:
+        reached, sign = anyio.Event(), anyio.Event()
+        with InMemoryNetwork() as network:
+            for number, holders in enumerate(HOLDERS):
+                for node in holders:
+                    StageEndpoint(services[node], STAGES[number], SHAPES[number]).serve(network.join(node))
+            line = network.join(DRIVER)
+
+            def connect(number: int, node: NodeId) -> Hop:
+                if node == LAST:
+                    return Held(LocalHop(services[LAST], LAST), reached, sign)
+                return RemoteHop(line, node, STAGES[number], SHAPES[number], report=lambda *told: reports.append(told))
+
+            routing = SwarmRouting(3, lambda number: HOLDERS[number], connect, ChoiceInTurn(DRIVER))
+            run = MicrobatchRun(routing, key(1), INPUTS[:4], LABELS[:4])
+            run_of.append((run, routing))
+            with anyio.fail_after(SOON_SECONDS):  # and not after the patience with a busy stage
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(run.run)
+                    await reached.wait()
+                    await services[PAUSED].drain("The node is paused.", Hold.PAUSE)
+                    await services[PAUSED].suspend()
+                    sign.set()
+
+    trio.run(main)
+    ((run, routing),) = run_of
+    assert [hop.node_id for hop in run.hops if hop is not None] == [FIRST, OTHER, LAST]
+    assert [(one.before.node_id, one.after.node_id) for one in run.replacements] == [(PAUSED, OTHER)]
+    assert {reason for _, reason in reports} == {ScoreReason.GOOD_ANSWER}
+    assert routing.failures == 0
+    assert gradients([services[PAUSED]]) == {}
+    expected = whole_gradients(compute)
+    for name, gradient in gradients([services[node] for node in (FIRST, OTHER, LAST)]).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5)
+
+
+def whole_gradients(compute: ComputeThread) -> dict[str, Tensor]:
+    """Of the same microbatch in one stage."""
+    (whole,) = chain_of(compute, (0, 3))
+    trio.run(whole.loss, key(1), INPUTS[:4], LABELS[:4])
+    return gradients([whole])
+
+
+class Resting(LocalHop):
+    """Paused for a while; then it ends the microbatch."""
+
+    def __init__(self, service: StageService, until: float, asked: list[float]) -> None:
+        super().__init__(service, PAUSED)
+        self._until = until
+        self._asked = asked
+
+    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+        await anyio.lowlevel.checkpoint()
+        self._asked.append(anyio.current_time())
+        if anyio.current_time() < self._until:
+            raise StagePausedError("The node is paused.")
+        raise SpoiltMicrobatchError("This is the end.")
+
+
+def test_the_only_holder_of_a_stage_is_waited_for_asked_seldom_and_no_failure(compute: ComputeThread) -> None:
+    (service, last), asked = chain_of(compute, (0, 1, 3)), list[float]()
+    until = PATIENCE_SECONDS + 60.0
+    first, second = Resting(service, until, asked), LocalHop(last, LAST)
+    routing = SwarmRouting(
+        2,
+        lambda stage: [LAST] if stage else [PAUSED],
+        lambda stage, _node: second if stage else first,
+        ChoiceInTurn(DRIVER),
+    )
+    obstacles = list[str | None]()
+
+    async def drive() -> None:
+        with pytest.raises(SpoiltMicrobatchError):
+            await MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1]).run()
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drive)
+            await anyio.sleep(5)
+            obstacles.append(routing.obstacle)
+
+    play(main)
+    assert until <= asked[-1] <= until + 2 * RETRY_SECONDS
+    assert len(asked) <= until / RETRY_SECONDS + 2
+    assert routing.failures == 0
+    assert obstacles == ["All nodes that hold a stage are paused or fail; they are tried again."]
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Under a virtual clock that never waits."""
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
