@@ -101,6 +101,11 @@ class GradientSync(OuterSync):
         step = self.state.outer_step
         return AveragingStep(self._averaging(step), step)
 
+    @property
+    def steps_with_the_group(self) -> bool:
+        """See OuterSync."""
+        return True
+
     async def inner_step(
         self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
     ) -> StepResult:

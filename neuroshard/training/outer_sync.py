@@ -166,6 +166,11 @@ class OuterSync:
         return self._strategy
 
     @property
+    def steps_with_the_group(self) -> bool:
+        """Whether gradients wait for a step of all replicas: those of other weights must not be in the next one."""
+        return False
+
+    @property
     def _strategy(self) -> Strategy:
         return strategy_at(self.parameters, self._schema, self.state.outer_step)
 

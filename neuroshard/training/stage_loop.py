@@ -90,7 +90,7 @@ class StageLoop:
                 await self._save()
             elif stage.watch is not None and not stage.watch.is_ready(self.record):
                 await self._get_ready()
-            elif stage.is_called:
+            elif stage.is_called or stage.is_overdue:
                 await self._synchronise()
             else:
                 await self._collect()
@@ -113,7 +113,8 @@ class StageLoop:
         """Let microbatches in until they are enough for a step, or a request comes; what is done stays."""
         self._begin()
         self._service.intake.open()
-        await first_of(lambda: self.requests.unless_waiting(self._service.filled), self.stage.called)
+        filled = self._service.filled
+        await first_of(lambda: self.requests.unless_waiting(filled), self.stage.called, self.stage.overdue)
 
     async def _synchronise(self) -> None:
         """A round with other replicas, between two microbatches; whoever asks to hold ends it."""

@@ -23,6 +23,8 @@ from neuroshard.training.record import TrainingRecord
 
 _LOG = logging.getLogger(__name__)
 
+AUTO_STEP_SECONDS = 3.0  # without a microbatch, until a lone node makes the round that is due (DESIGN 4.7)
+
 
 class StageTrainer:
     """Owns the record of one stage. Its intake is closed while a step is made and until everything after it is done."""
@@ -45,6 +47,7 @@ class StageTrainer:
         self.pace = pace
         self.watch = watch
         self.background: TaskGroup | None = None  # for what may go on beside the training
+        self.is_overdue = False  # a round of this node alone, while nothing arrives after which it could be made
         self._in_force = in_force
         self._control = control
         self._journal = journal
@@ -68,10 +71,7 @@ class StageTrainer:
 
     async def step(self) -> None:
         """The optimizer step on what was accumulated, and everything that may follow it."""
-        with anyio.CancelScope(shield=True):  # weights and record change together or not at all
-            await self._apply(self.parts.service.take("The stage makes its step."))
-        if self.record.progress.non_finite.in_a_row:
-            await self._after_skipped_step()
+        if not await self._has_applied_what_came():
             return
         outer_step_done = await self._synchronise_if_due()
         if self.watch is not None:
@@ -92,13 +92,28 @@ class StageTrainer:
         else:
             await self.parts.group.called()
 
+    async def overdue(self) -> None:
+        """Wait until `is_overdue`."""
+        intake = self.parts.service.intake
+        while not self.is_overdue:
+            before = intake.accumulated
+            await anyio.sleep(AUTO_STEP_SECONDS)
+            self.is_overdue = intake.is_idle and intake.accumulated is before and self._is_due_alone
+
     def withdraw(self) -> None:
         """Let a round that waits go on without this stage."""
         if self.parts.group is not None:
             self.parts.group.withdraw()
 
     async def take_part(self) -> None:
-        """The round that waits; nothing may be open. The step in work is kept."""
+        """The round that waits; nothing may be open. The step in work is kept, or its gradients go into the round."""
+        self.is_overdue = False
+        if not (self.is_called or self._is_due_alone):
+            return
+        outer, came = self.parts.outer, self.parts.service.intake.accumulated
+        if outer.steps_with_the_group and came.sequences and not await self._has_applied_what_came():
+            self.withdraw()
+            return
         began = self.pace.monotonic()
         completed = await self._run_round()
         self.pace.skip(self.pace.monotonic() - began)
@@ -116,6 +131,15 @@ class StageTrainer:
     async def save(self) -> WriteReport | None:
         """Save a checkpoint of the last step and wait until it is on disk; None when nothing is kept."""
         return None if self.parts.saver is None else await self.parts.saver.save(self.record)
+
+    async def _has_applied_what_came(self) -> bool:
+        """Step on what was accumulated; whether it gave numbers."""
+        with anyio.CancelScope(shield=True):  # weights and record change together or not at all
+            await self._apply(self.parts.service.take("The stage makes its step."))
+        if self.record.progress.non_finite.in_a_row:
+            await self._after_skipped_step()
+            return False
+        return True
 
     async def _apply(self, done: Accumulated) -> None:
         """Step on what was accumulated and count it.
@@ -140,12 +164,13 @@ class StageTrainer:
 
     async def _synchronise_if_due(self) -> bool:
         """Run the outer round when it is due and this node is alone; whether it completed. Others call theirs."""
-        outer, group, monotonic = self.parts.outer, self.parts.group, self.pace.monotonic
-        if group is not None and not group.gathering.is_alone:
-            return False
-        if not outer.is_due(self.parameters.sequences_per_step, monotonic() - self._last_round):
-            return False
-        return await self._run_round()
+        return self._is_due_alone and await self._run_round()
+
+    @property
+    def _is_due_alone(self) -> bool:
+        group, elapsed = self.parts.group, self.pace.monotonic() - self._last_round
+        is_alone = group is None or group.gathering.is_alone
+        return is_alone and self.parts.outer.is_due(self.parameters.sequences_per_step, elapsed)
 
     async def _run_round(self) -> bool:
         outer, monotonic = self.parts.outer, self.pace.monotonic

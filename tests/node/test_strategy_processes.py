@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from swarm_of_processes import made, nodes_of, until
+from swarm_of_processes import LONGEST_SECONDS, made, nodes_of, until
 
 from benchmarks.node_process import NodeProcess
 
@@ -19,6 +21,7 @@ averager_rank = 4
 averaging_target_batch_size = 40
 """
 SHAPE = "batch_size = 1\nsequences_per_step = 1\narchitecture = { depth = 2, sequence_length = 64 }\n"
+PIPELINE = SHAPE + "num_stages = 2\n"
 
 
 def note_root(node: NodeProcess, roots: dict[int, str]) -> None:
@@ -58,3 +61,31 @@ def test_two_nodes_hold_the_same_anchor_after_rounds_about_parts(
         assert all(roots[0][step] == roots[1][step] for step in roots[0].keys() & roots[1].keys())
         for node in (owner, joiner):
             assert words in node.get("/api/status")["diloco"]["explanation"]
+
+
+def test_the_replicas_of_both_stages_average_their_gradients(
+    small_genesis: Path, quick: list[str], tmp_path: Path
+) -> None:
+    run = made(AVERAGING + PIPELINE, small_genesis, tmp_path)
+    roots = dict[tuple[str, int, int], str]()  # by node, first layer and outer step
+
+    def have_agreed(nodes: Sequence[NodeProcess], times: int) -> bool:
+        agreed = Counter[int]()
+        for node in nodes:
+            status = node.get("/api/status")
+            layers, diloco = status["layers"], status["diloco"]
+            if layers is not None and diloco["state_root"] and diloco["members"] > 1:
+                roots[str(node.url), layers["start"], diloco["outer_steps"]] = diloco["state_root"]
+        steps = Counter((stage, step) for _, stage, step in roots)
+        for (stage, step), holders in steps.items():
+            assert len({root for (_, *where), root in roots.items() if where == [stage, step]}) == 1
+            agreed[stage] += holders > 1
+        return len(agreed) == 2 and min(agreed.values()) >= times
+
+    with nodes_of(run, [*quick, "--max-stages", "1"], tmp_path) as start:
+        first = start(0)
+        address = first.wait_for("address", lambda status: bool(status["network"]["addresses"]), LONGEST_SECONDS)
+        nodes = [first, *(start(number, address["network"]["addresses"][0]) for number in range(1, 4))]
+        for node in nodes:
+            node.first_answer_seconds()
+        until("a common root of both stages, again and again", lambda: have_agreed(nodes, 3))

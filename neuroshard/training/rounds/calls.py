@@ -52,6 +52,14 @@ class CallStep(StrEnum):
 
 
 @dataclass(frozen=True)
+class Promise:
+    """To take part in a round once it is known with whom."""
+
+    caller: NodeId
+    until: float  # by the event loop's clock
+
+
+@dataclass(frozen=True)
 class Call:
     """What the caller says to each member."""
 

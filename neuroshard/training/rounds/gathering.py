@@ -19,6 +19,7 @@ from neuroshard.training.rounds.calls import (
     CALL,
     Call,
     CallStep,
+    Promise,
     RoundTimes,
     call_frame,
     is_on_the_way,
@@ -73,14 +74,6 @@ class Agreement:
     voters: Roster
 
 
-@dataclass(frozen=True)
-class _Promise:
-    """To take part in a round once it is known with whom."""
-
-    caller: NodeId
-    until: float
-
-
 class Gathering:
     """One stage's rounds at one node. Belongs to the event loop."""
 
@@ -105,10 +98,11 @@ class Gathering:
         self._asking = asking
         self._voters = voters
         self._times = times or RoundTimes()
-        self._promise: _Promise | None = None
+        self._promise: Promise | None = None
         self._awaited = "", 0.0  # newcomers, in the step from this root, since then
         self._called = anyio.Event()
         self._round_ended = 0.0
+        self._left: tuple[int, str] | None = None  # the line whose step has ended, until its end is taken over
         self._due_since: float | None = None
         self._apart_since: float | None = None
         self._has_looked = False
@@ -157,8 +151,9 @@ class Gathering:
     def standing(self) -> Standing:
         """How this replica stands, for others."""
         own = self.replica.standing()
-        is_certified = self._voters(own.root) is not None
-        return replace(own, is_certified=is_certified, in_round=self.in_round or self.agreement is not None)
+        self._left = self._left if self._left == own.line else None
+        in_round = self.in_round or self.agreement is not None or self._left is not None
+        return replace(own, is_certified=self._voters(own.root) is not None, in_round=in_round)
 
     def withdraw(self) -> None:
         """Take no part in what was agreed on."""
@@ -170,6 +165,7 @@ class Gathering:
         times, now = self._times, anyio.current_time()
         self.in_round, self.agreement, self._promise, self._due_since = False, None, None, None
         if completed:
+            self._left = self.replica.standing().line
             self._round_ended, self._failures, self._retry_at = now, 0, 0.0
             return
         pause = min(times.retry_seconds * 2.0**self._failures, times.longest_retry_seconds)
@@ -216,16 +212,17 @@ class Gathering:
             if promise is not None and promise.caller == sender:
                 self._promise = None
             return Frame(CALL)
-        if (call.outer_step, call.root) != self.standing().line:
+        own = self.standing()
+        if (call.outer_step, call.root) != own.line:
             raise RequestRefusedError("This replica is of another line.")
         if not self._is_rightful(call):
             raise RequestRefusedError("Here a certificate names other voters.")
-        if self.agreement is not None or not self.may_take_part():
+        if own.in_round or not self.may_take_part():
             raise RequestRefusedError("This node cannot take part now.")
         if promise is not None and promise.caller != sender:
             raise RequestRefusedError("This node has another call.")
         if call.step is CallStep.ASK:
-            self._promise = _Promise(sender, now + self._times.promise_seconds)
+            self._promise = Promise(sender, now + self._times.promise_seconds)
         elif promise is None:
             raise RequestRefusedError("This node did not promise to take part.")
         else:
@@ -341,13 +338,14 @@ class Gathering:
         # founded beside the voters would be another history
         if has_promised or waits_for_voters or has_to_follow or not self.may_take_part():
             return
-        self._promise = _Promise(own_id, now + self._times.promise_seconds)
+        self._promise = Promise(own_id, now + self._times.promise_seconds)
         roster = None if voters is None or self.is_cut_off else voters.members
         called = members_of_call(own_id, ready, voters, self.replica.most_members)
         call = Call(own.outer_step, own.root, self._members(called), roster, CallStep.ASK)
         willing = await self._told(call)
         missing = len(call.members) - 1 - len(willing)
-        is_same = self.standing().line == own.line and self.agreement is None and self.may_take_part()
+        present = self.standing()
+        is_same = present.line == own.line and not present.in_round and self.may_take_part()
         final = replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
         if not willing or (missing and is_patient) or not is_same or not self._may_begin(final):
             self._promise = None
