@@ -110,13 +110,16 @@ class Joining:
         return any(own.root in (certificate.value.root, certificate.value.next_root) for certificate in ended)
 
     def _may_begin(self, best: Standing, standings: Iterable[Standing]) -> bool:
-        """Whether to fetch the best state now: averaged gradients change all of it at every step."""
-        outer = self.swarm.outer
-        if outer.strategy != "averaging" or not best.is_live:
+        """Whether to fetch the best state now: averaged gradients change all of it at every step.
+
+        That of a lone node at once: its steps wait for whoever fetches it.
+        """
+        outer, on_line = self.swarm.outer, [told for told in standings if told.is_live and told.line == best.line]
+        if outer.strategy != "averaging" or len(on_line) < 2:
             return True
         now = anyio.current_time()
         self._waits_since = now if self._waits_since is None else self._waits_since
-        counted = sum(told.sequences for told in standings if told.is_live and told.line == best.line)
+        counted = sum(told.sequences for told in on_line)
         if may_download_averaged(counted, outer.averaged_sequences, now - self._waits_since):
             return True
         self.tell(f"{_named(self.identity.layers)} are fetched after the next step of those who train them.")

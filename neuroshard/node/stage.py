@@ -192,6 +192,7 @@ def _outer_part(
         book=FolderBook(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
         told=swarm.rounds.earlier(swarm.name_of(index)),
     )
+    snapshots.replicas = lambda: 1 + len(swarm.replicas(index))
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
     group.abandoned = outer.note_abandoned
     return outer, group, snapshots, vote

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 YOUNG_SHARE = 0.1  # of a step's sequences: so many are in while a step is young
+SERVING_SHARE = 0.2  # from then on nobody begins to give its state
 PATIENCE_SECONDS = 180.0
+PUT_OFF_SECONDS = 60.0
 
 
 def round_is_due(
@@ -30,3 +32,11 @@ def may_download_averaged(counted_sequences: int, enough_sequences: int, waited_
     So it may be there before the next one. Nobody waits longer than three minutes for that, as steps may take long.
     """
     return counted_sequences < YOUNG_SHARE * enough_sequences or waited_seconds >= PATIENCE_SECONDS
+
+
+def may_serve_averaged(counted_sequences: float, enough_sequences: int, waited_seconds: float) -> bool:
+    """Whether to begin to give such a state to others: not shortly before a step, whose exchange needs the line.
+
+    Who was put off for a minute gets it all the same: the step may wait for nobody but that node.
+    """
+    return counted_sequences < SERVING_SHARE * enough_sequences or waited_seconds >= PUT_OFF_SECONDS

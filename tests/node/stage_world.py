@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from idle_service import IdleService
 from trio.testing import MockClock
 
-from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.run_parameters import GenesisPins, OuterOptimization, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork, Network, ScoreReason
@@ -62,9 +62,10 @@ SINGLE = tuple(StageRange(index, index + 1) for index in range(3))
 SAVE_STEPS = 10
 
 
-def offer_of(shape: Architecture) -> RunOffer:
+def offer_of(shape: Architecture, outer: OuterOptimization = OuterOptimization()) -> RunOffer:  # noqa: B008 - frozen
     """A run of this model in three stages."""
-    return RunOffer.of_new_run(SignedRunParameters.sign(OWNER, RunParameters("test", 1, shape, 3, 1, 4, 7, PINS)))
+    parameters = RunParameters("test", 1, shape, 3, 1, 4, 7, PINS, outer=outer)
+    return RunOffer.of_new_run(SignedRunParameters.sign(OWNER, parameters))
 
 
 OFFER = offer_of(SHAPE)
@@ -89,13 +90,15 @@ class HeldStage:
     store: CheckpointStore
     clock: Callable[[], float]
     save_steps: int = SAVE_STEPS
+    outer: OuterOptimization | None = None
     steps: int = 0
     outer_step: int = 0
     is_wanted: bool = False
     copied_at: float | None = None
+    may_be_taken: Callable[[float], bool] = lambda _waited_seconds: True
 
     def __post_init__(self) -> None:
-        self._staging = StagingBuffers(snapshot_layout(self.identity.architecture, self.identity.layers))
+        self._staging = StagingBuffers(snapshot_layout(self.identity.architecture, self.identity.layers, self.outer))
         self._saved = 0
 
     def restore(self) -> None:
@@ -258,7 +261,7 @@ class StageNode:
         is_invited = self.number != 0
         joining = Joining(self.swarm, identity, store, self.told.append, is_invited, self.may_catch_up, offload=at_once)
         await joining.prepare()
-        stage = HeldStage(index, identity, store, self.now, self.world.save_steps)
+        stage = HeldStage(index, identity, store, self.now, self.world.save_steps, self.world.outer)
         stage.restore()
         self.began_steps.append(stage.steps)
         return stage
@@ -336,13 +339,14 @@ class StageWorld:
     folder: Path
     shape: Architecture = SHAPE
     save_steps: int = SAVE_STEPS  # a checkpoint, when nobody asks for one
+    outer: OuterOptimization = field(default_factory=OuterOptimization)
     leave_seconds: float = 0.0  # from the decision to go elsewhere until everything is saved and let go
     nodes: list[StageNode] = field(default_factory=list[StageNode])
     cut_off: set[StageNode] = field(default_factory=set["StageNode"])  # these hear only each other
 
     def __post_init__(self) -> None:
         self.tasks: TaskGroup
-        self.offer = OFFER if self.shape == SHAPE else offer_of(self.shape)
+        self.offer = offer_of(self.shape, self.outer)
 
     def add_again(self, node: StageNode) -> StageNode:
         """The same node, started again on its disk."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from neuroshard.aggregation import CentredClipping, Krum, Mean, Median, MultiKrum, TrimmedMean
 from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name, round_id
-from neuroshard.swarm.schedule import may_download_averaged, round_is_due
+from neuroshard.swarm.schedule import may_download_averaged, may_serve_averaged, round_is_due
 from neuroshard.types import NodeId, RunId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -94,3 +94,10 @@ def test_a_state_of_averaged_gradients_is_fetched_while_a_step_is_young() -> Non
     assert may_download_averaged(102, 1024, 0.0)
     assert not may_download_averaged(103, 1024, 179.0)
     assert may_download_averaged(103, 1024, 180.0)  # its next step may be far away
+
+
+def test_such_a_state_is_given_before_a_fifth_of_a_step_is_in() -> None:
+    assert may_serve_averaged(204, 1024, 0.0)
+    assert not may_serve_averaged(205, 1024, 0.0)
+    assert not may_serve_averaged(4096, 1024, 59.0)
+    assert may_serve_averaged(4096, 1024, 60.0)  # its next step may wait for who asks

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from donors import FILE, HERE, NAME, NOW, World, donor_node, play
+from donors import FILE, HERE, NAME, NOW, DonorNode, World, donor_node, play
 
+from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.network import PeerRefusedError, ScoreReason
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.transfer.errors import DonorError
@@ -296,6 +297,64 @@ def test_a_holder_learns_of_its_second_copy(compute: ComputeThread, tmp_path: Pa
         assert (await standings_of(asking, NAME, [A]))[A].copied_seconds == pytest.approx(25)
         await world.receiver.tell_copied(A, NOW + 1e9)  # from the future: as of now
         assert (await standings_of(asking, NAME, [A]))[A].copied_seconds == 0
+
+    play(scenario, donor)
+
+
+def averaging(compute: ComputeThread, folder: Path, *, replicas: int) -> DonorNode:
+    """A donor whose group averages gradients, with 8 of the 10 sequences that a step takes."""
+    donor = donor_node(compute, folder, "a", weights=1)
+    donor.save(40)
+    parameters = OuterOptimization(strategy="averaging", aggregator="mean", averaged_sequences=10)
+    donor.outer._parameters = parameters
+    donor.snapshots.replicas = lambda: replicas
+    return donor
+
+
+def test_a_state_that_the_next_step_changes_is_given_after_that_step(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = averaging(compute, tmp_path, replicas=2)
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(DonorError, match="step soon; try again after that"):
+            await world.receiver.manifest(A, 30.0)
+        assert not donor.donor.receivers  # nobody waits for who has nothing yet
+        donor.outer.progress = replace(donor.outer.progress, sequences=0)
+        told = await world.receiver.manifest(A, 30.0)
+        donor.outer.progress = replace(donor.outer.progress, sequences=5)
+        again = await world.receiver.manifest(A, 30.0, told.snapshot)  # goes on with what it has begun
+        assert again.snapshot == told.snapshot
+        received = await world.receiver.fetch(A, {A: told}, partial_in(tmp_path / "here"))
+        assert content_of(received.path) == saved_file(tmp_path / "a")
+        assert (donor.reports, world.reports) == ([], [])
+
+    play(scenario, donor)
+
+
+def test_nobody_is_put_off_for_long_by_a_step_that_does_not_come(compute: ComputeThread, tmp_path: Path) -> None:
+    """It may be waiting for the one who asks."""
+    donor = averaging(compute, tmp_path, replicas=2)
+
+    async def scenario(world: World) -> None:
+        began, x = anyio.current_time(), receivers(world)[0]
+        for receiver in (world.receiver, x):
+            with pytest.raises(DonorError, match="step soon"):
+                await receiver.manifest(A, 30.0)
+            await anyio.sleep(20)
+        with pytest.raises(DonorError, match="step soon"):
+            await world.receiver.manifest(A, 30.0)
+        await anyio.sleep_until(began + 60)
+        await world.receiver.manifest(A, 30.0)
+        with pytest.raises(DonorError, match="step soon"):  # each by itself
+            await x.manifest(A, 30.0)
+
+    play(scenario, donor)
+
+
+def test_a_lone_replica_puts_nobody_off(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = averaging(compute, tmp_path, replicas=1)
+
+    async def scenario(world: World) -> None:
+        assert (await world.receiver.manifest(A, 30.0)).meta.step == 40
 
     play(scenario, donor)
 

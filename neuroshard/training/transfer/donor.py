@@ -75,6 +75,10 @@ class Snapshots(Protocol):
         """A new one is wished for as soon as possible: at the next step after so many seconds."""
         ...
 
+    def may_be_taken(self, waited_seconds: float) -> bool:
+        """Whether somebody may begin to fetch it now who was put off for so long."""
+        ...
+
     def copied(self, peer: NodeId, taken_at: float) -> None:
         """A node says that it keeps a copy of the state of this time (seconds since the epoch)."""
         ...
@@ -128,6 +132,7 @@ class Donor:
         self._opened: OrderedDict[str, _Opened] = OrderedDict()
         self._receivers: dict[NodeId, float] = {}  # until when they have their places
         self._have_all: dict[NodeId, float] = {}  # who gave its place back, and until when it is waited for
+        self._put_off: dict[NodeId, float] = {}  # since when
         self._opening = anyio.Lock()
 
     def offer(self, stage: StageName, snapshots: Snapshots) -> None:
@@ -195,9 +200,11 @@ class Donor:
         self._refuse_stranger(sender)
         stage, fields = read_request_about(frame, "max_age_seconds", "preferred")
         max_age = max(_number(fields["max_age_seconds"], "max_age_seconds"), self._limits.youngest_seconds)
-        snapshots = self._of(stage)
+        snapshots, begun = self._of(stage), self._opened.get(str(fields["preferred"]))
+        if begun is None:
+            self._refuse_late(sender, snapshots)
         self._admit(sender, self._limits.asked_seconds)
-        opened = self._opened.get(str(fields["preferred"])) or await self._newest(snapshots, max_age)
+        opened = begun or await self._newest(snapshots, max_age)
         self._use(opened)
         manifest = opened.manifest
         age = max(0.0, self._now() - manifest.meta.time)
@@ -253,6 +260,14 @@ class Donor:
         if snapshots is None:
             raise RequestRefusedError("This node has nothing of these layers.")
         return snapshots
+
+    def _refuse_late(self, receiver: NodeId, snapshots: Snapshots) -> None:
+        """Raises RequestRefusedError for who would have to fetch while the stage makes a step; it asks again."""
+        now = anyio.current_time()
+        self._put_off = {one: at for one, at in self._put_off.items() if at > now - self._limits.idle_seconds}
+        if not snapshots.may_be_taken(now - self._put_off.setdefault(receiver, now)):
+            raise RequestRefusedError("The replicas of these layers step soon; try again after that.")
+        del self._put_off[receiver]
 
     def _admit(self, receiver: NodeId, seconds: float) -> None:
         """Give a receiver its place for so long. Raises RequestRefusedError when all are taken."""

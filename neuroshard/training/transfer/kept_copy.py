@@ -98,6 +98,10 @@ class KeptCopy:
         """See Snapshots: it cannot be made newer."""
         return inf
 
+    def may_be_taken(self, waited_seconds: float) -> bool:
+        """See Snapshots: nothing happens to a copy."""
+        return True
+
     def copied(self, peer: NodeId, taken_at: float) -> None:
         """See Snapshots: nobody copies copies."""
 

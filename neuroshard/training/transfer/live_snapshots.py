@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.swarm.schedule import may_serve_averaged
 from neuroshard.training.checkpoint.keeper import CheckpointKeeper
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.transfer.standing import Standing
@@ -30,6 +31,7 @@ class LiveSnapshots:
     steps: Callable[[], int]
     now: Callable[[], float] = time.time
     in_group: Callable[[], Standing] | None = None
+    replicas: Callable[[], int] = lambda: 1  # of the stage, this one included
     copy: SecondCopy | None = field(default=None, init=False)
 
     def standing(self) -> Standing:
@@ -57,6 +59,17 @@ class LiveSnapshots:
     def want(self) -> float:
         """See Snapshots."""
         return self.keeper.want()
+
+    def may_be_taken(self, waited_seconds: float) -> bool:
+        """See Snapshots: of averaged gradients, which change all of it at every step, while a step is young.
+
+        How far a step is this node tells by its own part of it.
+        """
+        parameters, replicas = self.outer.parameters, self.replicas()
+        if parameters.strategy != "averaging" or replicas == 1:
+            return True
+        counted = self.outer.progress.sequences * replicas
+        return may_serve_averaged(counted, parameters.averaged_sequences, waited_seconds)
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
         """See Snapshots; the newest one counts."""

@@ -1,0 +1,65 @@
+"""A node that needs a state while those who have it give it to nobody asks again, and blames nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from stage_life import living
+from stage_world import SAVE_STEPS, StageWorld, play
+
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.training.transfer.standing import Standing
+
+
+def test_who_is_put_off_says_why_and_has_the_state_once_it_is_given(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2], moves=False) as nodes:
+            await anyio.sleep(30)
+            holder, newcomer, steps_soon = nodes[0].stage, world.add(), True
+            assert holder is not None
+            holder.standing = lambda: Standing(True, holder.steps, holder.outer_step, "")  # type: ignore[method-assign]
+            holder.may_be_taken = lambda _waited_seconds: not steps_soon
+            world.tasks.start_soon(lambda: newcomer.live(0, moves=False))
+            await anyio.sleep(20)
+            assert newcomer.stage is None
+            assert any("step soon; try again after that" in told for told in newcomer.told)
+            before, steps_soon = holder.steps, False
+            await anyio.sleep(10)
+            assert newcomer.began_steps[0] >= before - SAVE_STEPS
+            assert not newcomer.blamed
+
+    play(tmp_path, scenario)
+
+
+AVERAGED = OuterOptimization(strategy="averaging", aggregator="mean", codec="fp32", averaged_sequences=100)
+
+
+@pytest.mark.parametrize("holders", [1, 2])
+def test_an_averaged_state_of_a_group_is_fetched_in_a_young_step_and_that_of_a_lone_node_at_once(
+    tmp_path: Path, holders: int
+) -> None:
+    """The steps of a lone node wait for the newcomer: each would wait for the other."""
+
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 0, 1, 2] if holders == 2 else [0, 1, 2], moves=False) as nodes:
+            await anyio.sleep(30)
+            counted = 90 // holders
+            for node in nodes[:holders]:
+                stage = node.stage
+                assert stage is not None
+                stage.standing = lambda stage=stage: Standing(  # type: ignore[method-assign]
+                    True, stage.steps, stage.outer_step, "", sequences=counted
+                )
+                stage.may_be_taken = lambda _waited_seconds: True
+            newcomer = world.add()
+            world.tasks.start_soon(lambda: newcomer.live(0, moves=False))
+            await anyio.sleep(60)
+            is_put_off = any("are fetched after the next step" in told for told in newcomer.told)
+            assert (newcomer.stage is None, is_put_off) == (holders == 2, holders == 2)
+            counted = 4
+            await anyio.sleep(20)
+            assert newcomer.stage is not None
+
+    play(tmp_path, scenario, outer=AVERAGED)
