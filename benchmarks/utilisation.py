@@ -119,6 +119,7 @@ def _looks(codec: CodecName) -> list[list[Look]]:
 
         def start(number: int, peers: Sequence[str], place: Sequence[str]) -> NodeProcess:
             data_dir = folder / f"node-{number}"
+            data_dir.mkdir()
             JoinedRuns(data_dir).keep(offer)
             arguments = ["--run", offer.run_id, "--genesis", str(folder / "genesis"), "--cpu-threads", "1", *PEERS]
             address = (NEAR_ADDRESS, FAR_ADDRESS)[number]
