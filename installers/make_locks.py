@@ -47,10 +47,8 @@ def main() -> None:
     arguments = parser.parse_args()
     index = ["--default-index", arguments.index]
     for name, platform in PLATFORMS.items():
-        write(
-            f"{name}.txt",
-            compiled(f"neuroshard[tray] @ {ROOT.as_uri()}\n", platform, *index, "--no-emit-package", "neuroshard"),
-        )
+        ours = f"neuroshard[export,tray] @ {ROOT.as_uri()}\n"
+        write(f"{name}.txt", compiled(ours, platform, *index, "--no-emit-package", "neuroshard"))
     write("uv.txt", compiled(f"uv=={version('uv')}\n", None, *index))
     write("build.txt", compiled("setuptools\nwheel\n", None, *index))
     if arguments.cuda:

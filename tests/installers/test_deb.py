@@ -79,6 +79,9 @@ def test_the_life_of_the_real_package_in_a_fresh_debian(tmp_path: Path) -> None:
         assert root.run("sh", "-c", "command -v python3", check=False).returncode != 0
         live(root, package, ())
         root.run("dpkg", "-i", str(package))
+        export = ("neuroshard", "checkpoint", "export", "--data-dir", f"/{DATA}/demo", "--format")
+        for form in ("hf", "gguf"):  # the frozen program brings what writes them
+            root.run(*export, form, "--out", f"/tmp/{form}")
         doctor = root.run("neuroshard", "doctor", check=False)
         assert doctor.returncode in {0, 1}
         assert "data_dir" in doctor.stdout
