@@ -125,7 +125,10 @@ def network_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows += [("peer", peer_line(peer)) for peer in answer["peers"][:PEERS_SHOWN]]
         if network["peers"] > PEERS_SHOWN:
             rows.append(("", f"and {network['peers'] - PEERS_SHOWN:,} more: the dashboard's Swarm view shows all"))
-        rows.append(("together", answer["diloco"]["explanation"]))
+        diloco: Mapping[str, Any] = answer["diloco"]
+        rows.append(("together", diloco["explanation"]))
+        if diloco["strategy"]:
+            rows.append(("next round", f"{diloco['part']} ({diloco['strategy']}), encoded as {diloco['codec']}"))
     rows += [("address", address) for address in network["addresses"]]
     if network["join_line"]:
         rows.append(("join with", network["join_line"]))

@@ -71,6 +71,8 @@ class RoundStatus:
     contributions: tuple[RoundContribution, ...]
     bytes_sent: int  # in messages of the rounds, since the record before
     bytes_received: int
+    strategy: str
+    part: str  # what it was about, in words
     codec: str
     aggregator: str
     views: int = 1  # tries, each with a proposer of its own

@@ -166,6 +166,9 @@ class DilocoStatus:
     last_sync: float | None = None  # seconds since the epoch
     members: int = 1  # of the last round, this node included
     lone_outer: str = "keep"
+    strategy: str = ""  # of the round that comes next, as part and codec; "" while it is not known
+    part: str = ""  # what it is about, in words
+    codec: str = ""
     explanation: str = "Alone: outer steps move the anchor only; there is nobody to synchronise with."
     state_root: str = ""  # hash of the replicated state after the last outer step
     certified_root: str = ""  # that the certificate of this outer step names; without one equal to state_root

@@ -17,7 +17,7 @@ from neuroshard.swarm.outcome import Aborted, Completed
 from neuroshard.swarm.round import Messenger, NobodyElse, run_round
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
 from neuroshard.training.rounds.vote_book import KEPT_STEPS
-from neuroshard.training.strategy import Exchanged, exchanged_at, parts_of, sequences_to_round
+from neuroshard.training.strategy import Exchanged, exchanged_at, part_at, parts_of, sequences_to_round
 from neuroshard.types import NodeId, RunId
 
 ROUND_DEADLINE_SECONDS = 120.0
@@ -48,6 +48,10 @@ class StageRounds:
     def exchanged_at(self, outer_step: int) -> Exchanged:
         """What is exchanged in the round that ends this outer step."""
         return exchanged_at(self.parameters_at(outer_step), self.schema, outer_step)
+
+    def part_at(self, outer_step: int) -> str:
+        """The same, for people."""
+        return part_at(self.parameters_at(outer_step), self.schema, outer_step)
 
     def sequences_before(self, outer_step: int, sequences_per_step: int, members: int) -> int:
         """Once so many members have done so many sequences together, the round that ends this outer step is due."""

@@ -58,6 +58,13 @@ class AveragingPhase:
         return self.plan.left_length if self.makes_basis else self.plan.projection_length
 
     @property
+    def words(self) -> str:
+        """What it is about, for people."""
+        if not self.plan.matrices:
+            return "gradient"
+        return f"gradient, phase {1 if self.makes_basis else 2} of 2"
+
+    @property
     def terms(self) -> str:
         """A part of the step's name."""
         if not self.plan.matrices:

@@ -27,7 +27,14 @@ from neuroshard.training.checkpoint.tensor_file import bytes_of
 from neuroshard.training.compute import ComputeThread, Priority
 from neuroshard.training.executor import StageExecutor, StepResult
 from neuroshard.training.lying_tensors import laid_down
-from neuroshard.training.strategy import OuterStep, Strategy, sequences_to_round, steps_between_rounds, strategy_at
+from neuroshard.training.strategy import (
+    OuterStep,
+    Strategy,
+    part_at,
+    sequences_to_round,
+    steps_between_rounds,
+    strategy_at,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -309,6 +316,9 @@ class OuterSync:
             last_sync=progress.last_sync,
             members=progress.members,
             lone_outer=parameters.lone_outer,
+            strategy=parameters.strategy,
+            part=part_at(parameters, self._schema, self.state.outer_step),
+            codec=parameters.codec,
             explanation=_explanation(progress, parameters),
             state_root=progress.state_root,
             certified_root=progress.state_root,

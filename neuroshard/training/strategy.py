@@ -204,6 +204,21 @@ def parts_of(parameters: OuterOptimization) -> int:
             assert_never(parameters.strategy)
 
 
+def part_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> str:
+    """What of a stage's state one outer step is about, for people."""
+    match parameters.strategy:
+        case "diloco":
+            return "all weights"
+        case "streaming":
+            return f"quarter {outer_step % STREAMED_FRAGMENTS + 1} of {STREAMED_FRAGMENTS}"
+        case "sparta":
+            return f"slice {outer_step % SPARTA_SLICES + 1} of {SPARTA_SLICES}"
+        case "averaging":
+            return AveragingPhase.at(factor_plan(parameters, schema), outer_step).words
+        case _:
+            assert_never(parameters.strategy)
+
+
 def exchanged_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Exchanged:
     """What a stage exchanges at one outer step, in any strategy."""
     if parameters.strategy == "averaging":

@@ -35,6 +35,8 @@ COMPLETED = RoundStatus(
     ),
     bytes_sent=4_000,
     bytes_received=3_000,
+    strategy="streaming",
+    part="quarter 4 of 4",
     codec="int8",
     aggregator="trimmed_mean(0.2)",
     views=2,

@@ -41,10 +41,12 @@ def test_a_completed_round_is_told_in_one_row(start_node: StartNode, open_page: 
         "outer step 12",
         "4.25 s (250 ms gathering, 3.50 s exchanging, 500 ms voting)",
         "19 MB",
-        "trimmed_mean(0.2) of int8",
+        "quarter 4 of 4 (streaming), trimmed_mean(0.2) of int8",
         "certificate 4fc82b26aecb47d2 3 of 3 votes",
     ):
         expect(newest).to_contain_text(words)
+    next_round = page.get_by_role("region", name=sentence)
+    expect(next_round).to_contain_text("is about quarter 3 of 4 (streaming), encoded as int8")
     expect(stat(page, "Completed").locator(".stat-value")).to_have_text("2")
     expect(stat(page, "Refused")).to_contain_text("of 6 contributions; every contribution passed the checks")
 

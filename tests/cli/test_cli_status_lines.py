@@ -54,7 +54,9 @@ def among(count: int) -> NodeStatus:
         network=network,
         swarm=SwarmStatus(count + 1, count + 1, 4.25, 4.0, tokens_per_second=31_000.0),
         peers=tuple(peer(number) for number in range(count)),
-        diloco=DilocoStatus(explanation="The last round had 3 members."),
+        diloco=DilocoStatus(
+            strategy="streaming", part="quarter 2 of 4", codec="int8", explanation="The last round had 3 members."
+        ),
     )
 
 
@@ -64,6 +66,7 @@ def test_peers_addresses_and_the_join_line_are_printed() -> None:
     assert "peers        2, together 31,000 tokens/s, network loss 4.250" in lines
     assert "peer         12D3KooWpeer1  training, 1,234 tokens/s, loss 4.500, punched, 32 ms" in lines
     assert "together     The last round had 3 members." in lines
+    assert "next round   quarter 2 of 4 (streaming), encoded as int8" in lines
     assert "address      /ip4/192.0.2.7/tcp/4001/p2p/12D3KooWme" in lines
     assert f"join with    {JOIN_LINE}" in lines
 

@@ -11,7 +11,15 @@ from neuroshard.training.rounds.round_record import RoundTerms
 from neuroshard.types import NodeId, WalletId
 
 A, B, C, D = (Member(NodeId(name), WalletId(name * 16)) for name in "abcd")
-TERMS = RoundTerms(outer_step=7, called=(A, B, C, D), voters=4, codec="int8", aggregator="trimmed_mean(0.2)")
+TERMS = RoundTerms(
+    outer_step=7,
+    called=(A, B, C, D),
+    voters=4,
+    strategy="streaming",
+    part="quarter 4 of 4",
+    codec="int8",
+    aggregator="trimmed_mean(0.2)",
+)
 VERDICT = Verdict((0, 1), {2: Refusal.NORM}, (1.0, 1.0), robust=True)
 JUDGED = Judged(VERDICT, MiddleMean((0, 1), (1.0, 1.0), 0))
 TOO_MANY = Judged(VERDICT, None, "1 of 3 contributions were refused, at most 0 may be")

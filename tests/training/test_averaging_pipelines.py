@@ -108,6 +108,11 @@ def test_the_replicas_of_every_stage_hold_one_root_and_learn(tmp_path: Path, cod
         assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4 - 0.1
         for held in node.trainer.parts.stages:
             assert held.outer.progress.failed == 0
+            assert held.group is not None
+            told = {(one.strategy, one.part, one.codec) for one in held.group.status.recent}
+            parts = ["gradient"] if phases == 1 else ["gradient, phase 1 of 2", "gradient, phase 2 of 2"]
+            assert told == {("averaging", part, codec) for part in parts}
+            assert (held.outer.status().strategy, held.outer.status().codec) == ("averaging", codec)
 
 
 class Gated(MemoryFeed):

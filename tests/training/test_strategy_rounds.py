@@ -22,17 +22,38 @@ from replica_world import (
 )
 
 from neuroshard.config.run_parameters import OuterOptimization, StrategyName
+from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.network import InMemoryNetwork
 from neuroshard.swarm.certified.effects import VoteRecord
 from neuroshard.swarm.certified.roster import Member, Roster
 from neuroshard.training.exchange import StageRounds
 from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.training.rounds.vote_book import KEPT_STEPS
-from neuroshard.training.strategy import FragmentStep, strategy_at
+from neuroshard.training.strategy import FragmentStep, part_at, strategy_at
 from neuroshard.types import NodeId
 from neuroshard.wire import EncodedFrame
 
 PARTS: tuple[StrategyName, ...] = ("sparta", "streaming")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "outer_step", "part"),
+    [
+        ("diloco", 5, "all weights"),
+        ("streaming", 5, "quarter 2 of 4"),
+        ("streaming", 7, "quarter 4 of 4"),
+        ("sparta", 26, "slice 7 of 20"),
+        ("averaging", 5, "gradient"),
+    ],
+)
+def test_a_step_says_what_it_is_about(strategy: StrategyName, outer_step: int, part: str) -> None:
+    assert part_at(replace(OUTER, strategy=strategy), SCHEMA, outer_step) == part
+
+
+def test_the_two_steps_of_factors_say_which_they_are() -> None:
+    schema = TensorSchema(("matrix", "vector"), ((64, 64), (64,)))
+    outer = replace(OUTER, strategy="averaging", codec="powersgd", rank=2)
+    assert [part_at(outer, schema, step) for step in (4, 5)] == ["gradient, phase 1 of 2", "gradient, phase 2 of 2"]
 
 
 def outer_of(strategy: StrategyName) -> OuterOptimization:

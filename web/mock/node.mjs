@@ -99,7 +99,8 @@ function verification(scenario) {
 
 const diloco = (scenario, steps) => ({
   inner_step: steps % 500, inner_steps_total: 500, outer_steps: Math.floor(steps / 500), last_sync: steps > 500 ? now() - 140 : null, members: 1,
-  lone_outer: "keep", explanation: PEERS_OF[scenario] ? "Other nodes hold the same layers: every 500 steps all of them agree on one average." : "Alone: outer steps move the anchor only; there is nobody to synchronise with.",
+  lone_outer: "keep", strategy: "streaming", part: "quarter 3 of 4", codec: "int8",
+  explanation: PEERS_OF[scenario] ? "Other nodes hold the same layers: every 500 steps all of them agree on one average." : "Alone: outer steps move the anchor only; there is nobody to synchronise with.",
   state_root: "", certified_root: "", successful_syncs: 0, failed_syncs: 0,
 });
 

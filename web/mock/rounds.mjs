@@ -18,7 +18,7 @@ function round(number, size) {
     abandoned_for: isAbandoned ? "no_answer" : null, reason: isAbandoned ? "too few members answered in time" : "", is_late: number === 2,
     ended_at: now() - 20 - 300 * number, seconds: phases.gather + phases.exchange + phases.vote, phases,
     members: Array.from({ length: size }, (_, index) => member(index, part(index))), bytes_sent: 18_900_000, bytes_received: 17_400_000,
-    codec: "int8", aggregator: "trimmed_mean(0.2)", views: 1,
+    strategy: "streaming", part: "quarter 2 of 4", codec: "int8", aggregator: "trimmed_mean(0.2)", views: 1,
     certificate: isAbandoned ? null : { value: `${number}`.padStart(16, "3fa9"), votes: size, voters: size },
   };
 }

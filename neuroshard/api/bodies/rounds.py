@@ -50,7 +50,11 @@ class RoundBody(Answer):
     members: list[RoundMemberBody]
     bytes_sent: int = Field(description="in messages of rounds since the record before this one")
     bytes_received: int
-    codec: str
+    strategy: str = Field(description="how replicas synchronise: diloco, streaming, sparta or averaging")
+    part: str = Field(
+        description='what the round was about, in words: "all weights", "quarter 2 of 4", "slice 7 of 20", "gradient"'
+    )
+    codec: str = Field(description="how contributions were encoded, as the run's file names it")
     aggregator: str
     views: int = Field(description="tries, each with a proposer of its own")
     certificate: CertificateBody | None = Field(description="null: it was abandoned")

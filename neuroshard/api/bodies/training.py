@@ -38,6 +38,9 @@ class DilocoProgress(Answer):
     last_sync: Number
     members: int
     lone_outer: str
+    strategy: str = Field(description="diloco, streaming, sparta or averaging; empty while it is not known")
+    part: str = Field(description='what the next round is about, in words: "all weights", "quarter 2 of 4"')
+    codec: str = Field(description="how contributions to it are encoded")
     explanation: Text
 
 

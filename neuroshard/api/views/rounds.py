@@ -66,6 +66,8 @@ def _round_body(stage: StageRoundsStatus, record: RoundStatus) -> RoundBody:
         members=[RoundMemberBody.model_validate(one) for one in record.contributions],
         bytes_sent=record.bytes_sent,
         bytes_received=record.bytes_received,
+        strategy=record.strategy,
+        part=record.part,
         codec=record.codec,
         aggregator=record.aggregator,
         views=record.views,

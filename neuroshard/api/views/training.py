@@ -175,6 +175,9 @@ def diloco_progress(diloco: DilocoStatus) -> DilocoProgress:
         last_sync=diloco.last_sync,
         members=diloco.members,
         lone_outer=diloco.lone_outer,
+        strategy=diloco.strategy,
+        part=diloco.part,
+        codec=diloco.codec,
         explanation=diloco.explanation,
     )
 

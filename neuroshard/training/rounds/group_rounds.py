@@ -296,8 +296,10 @@ class GroupRounds:
 
     def _watch(self, agreement: Agreement, setting: Setting, work: RoundWork) -> RoundWatch:
         aggregator, voters = aggregator_name(work.aggregator), len(setting.step.roster.members)
-        terms = RoundTerms(agreement.outer_step, agreement.members, voters, work.codec.name, aggregator)
-        watch = RoundWatch(terms, anyio.current_time())
+        rounds, number = self._replica.rounds, agreement.outer_step
+        parameters, part = rounds.parameters_at(number), rounds.part_at(number)
+        scheme = parameters.strategy, part, parameters.codec, aggregator
+        watch = RoundWatch(RoundTerms(number, agreement.members, voters, *scheme), anyio.current_time())
         self.actor.watch = lambda progress: watch.look(progress, anyio.current_time())
         return watch
 

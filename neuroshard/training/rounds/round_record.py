@@ -40,6 +40,8 @@ class RoundTerms:
     outer_step: int
     called: tuple[Member, ...]  # this node included
     voters: int
+    strategy: str
+    part: str  # what it is about, in words
     codec: str
     aggregator: str
 
@@ -127,6 +129,8 @@ class RoundWatch:
             contributions=contributions,
             bytes_sent=end.bytes_sent,
             bytes_received=end.bytes_received,
+            strategy=terms.strategy,
+            part=terms.part,
             codec=terms.codec,
             aggregator=terms.aggregator,
             views=max(1, len(self._views)),

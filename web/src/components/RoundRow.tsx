@@ -2,7 +2,7 @@
 
 import { ago, bytes, count, dateAndTime, layerRange, shortTime } from "../format";
 import type { Round, RoundPhases } from "../state/rounds";
-import { certificateWords, membersWords, outcomeSentence, PHASES, phaseWords, resultWords, troubleSentences } from "../words/rounds";
+import { certificateWords, membersWords, outcomeSentence, partWords, PHASES, phaseWords, resultWords, troubleSentences } from "../words/rounds";
 import { Arrow } from "./PeerRow";
 
 const TROUBLES_SHOWN = 4;
@@ -40,7 +40,7 @@ export function RoundRow({ round, longest, ownId, nodeNow, isOfSeveral }: Props)
           <Arrow up /> {bytes(round.bytes_sent)} <Arrow up={false} /> {bytes(round.bytes_received)}
         </span>
         <span class="muted">
-          {round.aggregator} of {round.codec}
+          {partWords(round)}, {round.aggregator} of {round.codec}
         </span>
         {round.certificate && (
           <span title="What was voted on: the same on every computer that agreed">

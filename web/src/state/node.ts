@@ -105,6 +105,9 @@ export interface DilocoStatus {
   last_sync: number | null;
   members: number;
   lone_outer: string;
+  strategy: string; // of the round that comes next, as part and codec; "" while it is not known
+  part: string;
+  codec: string;
   explanation: string;
   successful_syncs: number;
   failed_syncs: number;

@@ -32,6 +32,8 @@ export interface Round {
   members: RoundMember[];
   bytes_sent: number;
   bytes_received: number;
+  strategy: string;
+  part: string; // what it was about, in words
   codec: string;
   aggregator: string;
   views: number;

@@ -8,7 +8,7 @@ import { bytes, count, percent, plural, shortTime } from "../format";
 import type { NodeStatus } from "../state/node";
 import { useReading } from "../state/reading";
 import type { Contributor, Rounds as RoundsAnswer } from "../state/rounds";
-import { abandonedCount, agreementWords, refusalsWords, refusedCount, roundsSentence, roundsTone, waitingSentence, who } from "../words/rounds";
+import { abandonedCount, agreementWords, partWords, refusalsWords, refusedCount, roundsSentence, roundsTone, waitingSentence, who } from "../words/rounds";
 
 const ROUNDS_SHOWN = 10;
 const CONTRIBUTORS_SHOWN = 12;
@@ -55,6 +55,7 @@ function Summary({ rounds, status }: { rounds: RoundsAnswer; status: NodeStatus 
         rows={[
           isEmpty ? ["What it waits for", waitingSentence(status)] : ["Agreement", agreementWords(rounds)],
           ["Learning together", status.diloco.explanation],
+          status.diloco.strategy ? ["The next round", `is about ${partWords(status.diloco)}, encoded as ${status.diloco.codec}`] : null,
           isEmpty && status.network.peers === 0 ? ["What helps", <a href="#swarm">Invite another computer</a>] : null,
         ]}
       />

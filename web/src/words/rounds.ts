@@ -111,6 +111,11 @@ export function phaseWords(phases: RoundPhases): string {
   return told.length > 0 ? told.join(", ") : "no time";
 }
 
+/** "quarter 2 of 4 (streaming)": what a round is about. */
+export function partWords(told: { part: string; strategy: string }): string {
+  return `${told.part} (${told.strategy})`;
+}
+
 export function certificateWords(round: Round): string {
   return round.certificate === null ? "" : `${count(round.certificate.votes)} of ${plural(round.certificate.voters, "vote")}`;
 }
