@@ -133,6 +133,7 @@ def remembered_addresses(file: Path) -> tuple[str, ...]:
 def remember_addresses(file: Path, addresses: Iterable[str]) -> None:
     """Store addresses for the next start; a disk that refuses is only logged."""
     try:
+        file.parent.mkdir(exist_ok=True)  # in a data folder, which is not made anew where it was moved away
         write_atomically(file, json.dumps(list(addresses)[:MAX_REMEMBERED]).encode())
     except OSError as error:
         log.warning("The addresses of peers cannot be stored in %s: %s", file, error)

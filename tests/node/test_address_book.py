@@ -100,6 +100,14 @@ def test_what_worked_survives_a_restart_and_what_was_only_told_does_not(tmp_path
     assert remembered_addresses(file) == (address("a"), address("earlier"))
 
 
+def test_a_folder_is_made_for_them_but_no_data_folder_anew(tmp_path: Path) -> None:
+    file = tmp_path / "network" / "peers.json"
+    remember_addresses(file, [address("a")])
+    assert remembered_addresses(file) == (address("a"),)
+    remember_addresses(tmp_path / "moved" / "network" / "peers.json", [address("a")])
+    assert not (tmp_path / "moved").exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, null]", b"\xff", b"[" * 100_000])
 def test_a_damaged_file_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "peers.json"
