@@ -45,6 +45,13 @@ def check_page(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def check_dashboard(page: Page) -> None:
+    """The wizard has become the dashboard, at its overview."""
+    expect(page.get_by_role("navigation", name="Views")).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_role("link", name="Overview")).to_have_attribute("aria-current", "page")
+    expect(page.get_by_text("There is no such page")).to_have_count(0)
+
+
 def give_words_back(page: Page, words: list[str]) -> None:
     for place in range(1, 13):
         box = page.get_by_label(f"Word {place}", exact=True)
@@ -104,7 +111,7 @@ def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, o
         expect(page.get_by_text("800 MB")).to_be_visible()
         assert listing(desktop.data_dir) == WAITING
         press(page, "Start")
-        expect(page.get_by_role("navigation", name="Views")).to_be_visible(timeout=SLOW_MS)
+        check_dashboard(page)
         assert (desktop.health(), process.poll()) == ("ok", None)
         check_second_start(desktop, "already runs")
         assert desktop.addresses()[-1] == f"http://localhost:{desktop.port}"

@@ -89,7 +89,7 @@ function whenStarted(url: string, calls: SetupCalls, onLate: () => void): () => 
   const ask = async () => {
     if (new URL(url).port !== location.port) return location.assign(url);
     if (await calls.isNode()) {
-      history.replaceState(null, "", location.pathname);
+      location.replace("#/overview"); // unlike replaceState it tells the page, which would look for a view named as the step
       return calls.openDashboard();
     }
     if (Date.now() > end) onLate();
