@@ -82,14 +82,14 @@ class Start:
     @staticmethod
     def of(texts: Texts, seed: int, steps: int, replicas: int) -> Start:
         """Train one model for so many steps, on data that none of the replicas has."""
-        executor, generator = _new_executor(seed), replica_data(seed, replicas)
+        executor, generator = new_executor(seed), replica_data(seed, replicas)
         for step in range(steps):
-            _inner_step(executor, texts.batch(BATCH, generator), step)
+            inner_step(executor, texts.batch(BATCH, generator), step)
         return Start(seed, steps, flatten(executor.model), executor.optimizer.state_dict())
 
     def executor(self) -> StageExecutor:
         """A replica that goes on from here."""
-        executor = _new_executor(self.seed)
+        executor = new_executor(self.seed)
         load_vector(executor.model, self.weights)
         executor.optimizer.load_state_dict(copy.deepcopy(self.moments))
         return executor
@@ -225,7 +225,7 @@ def apart(texts: Texts, start: Start, steps: int, batch: int) -> Outcome:
     """One model without rounds."""
     executor, generator = start.executor(), replica_data(start.seed, 0)
     for step in range(start.steps, start.steps + steps):
-        _inner_step(executor, texts.batch(batch, generator), step)
+        inner_step(executor, texts.batch(batch, generator), step)
     return Outcome(held_out_loss(executor.model, texts))
 
 
@@ -248,9 +248,9 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
         async def train() -> None:
             async with anyio.create_task_group() as tasks:
                 for replica, executor in enumerate(executors):
-                    inner_step = partial(_replica_step, executor, texts, replica_data(start.seed, replica))
+                    make_step = partial(_replica_step, executor, texts, replica_data(start.seed, replica))
                     pace = _Pace.of(scheme, replica, start.steps)
-                    tasks.start_soon(_train, outer[replica], inner_step, pace, compute)
+                    tasks.start_soon(_train, outer[replica], make_step, pace, compute)
 
         trio.run(train)
     if len({one.state.anchor.numpy().tobytes() for one in outer}) != 1:
@@ -283,9 +283,9 @@ class _Pace:
         return _Pace(first_step, total, between, ceil(scheme.late_share * between))
 
 
-async def _train(outer: OuterSync, inner_step: Callable[[int], None], pace: _Pace, compute: ComputeThread) -> None:
+async def _train(outer: OuterSync, make_step: Callable[[int], None], pace: _Pace, compute: ComputeThread) -> None:
     for done in range(1, pace.total + 1):
-        await compute.run(partial(inner_step, pace.first_step + done - 1))
+        await compute.run(partial(make_step, pace.first_step + done - 1))
         outer.after_step(BATCH)
         since = done % pace.between
         if done > pace.between and (since or pace.between) == pace.late:
@@ -297,16 +297,18 @@ async def _train(outer: OuterSync, inner_step: Callable[[int], None], pace: _Pac
 
 
 def _replica_step(executor: StageExecutor, texts: Texts, generator: torch.Generator, step: int) -> None:
-    _inner_step(executor, texts.batch(BATCH, generator), step)
+    inner_step(executor, texts.batch(BATCH, generator), step)
 
 
-def _new_executor(seed: int) -> StageExecutor:
+def new_executor(seed: int) -> StageExecutor:
+    """The first weights of a seed, and fresh moments."""
     model = StageModel(SHAPE, LayerRange(0, SHAPE.layer_count))
     initialise(model, seed)
     return StageExecutor(model, make_inner_optimizer(model, INNER), torch.device("cpu"))
 
 
-def _inner_step(executor: StageExecutor, rows: Tensor, step: int) -> None:
+def inner_step(executor: StageExecutor, rows: Tensor, step: int) -> None:
+    """One step on inputs and labels in one, (sequences, length + 1), with the learning rate of this step."""
     labels = rows[:, 1:]
     executor.loss(rows[:, :-1], labels)
     result = executor.step(learning_rate_at(step, INNER), INNER.max_grad_norm, labels.numel())

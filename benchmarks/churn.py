@@ -1,0 +1,234 @@
+"""What it costs in loss that in every round three of ten replicas die and as many come, at equal tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from random import Random
+from statistics import fmean, stdev
+
+import anyio
+import torch
+import trio
+from torch import Tensor
+
+from benchmarks.laboratory import (
+    BATCH,
+    HELD_OUT,
+    SHAPE,
+    Meeting,
+    Scheme,
+    Start,
+    Texts,
+    held_out_loss,
+    inner_step,
+    new_executor,
+    parameter_count,
+    replica_data,
+)
+from benchmarks.record import Report, Row
+from benchmarks.seeds import of_each
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.model.tensor_schema import load_vector
+from neuroshard.optim.outer import OuterState, fresh_outer_state
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.executor import StageExecutor
+from neuroshard.training.outer_sync import Abandoned, Exchange, OuterSync
+
+SEEDS = (1, 2, 3)
+MEMBERS, INNER_STEPS, ROUNDS, WARM_STEPS = 7, 20, 30, 400
+ABANDONED = 0.05  # of the rounds: as many as were called again in the worst run of `tests/training/test_churn.py`
+TOLERANCE = 0.02  # of the loss
+OUTER = OuterOptimization(inner_steps=INNER_STEPS)
+
+
+@dataclass(frozen=True)
+class Churn:
+    """What happens to the members of a run."""
+
+    share: float = 0.0  # of the members, who die in every round
+    abandoned: float = 0.0  # of the rounds: training goes on, and the next one has the work of both
+    has_fresh_moments: bool = False  # who comes, instead of those of somebody who is there
+    counts_lost: bool = True  # among the tokens: those that died with their replicas
+
+
+WAYS: Mapping[str, Churn] = {
+    "calm": Churn(),
+    "under churn": Churn(0.3, ABANDONED),
+    "under churn, newcomers with fresh moments": Churn(0.3, ABANDONED, has_fresh_moments=True),
+    "under churn, without the tokens that were lost": Churn(0.3, ABANDONED, counts_lost=False),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended."""
+
+    loss: float  # held out, nats a byte, of the last anchor
+    rounds: int
+    abandoned: int  # of them
+    deaths: int
+    lost: float  # share of the inner steps that died with their replicas
+    refused: int  # contributions, by the gates
+
+
+@dataclass
+class _Member:
+    """One replica and its data."""
+
+    executor: StageExecutor
+    outer: OuterSync
+    data: torch.Generator
+    step: int  # that its learning rate goes by
+    in_no_round: int = 0  # its inner steps that die with it
+
+
+@dataclass
+class _Run:
+    """One run from its first to its last round."""
+
+    texts: Texts
+    start: Start
+    churn: Churn
+    compute: ComputeThread
+    members: list[_Member] = field(default_factory=list[_Member])
+    rounds: int = 0
+    abandoned: int = 0
+    deaths: int = 0
+    made: int = 0  # inner steps
+    lost: int = 0  # of them
+    refused: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = Random(f"churn {self.start.seed}")
+        self._numbers = iter(range(MEMBERS + 1, 1_000_000))  # that of MEMBERS is the start's
+        state = fresh_outer_state(self.start.weights)
+        for number in range(MEMBERS):
+            self.members.append(self._member(self.start.executor(), state, number, self.start.steps))
+
+    async def train(self, steps: int) -> Outcome:
+        """So many inner steps of all together. Nobody dies before the last round, which has about as many as others."""
+        is_last = False
+        while not is_last:
+            left = steps - self.made + (0 if self.churn.counts_lost else self.lost)
+            is_last = left < 1.5 * INNER_STEPS * len(self.members)
+            each = ceil(left / len(self.members)) if is_last else INNER_STEPS
+            dying = {} if is_last else self._dying()
+            for place, member in enumerate(self.members):
+                await self.compute.run(partial(self._work, member, dying.get(place, each)))
+            self._bury(dying)
+            await self._meet(is_last=is_last)
+            for _ in dying:
+                self._come()
+        (anchor,) = {bytes(one.outer.state.anchor.numpy()) for one in self.members}
+        load_vector(self.members[0].executor.model, torch.frombuffer(bytearray(anchor), dtype=torch.float32))
+        loss = held_out_loss(self.members[0].executor.model, self.texts)
+        return Outcome(loss, self.rounds, self.abandoned, self.deaths, self.lost / self.made, self.refused)
+
+    def _dying(self) -> dict[int, int]:
+        """Who dies before the next round, by place, and after how many inner steps."""
+        count = int(self.churn.share * len(self.members) + self._random.random())
+        return {
+            place: self._random.randrange(INNER_STEPS) for place in self._random.sample(range(len(self.members)), count)
+        }
+
+    def _work(self, member: _Member, steps: int) -> None:
+        for step in range(steps):
+            inner_step(member.executor, self.texts.batch(BATCH, member.data), member.step + step)
+            member.outer.after_step(BATCH)
+        member.step, member.in_no_round = member.step + steps, member.in_no_round + steps
+        self.made += steps
+
+    def _bury(self, dying: Mapping[int, int]) -> None:
+        self.deaths += len(dying)
+        self.lost += sum(self.members[place].in_no_round for place in dying)
+        self.members = [member for place, member in enumerate(self.members) if place not in dying]
+
+    async def _meet(self, *, is_last: bool) -> None:
+        """A round of all; one that is abandoned is not made up for before the next one, but for the last."""
+        self.rounds += 1
+        meeting = Meeting(Scheme(OUTER, 1, len(self.members)))
+        is_abandoned = self._random.random() < self.churn.abandoned and not is_last
+        async with anyio.create_task_group() as tasks:
+            for place, member in enumerate(self.members):
+                exchange: Exchange = _nobody if is_abandoned else partial(meeting.exchange, place)
+                member.outer.exchange = exchange
+                tasks.start_soon(member.outer.run_round, 0.0)
+        self.refused += meeting.refused
+        if is_abandoned or meeting.abandoned:
+            self.abandoned += 1
+        else:
+            for member in self.members:
+                member.in_no_round = 0
+
+    def _come(self) -> None:
+        """Somebody with the agreed state, and the moments of a member or fresh ones."""
+        donor, number = self._random.choice(self.members), next(self._numbers)
+        executor = new_executor(self.start.seed)
+        load_vector(executor.model, donor.outer.state.anchor)
+        if not self.churn.has_fresh_moments:
+            executor.optimizer.load_state_dict(copy.deepcopy(donor.executor.optimizer.state_dict()))
+        step = 0 if self.churn.has_fresh_moments else donor.step  # fresh moments have a warm-up of their own
+        self.members.append(self._member(executor, donor.outer.state, number, step))
+
+    def _member(self, executor: StageExecutor, state: OuterState, number: int, step: int) -> _Member:
+        outer = OuterSync(compute=self.compute, model=executor.model, parameters=OUTER, exchange=_nobody, state=state)
+        return _Member(executor, outer, replica_data(self.start.seed, number), step)
+
+
+async def _nobody(_contribution: Tensor, _outer_step: int) -> Abandoned:
+    """See Exchange."""
+    await anyio.lowlevel.checkpoint()
+    return Abandoned("too few members answered in time", is_soon_again=True)
+
+
+def measure() -> Report:
+    """One model for each seed and way."""
+    by_job = of_each(_played, [(name, seed) for name in WAYS for seed in SEEDS])
+    found = {name: [by_job[name, seed] for seed in SEEDS] for name in WAYS}
+    calm = found["calm"]
+    rows = [
+        Row("calm", _spread(calm), "report", None),
+        *(_beside(name, ways, calm) for name, ways in found.items() if name != "calm"),
+    ]
+    return Report("churn", "Three of ten replicas die in every round", tuple(rows), (_conditions(found),))
+
+
+def _played(job: tuple[str, int]) -> Outcome:
+    """One way with one seed."""
+    (name, seed), texts = job, Texts()
+    start = Start.of(texts, seed, WARM_STEPS, MEMBERS)
+    with closing(ComputeThread(cpu_threads=1)) as compute:
+        return trio.run(_Run(texts, start, WAYS[name], compute).train, MEMBERS * INNER_STEPS * ROUNDS)
+
+
+def _beside(name: str, ways: Sequence[Outcome], calm: Sequence[Outcome]) -> Row:
+    apart = [one.loss - other.loss for one, other in zip(ways, calm, strict=True)]
+    share = fmean(apart) / fmean(other.loss for other in calm)
+    figure = f"{_spread(ways)}; {fmean(apart):+.4f} ± {stdev(apart):.4f} nats, {share:+.2%}"
+    return Row(name, figure, f"within {TOLERANCE:.0%}", abs(share) <= TOLERANCE)
+
+
+def _spread(ways: Sequence[Outcome]) -> str:
+    losses = [way.loss for way in ways]
+    refused = sum(way.refused for way in ways)
+    return f"{fmean(losses):.4f} ± {stdev(losses):.4f} nats, {refused} contributions refused"
+
+
+def _conditions(found: Mapping[str, Sequence[Outcome]]) -> str:
+    churned = found["under churn"]
+    return (
+        f"{MEMBERS} replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one of them, with "
+        f"{INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books between two rounds: "
+        f"{MEMBERS * INNER_STEPS * ROUNDS:,} inner steps in all, {ROUNDS} rounds when it is calm. Under churn "
+        f"{fmean(way.deaths for way in churned):.0f} replicas die, each after some of the inner steps before a round, "
+        f"{fmean(way.lost for way in churned):.0%} of all inner steps are lost with them and count as tokens all the "
+        f"same but in the last row, as many come with the next round from the agreed anchor, and "
+        f"{fmean(way.abandoned for way in churned):.1f} of {fmean(way.rounds for way in churned):.0f} rounds come to "
+        "nothing, as in `tests/training/test_churn.py` at worst. Held-out loss of the last anchor, nats a byte, on "
+        f"{HELD_OUT} windows; ± between seeds {', '.join(map(str, SEEDS))}, of differences between pairs of one seed."
+    )
