@@ -41,6 +41,10 @@ class Group:
         """Members that are not hostile."""
         return self.members - self.liars
 
+    def shows_weaker(self, seed: int) -> bool:
+        """Whether the less robust ways to aggregate are tried, too."""
+        return self.is_recorded or (self == GROUPS[0] and seed == SEEDS[0])
+
     def __str__(self) -> str:
         return f"{self.liars} of {self.members}, {self.codec}{', recorded' if self.is_recorded else ''}"
 
@@ -76,7 +80,7 @@ def measure() -> Report:
         for seed in SEEDS
         for attack in ("", *NAMES)
         for aggregation in AGGREGATIONS
-        if attack or aggregation == ROBUST
+        if aggregation == ROBUST or (attack and group.shows_weaker(seed))
     ]
     outcomes = of_each(_outcome, attempts)
     rows, points = list[Row](), list[Point]()
@@ -84,11 +88,12 @@ def measure() -> Report:
         calm = ", ".join(f"{outcomes[Attempt(group, seed)].loss:.4f}" for seed in SEEDS)
         rows.append(Row(f"{group}: the honest alone", calm, "report", None))
         for name in NAMES:
-            worse = _worse(outcomes, group, name, ROBUST)
+            worse = [_worse(outcomes, group, name, ROBUST, seed) for seed in SEEDS]
             caught = sum(outcomes[Attempt(group, seed, name)].caught for seed in SEEDS)
             figure = f"{_percent(worse)}, refused {caught} of {len(SEEDS) * ROUNDS * group.liars}"
-            for weaker in (name for name in AGGREGATIONS if name != ROBUST):
-                figure += f"; {weaker} {fmean(_worse(outcomes, group, name, weaker)):+.1%}"
+            seeds = [seed for seed in SEEDS if group.shows_weaker(seed)]
+            for weaker in (one for one in AGGREGATIONS if one != ROBUST and seeds):
+                figure += f"; {weaker} {fmean(_worse(outcomes, group, name, weaker, seed) for seed in seeds):+.1%}"
             rows.append(Row(f"{group}: {name}", figure, f"<= {GOAL:.0%}", fmean(worse) <= GOAL))
             points.append(Point(str(group), name, 100 * fmean(worse), 100 * stdev(worse)))
     rows.append(_false_refusals(outcomes))
@@ -115,11 +120,8 @@ def _record(group: Group, seed: int) -> Record:
     return recorded(texts, start, Scheme(replace(OUTER, codec=group.codec), ROUNDS, group.members))
 
 
-def _worse(outcomes: Mapping[Attempt, Outcome], group: Group, name: str, aggregation: str) -> list[float]:
-    return [
-        outcomes[Attempt(group, seed, name, aggregation)].loss / outcomes[Attempt(group, seed)].loss - 1
-        for seed in SEEDS
-    ]
+def _worse(outcomes: Mapping[Attempt, Outcome], group: Group, name: str, aggregation: str, seed: int) -> float:
+    return outcomes[Attempt(group, seed, name, aggregation)].loss / outcomes[Attempt(group, seed)].loss - 1
 
 
 def _false_refusals(outcomes: Mapping[Attempt, Outcome]) -> Row:
@@ -139,8 +141,9 @@ def _conditions() -> str:
         f"Replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one: {ROUNDS} rounds of "
         f"{INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books; gates, codec, trimmed mean "
         "with fraction 0.25 and the next view without the refused, as in a round. How much worse the held-out loss "
-        "ends than that of the honest members alone, in percent of it; beside it the trimmed mean with fraction 0.1 "
-        f"and the plain mean behind the same gates; seeds {', '.join(map(str, SEEDS))}. A liar knows all honest "
+        "ends than that of the honest members alone, in percent of it; beside it, in the first group for one seed, the "
+        f"trimmed mean with fraction 0.1 and the plain mean behind the same gates. Seeds {', '.join(map(str, SEEDS))}; "
+        "of what was recorded all for every way. A liar knows all honest "
         "contributions. Recorded: the pseudo-gradients of an honest training of all members, in each round those of "
         "the hostile replaced, and the outer steps that follow. Among 4 members one value at "
         "either end is trimmed with both fractions, so they are the same there, and nothing is guaranteed against 1 "

@@ -12,7 +12,7 @@ from benchmarks.schemes import REPLICAS, SEEDS, WARM_STEPS, difference, plot, pr
 from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import OuterOptimization
 
-STEPS = 6_000
+STEPS = 4_000
 ALONE, PLAIN = "one replica alone", "fp32, 500 inner steps"
 OUTER = OuterOptimization(inner_steps=500)
 SPARSE = replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0)
