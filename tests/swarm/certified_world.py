@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from random import Random
 
@@ -126,10 +126,11 @@ class World:
         self._carry_out(one, machine, machine.enter(contribution, self.now, 0 if known is None else known.view + 1))
 
     def ask_for_the_end(self, node: NodeId) -> None:
-        """Of the step that the node is at."""
+        """Of the step that the node is at; it calls nobody to a round."""
         one = self.nodes[node]
         step = self._step(one)
-        machine = one.machines.setdefault(step.id, RoundMember(self._setting(one, step), one.records.get(step.id)))
+        setting = replace(self._setting(one, step), expected=frozenset())
+        machine = one.machines.setdefault(step.id, RoundMember(setting, one.records.get(step.id)))
         self._carry_out(one, machine, machine.ask_for_the_end())
 
     def start_all(self) -> None:

@@ -90,7 +90,7 @@ class Views:
         here = self._here()
         voters = here & self._setting.step.roster.nodes
         is_patient = now - self._begun < self._timing.gather_seconds
-        awaited = self._setting.expected - self._accused()  # these the proposal leaves out anyway
+        awaited = self._setting.awaited - self._accused()  # these the proposal leaves out anyway
         if len(voters) < self._setting.step.quorum or (is_patient and not here >= awaited):
             return False
         return bool(self._locks) or self.are_fit(self.chosen_intents())

@@ -89,7 +89,12 @@ class Setting:
         Members that were called with other names than these skip other views, and meet again since everybody follows
         the farthest one. Where liars are tolerated nobody follows a single one, so there no view is skipped.
         """
-        return self.step.tolerated > 0 or self.step.proposer(view) in self.expected
+        return self.step.tolerated > 0 or self.step.proposer(view) in self.awaited
+
+    @property
+    def awaited(self) -> frozenset[NodeId]:
+        """Whom to wait for: who was called. Who only asks how the step ended has called nobody: the voters."""
+        return self.expected or self.step.roster.nodes
 
     @property
     def everybody(self) -> frozenset[NodeId]:
