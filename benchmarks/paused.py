@@ -15,7 +15,7 @@ import psutil
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.record import Report, Row
 
-SETTLING_SECONDS = 15.0  # of a pause, until its memory has been given back
+SETTLING_SECONDS = 40.0  # of a pause, until its memory has been given back, within what may be written a day
 SECONDS = 20.0
 PAUSES = 5
 MEGABYTE = 1e6

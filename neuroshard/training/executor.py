@@ -174,14 +174,18 @@ class StageExecutor:
         elif self.device.type == "mps":
             torch.mps.empty_cache()
 
-    def lie_down(self, folder: Path) -> None:
-        """After `suspend`: weights, gradients and moments lie in a file there until `resume`. Raises OSError."""
+    def lie_down(self, folder: Path, is_wanted: Callable[[], bool]) -> bool:
+        """After `suspend`: let weights, gradients and moments lie in a file there until `resume`; whether they do now.
+
+        Raises OSError.
+        """
         held = list(self._held())
-        if self._lies or (lying := laid_down(held, folder)) is None:
-            return
+        if self._lies or (lying := laid_down(held, folder, is_wanted)) is None:
+            return False
         for tensor, place in zip(held, lying, strict=True):
             tensor.data = place
         self._lies = True
+        return True
 
     def resume(self) -> None:
         """Take memory and accelerator again after `suspend`."""

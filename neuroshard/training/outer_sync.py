@@ -9,7 +9,6 @@ from hashlib import sha256
 from math import ceil
 from pathlib import Path
 from typing import TypeAlias, assert_never
-from weakref import ref
 
 import anyio
 import anyio.to_thread
@@ -156,11 +155,21 @@ class OuterSync:
         self._parameters = parameters
         self._versions = versions
         self.exchange = exchange
-        self.state = state
+        self._state = state
+        self._changes = 0  # of the state: not where it lies
         self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
-        self._lies: OuterState | None = None  # in a file, see `lie_down`
-        self._stood_as = ref(state)  # the same before
+        self._lying = list[Tensor]()  # in a file, see `lie_down`
+
+    @property
+    def state(self) -> OuterState:
+        """What the replicas have agreed on."""
+        return self._state
+
+    @state.setter
+    def state(self, state: OuterState) -> None:
+        self._state = state
+        self._changes += 1
 
     @property
     def parameters(self) -> OuterOptimization:
@@ -266,20 +275,37 @@ class OuterSync:
 
     async def update_root(self) -> None:
         """Compute the root of the present state on another thread, while training goes on."""
-        state = self.state
+        state, changes = self._state, self._changes
         root = await anyio.to_thread.run_sync(state_root, state)
-        if self.state is state or (self._lies is self.state and self._stood_as() is state):
+        if self._changes == changes:
             self.progress = replace(self.progress, state_root=root)
 
-    async def lie_down(self, folder: Path) -> None:
-        """Let the state lie in a file there until the next one is made. Raises OSError."""
-        state = self.state
-        if self._lies is state:
+    async def lie_down(self, folder: Path, is_wanted: Callable[[], bool]) -> None:
+        """Let the state lie in a file there until `get_up`. Raises OSError."""
+        state, changes = self._state, self._changes
+        if self._lying:
             return
-        lying = await anyio.to_thread.run_sync(laid_down, (state.anchor, state.velocity), folder)
-        if lying is not None and self.state is state:
-            self._stood_as = ref(state)  # its memory is to be free
-            self._lies = self.state = replace(state, anchor=lying[0], velocity=lying[1])
+        vectors = (state.anchor, state.velocity)
+        lying = await anyio.to_thread.run_sync(laid_down, vectors, folder, is_wanted)
+        if lying is not None and self._changes == changes:
+            self._lying = lying
+            self._state = replace(state, anchor=lying[0], velocity=lying[1])
+
+    async def get_up(self) -> None:
+        """Take what lies in a file, of this state or of one before it, into memory."""
+        state, lying = self._state, self._lying
+
+        def standing() -> OuterState:
+            anchor, velocity = (
+                vector.clone() if any(vector is one for one in lying) else vector
+                for vector in (state.anchor, state.velocity)
+            )
+            return replace(state, anchor=anchor, velocity=velocity)
+
+        if lying:
+            changes, risen = self._changes, await anyio.to_thread.run_sync(standing)
+            if self._changes == changes:
+                self._state, self._lying = risen, []
 
     def note_abandoned(self, outcome: Abandoned) -> None:
         """Count a round that came to nothing; training goes on."""

@@ -94,24 +94,33 @@ class Saver:
         await self._written()
         await self._compute.run(work, Priority.SMALL)
 
-    async def lie_down(self) -> None:
-        """Let all large tensors of a suspended stage lie in a file beside its checkpoints, until it goes on."""
+    def seconds_to_lie_down(self) -> float:
+        """Until the owner's limit for checkpoints allows as many bytes as one has."""
+        return self._keeper.seconds_to_write()
+
+    async def lie_down(self, is_wanted: Callable[[], bool]) -> None:
+        """Let all large tensors of a suspended stage lie in a file beside its checkpoints, while it is wanted."""
 
         def work() -> None:
-            self._executor.lie_down(folder)
-            trim_heap()
+            if self._executor.lie_down(folder, is_wanted):
+                self._keeper.count_write()
+                trim_heap()
 
         store = self._keeper.store
         folder = store.folder
         await self._written()
         try:
             make_folder(folder, store.data_dir)
-            await self._outer.lie_down(folder)
+            await self._outer.lie_down(folder, is_wanted)
             await self._compute.run(work, Priority.SMALL)
         except OSError as error:
             _LOG.info(
                 "The paused stage stays in memory: %s cannot be written (%s).", folder, reason_of(error, store.data_dir)
             )
+
+    async def get_up(self) -> None:
+        """Take the outer state into memory; the rest came with the accelerator."""
+        await self._outer.get_up()
 
     async def close(self) -> None:
         """Wait for a write in flight and end the writer."""

@@ -157,6 +157,8 @@ class StageLoop:
             else:
                 await first_of(self._rest, self._asked)
         await self._service.resume()
+        if self.stage.parts.saver is not None:
+            await self.stage.parts.saver.get_up()
         self.pace.restart()
         self._set_state(NodeState.TRAINING)
 
@@ -169,8 +171,8 @@ class StageLoop:
         saver = self.stage.parts.saver
         if saver is not None:
             await saver.rest()
-            await anyio.sleep(SECONDS_TO_LIE_DOWN)
-            await saver.lie_down()
+            await anyio.sleep(max(SECONDS_TO_LIE_DOWN, saver.seconds_to_lie_down()))
+            await saver.lie_down(lambda: self._is_held and not self.requests.save_wanted)
         await anyio.sleep_forever()
 
     async def _asked(self) -> None:

@@ -81,7 +81,15 @@ class CheckpointKeeper:
         Returns seconds until the budget allows it.
         """
         self._is_wanted = True
+        return self.seconds_to_write()
+
+    def seconds_to_write(self) -> float:
+        """Until the write budget allows another state."""
         return self._schedule.seconds_to_write(self._clock())
+
+    def count_write(self) -> None:
+        """As many bytes as a state has were written to something else."""
+        self._schedule = self._schedule.written(self._clock())
 
     def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
         """After every step: save in the background when it is due. Returns whether the state was taken."""

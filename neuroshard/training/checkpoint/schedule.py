@@ -64,6 +64,10 @@ class CheckpointSchedule:
         """After a state was handed to the writer (also when the write then fails: the next try waits its turn)."""
         return replace(self, last_step=step, last_started=now, outer_step_waiting=False)
 
+    def written(self, now: float) -> CheckpointSchedule:
+        """After as many bytes as a state has were written to something else."""
+        return replace(self, last_started=now)
+
     def outer_step_done(self) -> CheckpointSchedule:
         """After an outer step: the next allowed moment is due, wherever in the ten steps it falls."""
         return replace(self, outer_step_waiting=True)
