@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 import pytest
 import torch
 import trio
+from compute_in_place import ComputeInPlace
 from small_stage import ARCHITECTURE
 from stage_chain import INPUTS, LABELS, chain_of, gradients, key
 from test_driver import run_all, trainers_of, weights
@@ -21,7 +19,7 @@ from trio.testing import MockClock
 
 from neuroshard.network import InMemoryNetwork, PeerUnreachableError
 from neuroshard.network.transport import Transport
-from neuroshard.training.compute import ComputeThread, Priority
+from neuroshard.training.compute import ComputeThread
 from neuroshard.training.microbatch import MicrobatchKey, StageGoneError
 from neuroshard.training.microbatch_run import MicrobatchRun
 from neuroshard.training.pipeline import LocalHop
@@ -35,7 +33,6 @@ from neuroshard.training.swarm_routing import SwarmRouting
 from neuroshard.types import LayerRange, NodeId, RunId
 from neuroshard.wire import Frame, FrameLimits
 
-T = TypeVar("T")
 CUTS = (0, 1, 2, 3)
 STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise(CUTS))
 SHAPES = tuple(StageShapes.for_layers(ARCHITECTURE, stage.layers, 4) for stage in STAGES)
@@ -141,19 +138,6 @@ def check_ledger(
     assert all(one.is_exact and one.stage == stage for one in run.replacements)
 
 
-class ComputeInPlace(ComputeThread):
-    """Computes on the loop's own thread, which the virtual clock waits for: it leaps while other threads work."""
-
-    async def run(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> T:
-        await anyio.lowlevel.checkpoint()
-        return work()
-
-    def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
-        done = Future[T]()
-        done.set_result(work())
-        return done
-
-
 class AwayHop(LocalHop):
     """Cannot be reached for a minute, and every request takes a while to find that out."""
 
@@ -173,8 +157,6 @@ class AwayHop(LocalHop):
 def test_when_all_validators_are_gone_for_a_minute_training_goes_on_and_counts_nothing_twice(
     compute: ComputeThread, tmp_path: Path
 ) -> None:
-    in_place = ComputeInPlace()
-    in_place.close()  # the thread
     undisturbed = trainers_of(compute, tmp_path / "undisturbed", 4)
     trio.run(run_all, undisturbed, 3)
     away = list[AwayHop]()
@@ -185,7 +167,7 @@ def test_when_all_validators_are_gone_for_a_minute_training_goes_on_and_counts_n
         away.append(AwayHop(hop, 0.0))
         return away[0]
 
-    trainers = trainers_of(in_place, tmp_path / "away", 4, wrapped)
+    trainers = trainers_of(ComputeInPlace(), tmp_path / "away", 4, wrapped)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
