@@ -10,7 +10,7 @@ from donors import FILE, HERE, NAME, NOW, DonorNode, World, donor_node, play
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.network import PeerRefusedError, ScoreReason
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.transfer.errors import DonorError
+from neuroshard.training.transfer.errors import DonorError, LyingDonorError
 from neuroshard.training.transfer.manifest import (
     ANY_AGE,
     chunk_count,
@@ -21,7 +21,7 @@ from neuroshard.training.transfer.manifest import (
 from neuroshard.training.transfer.partial_file import PartialFile
 from neuroshard.training.transfer.receiver import Receiver
 from neuroshard.training.transfer.standings import standings_of
-from neuroshard.types import NodeId
+from neuroshard.types import LayerRange, NodeId
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -346,6 +346,29 @@ def test_nobody_is_put_off_for_long_by_a_step_that_does_not_come(compute: Comput
         await world.receiver.manifest(A, 30.0)
         with pytest.raises(DonorError, match="step soon"):  # each by itself
             await x.manifest(A, 30.0)
+
+    play(scenario, donor)
+
+
+def test_who_wants_several_stages_is_put_off_with_each_for_a_minute(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = averaging(compute, tmp_path, replicas=2)
+    other = replace(NAME, layers=LayerRange(0, 1))
+    donor.donor.offer(other, donor.snapshots)
+
+    async def scenario(world: World) -> None:
+        receiver, of_other = world.receiver, replace(world.receiver, file=replace(FILE, stage=other))
+        with pytest.raises(DonorError, match="step soon"):
+            await receiver.manifest(A, 30.0)
+        await anyio.sleep_until(30)
+        with pytest.raises(DonorError, match="step soon"):
+            await of_other.manifest(A, 30.0)
+        await anyio.sleep_until(61)
+        await receiver.manifest(A, 30.0)
+        with pytest.raises(DonorError, match="step soon"):  # its minute has half passed
+            await of_other.manifest(A, 30.0)
+        await anyio.sleep_until(91)
+        with pytest.raises(LyingDonorError):  # given, with what lies here of the first one
+            await of_other.manifest(A, 30.0)
 
     play(scenario, donor)
 

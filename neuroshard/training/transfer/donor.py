@@ -132,7 +132,7 @@ class Donor:
         self._opened: OrderedDict[str, _Opened] = OrderedDict()
         self._receivers: dict[NodeId, float] = {}  # until when they have their places
         self._have_all: dict[NodeId, float] = {}  # who gave its place back, and until when it is waited for
-        self._put_off: dict[NodeId, float] = {}  # since when
+        self._put_off: dict[tuple[NodeId, StageName], float] = {}  # who with what, and since when
         self._opening = anyio.Lock()
 
     def offer(self, stage: StageName, snapshots: Snapshots) -> None:
@@ -202,7 +202,7 @@ class Donor:
         max_age = max(_number(fields["max_age_seconds"], "max_age_seconds"), self._limits.youngest_seconds)
         snapshots, begun = self._of(stage), self._opened.get(str(fields["preferred"]))
         if begun is None:
-            self._refuse_late(sender, snapshots)
+            self._refuse_late(sender, stage)
         self._admit(sender, self._limits.asked_seconds)
         opened = begun or await self._newest(snapshots, max_age)
         self._use(opened)
@@ -261,13 +261,13 @@ class Donor:
             raise RequestRefusedError("This node has nothing of these layers.")
         return snapshots
 
-    def _refuse_late(self, receiver: NodeId, snapshots: Snapshots) -> None:
+    def _refuse_late(self, receiver: NodeId, stage: StageName) -> None:
         """Raises RequestRefusedError for who would have to fetch while the stage makes a step; it asks again."""
-        now = anyio.current_time()
+        now, wish = anyio.current_time(), (receiver, stage)
         self._put_off = {one: at for one, at in self._put_off.items() if at > now - self._limits.idle_seconds}
-        if not snapshots.may_be_taken(now - self._put_off.setdefault(receiver, now)):
+        if not self._of(stage).may_be_taken(now - self._put_off.setdefault(wish, now)):
             raise RequestRefusedError("The replicas of these layers step soon; try again after that.")
-        del self._put_off[receiver]
+        del self._put_off[wish]
 
     def _admit(self, receiver: NodeId, seconds: float) -> None:
         """Give a receiver its place for so long. Raises RequestRefusedError when all are taken."""
