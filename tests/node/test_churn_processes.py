@@ -39,5 +39,5 @@ def test_nodes_that_die_and_come_in_every_round_stay_one_line(
                 node.process.terminate()
             assert [node.process.wait(LONGEST_SECONDS) for node in churn.live.values()] == [0] * len(churn.live)
         except BaseException as failure:
-            failure.add_note(f"CHURN_SEED={SEED} plays it again.\n" + "\n".join(churn.events))
+            failure.add_note(f"CHURN_SEED={SEED} makes the same plan again.\n" + "\n".join(churn.events))
             raise

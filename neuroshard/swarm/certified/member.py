@@ -74,7 +74,7 @@ class RoundMember:
 
     @property
     def view(self) -> int:
-        """Rounds of this step that came to nothing before the present one."""
+        """The number of the present view of this step: those before it came to nothing, or were skipped."""
         return self._views.view
 
     @property

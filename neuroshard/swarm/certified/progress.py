@@ -22,7 +22,7 @@ class RoundPhase(StrEnum):
 class Progress:
     """The present view of a round."""
 
-    view: int  # those before it came to nothing
+    view: int  # its number: those before it came to nothing, or were skipped
     phase: RoundPhase
     members: tuple[Member, ...] = ()  # whose contributions are exchanged, in the order of their rows; () before
     judged: Judged | None = None  # on them
