@@ -26,8 +26,13 @@ def open_browser_at(url: str) -> None:
 def has_desktop(platform: str, environment: Mapping[str, str]) -> bool:
     """Whether programs started here can show windows."""
     if platform in ("win32", "darwin"):
-        return not any(map(environment.get, ("SSH_CONNECTION", "SSH_TTY")))
+        return not is_over_ssh(environment)
     return any(map(environment.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+
+
+def is_over_ssh(environment: Mapping[str, str]) -> bool:
+    """Whether somebody elsewhere has started this process by SSH, and reads what it prints there, terminal or not."""
+    return any(map(environment.get, ("SSH_CONNECTION", "SSH_TTY")))
 
 
 def is_service(process_id: int, environment: Mapping[str, str]) -> bool:
@@ -56,7 +61,7 @@ def has_terminal() -> bool:
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if sys.platform == "win32":
         return any(stream is not None for stream in streams) and not is_own_window(_ancestors())
-    if any(stream is not None and stream.isatty() for stream in streams):
+    if any(stream is not None and not stream.closed and stream.isatty() for stream in streams):
         return True
     try:
         os.close(os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY))

@@ -35,7 +35,7 @@ class Command:
 
     def environment(self) -> dict[str, str]:
         """What the process sees; nothing of NeuroShard comes from outside."""
-        seen = ("NEUROSHARD_", "XDG_", "DISPLAY", "WAYLAND_DISPLAY")  # no desktop: nobody could answer a page
+        seen = ("NEUROSHARD_", "XDG_", "DISPLAY", "WAYLAND_DISPLAY", "SSH_")  # no desktop: nobody could answer a page
         kept = {key: value for key, value in os.environ.items() if not key.startswith(seen)}
         fixed = {"HOME": str(self.home), "COLUMNS": "200", "NO_COLOR": "1", "NEUROSHARD_P2P_HOST": "127.0.0.1"}
         return kept | fixed | self.variables

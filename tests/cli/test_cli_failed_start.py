@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -14,9 +17,10 @@ from click_on_an_icon import Icon
 from command_run import Command
 
 from benchmarks.node_process import TOKEN
+from neuroshard.cli.failed_start import shown_at_a_desktop
 from neuroshard.cli.failure_page import failure_page, give_out
 from neuroshard.errors import StorageError
-from neuroshard.node.desktop import Ancestor, is_own_window
+from neuroshard.node.desktop import Ancestor, has_terminal, is_own_window
 
 PORT_WORDS = "is busy"
 
@@ -32,6 +36,14 @@ def busy_port() -> Iterator[int]:
     """A port that another program has."""
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         yield int(other.getsockname()[1])
+
+
+def is_readable(file: str) -> bool:
+    try:
+        Path(file).open("rb").close()
+    except OSError:
+        return False
+    return True
 
 
 def spoil(folder: Path, trouble: str) -> None:
@@ -99,11 +111,45 @@ def test_no_page_where_somebody_reads_on_or_wants_none(icon: Icon, busy_port: in
         "another program": icon.click(*start, "--end-with-stdin"),
         "no desktop": icon.without("DISPLAY").click(*start),
         "a service": icon.as_service().click(*start),
+        "over SSH, with its windows": icon.having(SSH_CONNECTION="192.0.2.1 5 192.0.2.2 22").click(*start),
         "a terminal": icon.in_terminal().click(*start),
     }
     for who, click in clicks.items():
         assert (who, click.code, click.pages) == (who, 4, [])
         assert PORT_WORDS in click.told
+
+
+@pytest.mark.parametrize(
+    ("place", "hindrance"),
+    [
+        ("socketserver.TCPServer.server_bind", OSError("Too many open files")),
+        ("threading.Thread.start", RuntimeError("can't start new thread")),
+        ("neuroshard.node.desktop.has_terminal", ValueError("I/O operation on closed file")),
+    ],
+)
+def test_what_cannot_be_shown_is_told_all_the_same(
+    place: str, hindrance: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise hindrance
+
+    for name in ("SSH_CONNECTION", "SSH_TTY", "NEUROSHARD_BROWSER", "SYSTEMD_EXEC_PID", "XPC_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", ":9")
+    monkeypatch.setenv("BROWSER", "true")
+    monkeypatch.setattr("neuroshard.node.desktop.has_terminal", lambda: False)
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(StorageError, match="The disk is full"), shown_at_a_desktop({"data_dir": tmp_path}):
+        raise StorageError("The disk is full.")
+    assert str(hindrance) in caplog.text
+
+
+def test_a_closed_stream_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        closed = StringIO()
+        closed.close()
+        monkeypatch.setattr(sys, name, closed)
+    assert has_terminal() is is_readable(os.ctermid())
 
 
 def test_a_page_goes_to_who_knows_its_address_and_waits_no_longer_than_told() -> None:
