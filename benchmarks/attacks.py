@@ -145,7 +145,8 @@ def _conditions() -> str:
         f"trimmed mean with fraction 0.1 and the plain mean behind the same gates. Seeds {', '.join(map(str, SEEDS))}; "
         "of what was recorded all for every way. A liar knows all honest "
         "contributions. Recorded: the pseudo-gradients of an honest training of all members, in each round those of "
-        "the hostile replaced, and the outer steps that follow. Among 4 members one value at "
-        "either end is trimmed with both fractions, so they are the same there, and nothing is guaranteed against 1 "
-        "of 4 that stays inside of the others' spread. What no codec can say (NaN) counts as absent."
+        "the hostile replaced, and the outer steps that follow. What was recorded does not react to what an attack has "
+        "done, so that what it pushes the same way in every round adds up: more than in training. Among 4 members one "
+        "value at either end is trimmed with both fractions, so they are the same there, and nothing is guaranteed "
+        "against 1 of 4 that stays inside of the others' spread. What no codec can say (NaN) counts as absent."
     )

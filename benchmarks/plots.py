@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SIZE = (10.0, 5.5)  # inches
+LINEAR_BELOW = 5.0  # of the y axis where the x axis has names; beyond it is logarithmic
 MARKERS = "osD^v<>Ph*Xdp8H"  # no two series look the same, also without colours
 
 
@@ -63,6 +64,7 @@ def _draw_numbered(axes: Axes, plot: Plot) -> None:
 
 
 def _draw_named(axes: Axes, plot: Plot) -> None:
+    axes.set_yscale("symlog", linthresh=LINEAR_BELOW)
     names = list(dict.fromkeys(str(point.x) for point in plot.points))
     every = _series(plot)
     for number, series in enumerate(every):
