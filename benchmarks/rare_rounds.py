@@ -49,15 +49,15 @@ def _outcome(job: tuple[str, int]) -> Outcome:
 
 
 def _aim(found: Mapping[str, Sequence[Outcome]]) -> Row:
-    """The fewest bits without more loss than rounds in fp32, by the mean of the seeds."""
-    plain = fmean(way.loss for way in found[PLAIN])
-    enough = {
-        fmean(way.bits for way in ways): name
-        for name, ways in found.items()
-        if name != ALONE and fmean(way.loss for way in ways) <= plain
-    }
+    """The fewest bits without more loss than rounds in fp32, and than no rounds, by the mean of the seeds."""
+    loss = {name: fmean(way.loss for way in ways) for name, ways in found.items()}
+    most = min(loss[PLAIN], loss[ALONE])
+    enough = {fmean(way.bits for way in found[name]): name for name in TOGETHER if loss[name] <= most}
+    item = f"fewest bits at no more loss than {PLAIN}, and than one alone"
+    if not enough:
+        return Row(item, "none", f"<= {AIM}", met=False)
     bits = min(enough)
-    return Row(f"fewest bits at no more loss than {PLAIN}", f"{bits:.4f} ({enough[bits]})", f"<= {AIM}", bits <= AIM)
+    return Row(item, f"{bits:.4f} ({enough[bits]})", f"<= {AIM}", bits <= AIM)
 
 
 def _conditions() -> str:
@@ -67,5 +67,7 @@ def _conditions() -> str:
         f"anchor, nats a byte, on {HELD_OUT} windows; ± between seeds {', '.join(map(str, SEEDS))} for weights and "
         "data, of differences between pairs of one seed. Bits: what a member sends, of a parameter and inner step, "
         "from the lengths of the encoded slices, as in the table of schemes. Streaming: a quarter of the layers in "
-        "each round, four rounds in so many inner steps."
+        "each round, four rounds in so many inner steps. Eight rounds of 500 inner steps end worse than one replica "
+        "alone, in any codec (most likely the outer momentum overshoots at first, and they are too few to come back): "
+        "a weak measure for the others, which is why one alone is a measure, too."
     )
