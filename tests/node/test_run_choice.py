@@ -86,6 +86,7 @@ def society_of(number: int, everybody: InMemoryNetwork, folder: Path, **settings
             everybody.kill(me.node_id)
 
     chosen = Settings(data_dir=folder / f"node-{number}", p2p_host="127.0.0.1", **settings)
+    chosen.data_dir.mkdir(parents=True, exist_ok=True)
     return Society.of(chosen, me, opened, lambda: START + anyio.current_time())
 
 

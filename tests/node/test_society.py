@@ -79,6 +79,7 @@ class World:
                 self.network.kill(me.node_id)
 
         chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", **settings)
+        chosen.data_dir.mkdir(parents=True, exist_ok=True)
         made = Society.of(chosen, me, opened, now)
         made.genesis = GENESIS
         return made
