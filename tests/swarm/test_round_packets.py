@@ -9,6 +9,9 @@ import pytest
 
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.swarm.certified.bodies import (
+    MAX_MEMBERS,
+    MAX_NODE_ID_CHARACTERS,
+    MAX_VIEW,
     Body,
     Intent,
     NewView,
@@ -34,6 +37,7 @@ from neuroshard.swarm.certified.messages import (
     VoteSaid,
 )
 from neuroshard.swarm.certified.packets import (
+    MAX_CLAIM_BYTES,
     MalformedMessageError,
     from_frame,
     limits_for,
@@ -42,6 +46,7 @@ from neuroshard.swarm.certified.packets import (
     to_frame,
 )
 from neuroshard.swarm.certified.roster import Member, Roster, Step
+from neuroshard.swarm.certified.slices import MAX_SLICES
 from neuroshard.types import NodeId, RunId
 from neuroshard.wire import Frame, TensorPart, TensorSpec, WireError, decode, encode
 
@@ -145,6 +150,17 @@ def test_a_body_with_a_flipped_byte_or_of_another_kind_is_refused(body: Body) ->
     for other in others:
         with pytest.raises(MalformedMessageError):
             read_signed(claim, type(other))
+
+
+def test_the_longest_claims_are_read_and_padded_ones_are_not() -> None:
+    everybody = tuple(NodeId(f"{number:0>{MAX_NODE_ID_CHARACTERS}}") for number in range(MAX_MEMBERS))
+    digests = tuple((index, HASH) for index in range(MAX_SLICES))
+    longest: list[Body] = [NewView(STEP.id, MAX_VIEW, everybody), Statement(HASH, digests), Result(HASH, digests)]
+    for body in longest:
+        claim = signed_by(NODES[0], body, NOW).claim
+        assert read_signed(claim, type(body)).body == body
+        with pytest.raises(MalformedMessageError, match="bytes"):
+            read_signed(claim + b" " * MAX_CLAIM_BYTES, type(body))
 
 
 def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:

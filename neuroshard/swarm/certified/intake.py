@@ -15,6 +15,8 @@ from neuroshard.types import NodeId
 
 MAX_EARLY = 2 * MAX_SLICES + 1  # messages of one sender for a round that is not known here yet: its parts, its results
 EARLY_SLICES = 3  # times as many as a vector has: so many each of contribution, statistics and results
+EARLY_SLICES_OF_ALL = 6  # likewise, and some messages of every member: what one reduces does not grow with the others
+EARLY_OF_EACH = 4
 _Part = ContributionSent | StatementSaid | ResultSaid
 
 
@@ -126,8 +128,11 @@ class Views:
             return
         kept = self._early.setdefault(sender, deque(maxlen=MAX_EARLY))
         kept.append((round_id, message))
-        while sum(_size(one) for _, one in kept) > EARLY_SLICES * self._setting.plan.count:
+        while _slices_in(kept) > EARLY_SLICES * self._setting.plan.count:
             kept.popleft()
+        most = EARLY_SLICES_OF_ALL * self._setting.plan.count + EARLY_OF_EACH * MAX_MEMBERS
+        while sum(map(_slices_in, self._early.values())) > most:
+            max(self._early.values(), key=_slices_in).popleft()
 
     def take_early(self, round_id: str) -> Iterable[tuple[NodeId, _Part]]:
         """What has come for this round; the rest was for none."""
@@ -164,6 +169,7 @@ class Views:
         return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
 
 
-def _size(message: _Part) -> int:
-    """Slices that it carries."""
-    return len(message.statistics if isinstance(message, StatementSaid) else message.slices)
+def _slices_in(kept: Iterable[tuple[str, _Part]]) -> int:
+    """What these messages carry; one that carries none counts as one."""
+    carried = (message.statistics if isinstance(message, StatementSaid) else message.slices for _, message in kept)
+    return sum(max(1, len(slices)) for slices in carried)

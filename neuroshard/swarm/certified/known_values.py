@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from neuroshard.swarm.certified.bodies import Value
 from neuroshard.swarm.certified.slices import Encoded, digest_of
@@ -14,7 +14,9 @@ Aggregate = tuple[Encoded, ...]
 class KnownValues:
     """By digest."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_slice: Callable[[int, Encoded], bool]) -> None:
+        """`is_slice` tells whether bytes can be the slice of this number of an aggregate."""
+        self._is_slice = is_slice
         self._known: dict[str, tuple[Value, Aggregate]] = {}
         self._wanted: dict[str, tuple[Value, dict[int, Encoded]]] = {}
 
@@ -40,12 +42,16 @@ class KnownValues:
         }
 
     def take(self, digest: str, slices: Mapping[int, Encoded]) -> bool:
-        """Slices that somebody sent; whether the aggregate is complete now. What does not fit its digest is dropped."""
+        """Slices that somebody sent; whether the aggregate is complete now. What does not fit its digest is dropped.
+
+        So is what is no slice at all: voters that lie together could agree on it, and nobody could read it.
+        """
         if digest not in self._wanted:
             return False
         value, come = self._wanted[digest]
         for index, content in slices.items():
-            if 0 <= index < len(value.aggregate) and digest_of(content).hex() == value.aggregate[index]:
+            is_named = 0 <= index < len(value.aggregate) and digest_of(content).hex() == value.aggregate[index]
+            if is_named and self._is_slice(index, content):
                 come[index] = content
         if len(come) < len(value.aggregate):
             return False

@@ -51,6 +51,7 @@ from neuroshard.wire import (
 
 KIND = "round/message"
 OTHER_BYTES = 2 << 20  # of a message beside slices: claims, statistics
+MAX_CLAIM_BYTES = 16 * 1024  # three times what the longest body takes: many claims are kept
 _Body = TypeVar("_Body", bound=Body)
 
 
@@ -75,7 +76,7 @@ def read_signed(data: bytes, body: type[_Body]) -> Signed[_Body]:
     A vote stays a vote however old it is, so the delegation must have held when it was given.
     """
     try:
-        claim = SignedClaim.decode(data)
+        claim = SignedClaim.decode(data, MAX_CLAIM_BYTES)
         said = verify_claim(claim, body.kind, claim.issued_at)
         read = cast("Callable[[JsonValue], _Body]", body.from_json)
         return Signed(Member(said.node_id, said.wallet_id), read(said.payload), data)

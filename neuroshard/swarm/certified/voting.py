@@ -36,7 +36,7 @@ class Voting:
     def __init__(self, setting: Setting, record: VoteRecord | None, completed: Complete | None) -> None:
         """`record` is what this node has written down of its votes in this step, `completed` how the step has ended."""
         self.completed = completed
-        self.values = KnownValues()
+        self.values = KnownValues(setting.is_result)
         self.record = record or VoteRecord(setting.step.id, -1, "")
         self._setting = setting
         self._ballots = Ballots(setting.step)
@@ -101,7 +101,7 @@ class Voting:
 
     def is_lock(self, quorum: Quorum) -> bool:
         """Whether a quorum has prepared this."""
-        return quorum.phase is Phase.PREPARE and quorum.is_valid_for(self._setting.step)
+        return quorum.phase is Phase.PREPARE and self._counts(quorum)
 
     def ask(self, whom: NodeId | None = None) -> list[Effect]:
         """Ask somebody for aggregates of values that others hold: another one each time, unless `whom` is said."""
@@ -122,6 +122,11 @@ class Voting:
         known = self.values.get(message.value) if isinstance(message, AggregateWanted) else None
         return [] if known is None else slices_for(known[1], sender, message)
 
+    def _counts(self, quorum: Quorum) -> bool:
+        """Whether enough voters said this, of an aggregate of all slices: of fewer, the others would be anything."""
+        is_whole = len(quorum.value.aggregate) == self._setting.plan.count
+        return is_whole and quorum.is_valid_for(self._setting.step)
+
     @property
     def _is_voter(self) -> bool:
         return self._setting.member in self._setting.step.roster.members
@@ -139,7 +144,7 @@ class Voting:
         return self.count(view) if self._ballots.add(signed) else self._contradictions([signed])
 
     def _take_certificate(self, sender: NodeId, certificate: Quorum) -> list[Effect]:
-        if certificate.phase is not Phase.COMMIT or not certificate.is_valid_for(self._setting.step):
+        if certificate.phase is not Phase.COMMIT or not self._counts(certificate):
             return []
         lies, is_first = self._contradictions(certificate.votes), self._certificate is None
         self._certificate = certificate  # a liar's vote in it may be another one than was heard here

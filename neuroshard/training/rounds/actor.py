@@ -15,7 +15,6 @@ from anyio.abc import TaskGroup
 
 from neuroshard.errors import StorageError
 from neuroshard.network import ScoreReason
-from neuroshard.swarm.certified.bodies import MAX_CALLED
 from neuroshard.swarm.certified.effects import (
     Accuse,
     Check,
@@ -46,6 +45,7 @@ from neuroshard.swarm.certified.progress import Progress
 from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import certificate_for, slices_for
 from neuroshard.swarm.round import Offload
+from neuroshard.training.rounds.heard import Heard
 from neuroshard.training.rounds.mail import Received, RoundMail
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, KEPT_VOTES, VoteBook
 from neuroshard.training.rounds.work import RoundWork
@@ -55,7 +55,6 @@ from neuroshard.wire import Frame
 _LOG = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
-MAX_HEARD = 16  # messages of each node, without what is large in a round: more than it says in two views
 
 
 class CheckAggregate(Protocol):
@@ -97,7 +96,7 @@ class RoundActor:
         self.watch: Callable[[Progress], None] = _unwatched  # is told how the present round goes on
         self._around = around
         self._running: _Running | None = None
-        self._heard: dict[NodeId, deque[Message]] = {}  # lately: also of a round that this node has yet to enter
+        self._heard = Heard()
         self._effects: deque[tuple[_Running, Effect]] = deque()
         self._waiting = anyio.Event()
         self._gave_up: str | None = None
@@ -216,9 +215,8 @@ class RoundActor:
         return running
 
     def _hear_again(self, running: _Running) -> None:
-        for sender, messages in self._heard.items():
-            for message in messages:
-                self._put(running, running.member.hear(sender, message, anyio.current_time()))
+        for sender, message in self._heard:
+            self._put(running, running.member.hear(sender, message, anyio.current_time()))
 
     async def _received(self, sender: NodeId, frame: Frame) -> None:
         try:
@@ -232,17 +230,10 @@ class RoundActor:
             return
         await self._help(sender, message)
         if isinstance(message, IntentSaid | NewViewSaid | ProposalSaid | VoteSaid | CertificateSaid):
-            self._remember(sender, message)
+            self._heard.keep(sender, message, sum(len(part.data) for part in frame.tensors))
         running = self._running
         if running is not None:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
-
-    def _remember(self, sender: NodeId, message: Message) -> None:
-        heard = self._heard.pop(sender, None) or deque[Message](maxlen=MAX_HEARD)
-        heard.append(message)
-        self._heard[sender] = heard
-        for longest_silent in list(self._heard)[:-MAX_CALLED]:
-            del self._heard[longest_silent]
 
     async def _help(self, sender: NodeId, message: Message) -> None:
         """What somebody needs for whom a step has not ended that has ended here."""

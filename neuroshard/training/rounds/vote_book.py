@@ -21,7 +21,7 @@ from neuroshard.swarm.certified.bodies import MAX_MEMBERS, MAX_VIEW
 from neuroshard.swarm.certified.effects import Accuse, Complete, VoteRecord
 from neuroshard.swarm.certified.known_values import Aggregate
 from neuroshard.swarm.certified.messages import Quorum
-from neuroshard.swarm.certified.packets import quorum_from, quorum_to_json
+from neuroshard.swarm.certified.packets import MAX_CLAIM_BYTES, quorum_from, quorum_to_json
 from neuroshard.swarm.certified.slices import digest_of
 from neuroshard.swarm.claim_fields import hash_field, line_field, list_field, whole_field
 from neuroshard.training.rounds.offer_file import Offer, read_offer, write_offer
@@ -34,7 +34,6 @@ KEPT_STEPS = 5  # whole aggregates that are kept: who missed no more than those 
 ROUNDS_FOLDER = "rounds"  # beside the stage's checkpoints
 MAX_TEXT_BYTES = 16 << 20
 MAX_PROOFS_BYTES = 1 << 20
-_MAX_CLAIM_CHARACTERS = 64 * 1024
 
 
 class VoteBook(Protocol):
@@ -289,4 +288,4 @@ def _read_votes(path: Path) -> VoteRecord:
 
 def _claims(value: JsonValue) -> list[bytes]:
     texts = list_field(value, MAX_MEMBERS, "votes")
-    return [line_field(cast("str", text), _MAX_CLAIM_CHARACTERS, "vote").encode() for text in texts]
+    return [line_field(cast("str", text), MAX_CLAIM_BYTES, "vote").encode() for text in texts]
