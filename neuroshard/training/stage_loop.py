@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import anyio
@@ -9,12 +10,17 @@ import anyio
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.checkpoint.writer import WriteReport
 from neuroshard.training.control import Control, Requests, first_of
+from neuroshard.training.executor import AcceleratorFullError
 from neuroshard.training.pace import Pace
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.service_limits import Hold
 from neuroshard.training.stage_trainer import StageTrainer
 
+_LOG = logging.getLogger(__name__)
+
 SECONDS_TO_LIE_DOWN = 10.0  # of a pause: a shorter one is not worth writing to the disk
+SECONDS_TO_ROOM = 60.0  # after so long an accelerator that was full is tried again
+FULL = "Paused for a minute: the accelerator has no memory left. Another program may have it."
 
 
 class StageLoop:
@@ -73,7 +79,9 @@ class StageLoop:
         stage, control, intake = self.stage, self._control, self._service.intake
         while True:
             self._note_hold()
-            if intake.is_full:
+            if self._service.lacks_memory:
+                await self._make_room()
+            elif intake.is_full:
                 await stage.step()
             elif self._service.is_spoilt:
                 await stage.recover()
@@ -119,7 +127,8 @@ class StageLoop:
     async def _synchronise(self) -> None:
         """A round with other replicas, between two microbatches; whoever asks to hold ends it."""
         await self._service.drain("The replicas of this stage synchronise.")
-        await first_of(self.stage.take_part, self._held)
+        if not self._service.lacks_memory:  # what is accumulated may go into the round
+            await first_of(self.stage.take_part, self._held)
 
     def _note_hold(self) -> None:
         """All stages of the node have the same time to end what is open, whichever of them ends first."""
@@ -148,19 +157,40 @@ class StageLoop:
             self._begin()
 
     async def _pause(self) -> None:
-        """Hold until asked to go on; save when asked meanwhile."""
+        """Hold until asked to go on, or to stop, for which no accelerator is needed; save when asked meanwhile."""
         await self._service.suspend()
         self._set_state(NodeState.PAUSED)
-        while self._is_held:
+        while self._is_held or not (self._control.is_stopping or await self._has_resumed()):
             if self.requests.save_wanted:
                 await self._save()
             else:
                 await first_of(self._rest, self._asked)
-        await self._service.resume()
+        if self._control.is_stopping:
+            return
         if self.stage.parts.saver is not None:
             await self.stage.parts.saver.get_up()
         self.pace.restart()
         self._set_state(NodeState.TRAINING)
+
+    async def _has_resumed(self) -> bool:
+        try:
+            await self._service.resume()
+        except AcceleratorFullError as error:
+            _LOG.warning("Training does not go on: %s", error)
+            self._wait_for_room()
+            self._set_state(NodeState.PAUSED)  # whoever waits for the end of the pause looks again
+            return False
+        return True
+
+    async def _make_room(self) -> None:
+        """The step in work is given up: what has failed for want of memory may have left a part of its gradients."""
+        await self._service.discard("The accelerator has no memory left.")
+        self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Pause for a while, unless a pause is wanted anyhow."""
+        if self._control.must_hold is None:
+            self._control.pause(FULL, SECONDS_TO_ROOM)
 
     @property
     def _is_held(self) -> bool:

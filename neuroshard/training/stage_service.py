@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Container
 
 import anyio
+import torch
 from torch import Tensor
 
 from neuroshard.training.compute import ComputeThread, Priority
@@ -66,6 +67,7 @@ class StageService:
         self._waiting = 0
         self._is_leaving = False
         self._spoilt_in_a_row = 0
+        self.lacks_memory = False  # on the accelerator, since a microbatch failed that may have left half its gradients
 
     @property
     def is_spoilt(self) -> bool:
@@ -172,13 +174,13 @@ class StageService:
         self._let_go(self._table.keep_only(nodes))
 
     async def filled(self) -> None:
-        """Wait until a step's sequences are accumulated and nothing is open, or until the weights prove spoilt.
+        """Wait until a step's sequences are accumulated and nothing is open, or until it cannot come to that.
 
         When microbatches stay open for too long after the last one was admitted, those of drivers that have asked for
         nothing all the time are given up, and others take their place.
         """
-        while not (self.intake.is_full or self.is_spoilt):
-            await self.intake.until(lambda: self.intake.missing == 0 or self.is_spoilt)
+        while not (self.intake.is_full or self.is_spoilt or self.lacks_memory):
+            await self.intake.until(lambda: self.intake.missing == 0 or self.is_spoilt or self.lacks_memory)
             began = anyio.current_time()
             with anyio.move_on_after(self._limits.drain_seconds):
                 await self.intake.until(lambda: self.intake.is_full or self.intake.missing > 0)
@@ -210,7 +212,7 @@ class StageService:
         self._give_up_open()
         await self.intake.until(lambda: self.intake.is_idle)
         self.intake.take()
-        self._spoilt_in_a_row = 0
+        self._spoilt_in_a_row, self.lacks_memory = 0, False
         await self.compute.run(self.executor.zero, Priority.SMALL)
 
     async def leave(self) -> None:
@@ -225,7 +227,7 @@ class StageService:
         await self.compute.run(self.executor.suspend, Priority.SMALL)
 
     async def resume(self) -> None:
-        """Take the accelerator again."""
+        """Take the accelerator again. Raises AcceleratorFullError."""
         await self.compute.run(self.executor.resume, Priority.SMALL)
         self.intake.close("The stage is not ready yet.")
 
@@ -304,6 +306,9 @@ class StageService:
         work.running = True
         try:
             await self.compute.run(lambda: self._timed(work, job))
+        except torch.OutOfMemoryError as error:
+            self.lacks_memory = True
+            raise StageBusyError("The accelerator has no memory left.") from error
         finally:
             work.running = False
             self._book(work)

@@ -10,6 +10,7 @@ from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer, state_be
 from torch import Tensor
 
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training import stage_loop
 from neuroshard.training.assembly import Stage, build_stage
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.compute import ComputeThread
@@ -62,3 +63,33 @@ def test_it_learns_pauses_and_resumes_on_the_gpu(
     resumed = make_trainer(compute, again, MemoryFeed(again.record.progress.position))
     trio.run(resumed.run, 70)
     assert resumed.snapshot().training.skipped_steps == 0
+
+
+def test_an_accelerator_that_is_full_is_tried_again(
+    compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_loop, "SECONDS_TO_ROOM", 0.2)
+    stage = stage_on_gpu(compute, tmp_path, Precision.FP32)
+    trainer = make_trainer(compute, stage)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run, 60)
+            while trainer.steps < 5:
+                await trio.sleep(0.001)
+            trainer.pause()
+            await state_becomes(trainer, NodeState.PAUSED)
+            torch.cuda.set_per_process_memory_fraction(1e-9)
+            trainer.resume()
+            assert await trainer.wait_until_resumed() is NodeState.PAUSED
+            assert trainer.snapshot().reason == stage_loop.FULL
+            assert {tensor.device.type for tensor in device_tensors(stage)} == {"cpu"}
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            await state_becomes(trainer, NodeState.TRAINING)
+            assert {tensor.device.type for tensor in device_tensors(stage)} == {"cuda"}
+
+    try:
+        trio.run(main)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert trainer.steps == 60
