@@ -94,8 +94,8 @@ def other_weights(model: nn.Module, vector: Tensor) -> Generator[None]:
     """Let a model compute with a vector (d,) instead of its weights, which lie aside meanwhile.
 
     Nothing is written into the weights, so graphs that are open stay valid. On the CPU nothing is copied either; on
-    an accelerator the weights wait in the host's memory, so that the device never holds both. For the thread that the
-    model belongs to. Raises ValueError on another length.
+    an accelerator the weights wait in the host's memory, so that the device never holds both, and stay there when it
+    has no room for them any more. For the thread that the model belongs to. Raises ValueError on another length.
     """
     views = TensorSchema.of(model).views(vector)
     aside = list[tuple[nn.Parameter, torch.device, Tensor]]()
@@ -105,5 +105,7 @@ def other_weights(model: nn.Module, vector: Tensor) -> Generator[None]:
             parameter.data = views[name].to(parameter.device)
         yield
     finally:
+        for parameter, _, weights in aside:  # before anything that may fail
+            parameter.data = weights
         for parameter, device, weights in aside:
             parameter.data = weights.to(device)

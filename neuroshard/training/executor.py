@@ -61,6 +61,7 @@ class StageExecutor:
         self.model = model
         self.optimizer = optimizer
         self.device = device  # where it computes; while suspended the tensors are on the CPU
+        self.is_suspended = False
         self.precision = precision
         self._loss_sums: list[Tensor] = []
         self._steps = 0
@@ -176,6 +177,7 @@ class StageExecutor:
 
         No microbatch may be open: its activations would stay.
         """
+        self.is_suspended = True
         self._move(torch.device("cpu"))
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -205,7 +207,7 @@ class StageExecutor:
         except torch.OutOfMemoryError as error:
             self.suspend()  # a part of it may be there
             raise AcceleratorFullError from error
-        self._lies = False
+        self._lies = self.is_suspended = False
 
     def _held(self) -> Iterator[Tensor]:
         """Every tensor that is as large as a parameter."""

@@ -140,7 +140,7 @@ class HeldOutVote:
 
         def work() -> tuple[Tensor, float] | None:
             executor, began = self._executor, time.perf_counter()
-            if next(executor.model.parameters()).device.type != executor.device.type:
+            if executor.is_suspended:
                 return None
             with other_weights(executor.model, weights):
                 return executor.infer(rows[:, :-1], rows[:, 1:]).cpu(), time.perf_counter() - began

@@ -145,6 +145,18 @@ def test_without_held_out_data_or_time_it_says_why_nothing_was_measured(
     assert "the held-out sequences are not here" in vote.explanation
 
 
+def test_a_paused_node_does_not_compute_for_a_vote(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    vote = vote_of(compute, stage, outer)
+    compute.submit(stage.executor.suspend).result()
+    assert trio.run(vote.objection, -gained, ROOT) == ""
+    assert "not measured" in vote.explanation
+    compute.submit(stage.executor.resume).result()
+    assert "held-out loss" in trio.run(vote.objection, -gained, ROOT)
+
+
 def test_a_state_is_measured_once(compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]) -> None:
     """Also when the same aggregate is voted on again."""
     stage, outer, gained = learned

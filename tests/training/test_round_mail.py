@@ -127,3 +127,32 @@ def test_long_messages_travel_in_parts() -> None:
         assert come == [(A, message), (A, short), (A, bare)]
 
     play(scenario)
+
+
+def test_a_receiver_costs_nothing_once_all_has_arrived_and_can_be_written_to_again() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        others, come = (B, C, D), list[NodeId]()
+
+        async def note(_sender: NodeId, frame: Frame) -> None:
+            await anyio.lowlevel.checkpoint()
+            come.append(NodeId(str(frame.header["to"])))
+
+        limits = FrameLimits(max_body_bytes=1024)
+        sender = RoundMail(STAGE, network.join(A), limits, note)
+        for peer in others:
+            transport = network.join(peer)
+            transport.serve(PART, RoundMail(STAGE, transport, limits, note).take, PART_LIMITS)
+        async with anyio.create_task_group() as tasks:
+            sender.send(B, Frame("round/message", {"to": B}))  # waits for `run`
+            tasks.start_soon(sender.run)
+            await anyio.sleep(60)
+            quiet = len(anyio.get_running_tasks())
+            for _ in range(2):
+                for peer in others:
+                    sender.send(peer, Frame("round/message", {"to": peer}))
+                await anyio.sleep(60)
+                assert len(anyio.get_running_tasks()) == quiet
+            tasks.cancel_scope.cancel()
+        assert sorted(come) == sorted([B, *others, *others])
+
+    play(scenario)

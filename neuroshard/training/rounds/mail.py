@@ -6,7 +6,7 @@ A receiver takes messages from nodes at work on the stage only, at most so many 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
 from typing import TypeAlias, cast
@@ -69,14 +69,6 @@ class _Arriving:
     is_over: bool = False  # it came whole
 
 
-@dataclass
-class _Outbox:
-    """What waits for one receiver."""
-
-    waiting: deque[Frame] = field(default_factory=deque[Frame])
-    filled: anyio.Event = field(default_factory=anyio.Event)
-
-
 class RoundMail:
     """One stage's."""
 
@@ -95,7 +87,7 @@ class RoundMail:
         self._received = received
         self._report = report
         self._arriving: dict[NodeId, _Arriving] = {}
-        self._outboxes: dict[NodeId, _Outbox] = {}
+        self._outboxes: dict[NodeId, deque[Frame]] = {}  # of receivers for whom something waits or is on its way
         self._number = randbits(48)  # a receiver may remember numbers of this node's last life
         self._upload = 0
         self.sent_bytes = self.received_bytes = 0  # of parts that arrived, since the start
@@ -121,21 +113,19 @@ class RoundMail:
         """Put a message into the receiver's outbox."""
         outbox = self._outboxes.get(peer)
         if outbox is None:
-            outbox = self._outboxes[peer] = _Outbox()
+            outbox = self._outboxes[peer] = deque()
             if self._tasks is not None:
                 self._tasks.start_soon(self._carry, peer)
-        outbox.waiting.append(message)
-        while len(outbox.waiting) > MAX_WAITING or (len(outbox.waiting) > 1 and self._waits_too_much(outbox)):
-            outbox.waiting.popleft()
-        outbox.filled.set()
+        outbox.append(message)
+        while len(outbox) > MAX_WAITING or (len(outbox) > 1 and self._waits_too_much(outbox)):
+            outbox.popleft()
 
     def has_room_for(self, peer: NodeId) -> bool:
         """Whether no large message waits for this receiver."""
-        outbox = self._outboxes.get(peer)
-        return outbox is None or all(_size(message) <= SMALL_BYTES for message in outbox.waiting)
+        return all(_size(message) <= SMALL_BYTES for message in self._outboxes.get(peer, ()))
 
-    def _waits_too_much(self, outbox: _Outbox) -> bool:
-        return sum(map(_size, outbox.waiting)) > 2 * self._limits.max_body_bytes
+    def _waits_too_much(self, outbox: Iterable[Frame]) -> bool:
+        return sum(map(_size, outbox)) > 2 * self._limits.max_body_bytes
 
     async def take(self, sender: NodeId, frame: Frame) -> Frame:
         """Take in a part. Raises RequestRefusedError."""
@@ -192,14 +182,13 @@ class RoundMail:
         self._arriving[sender] = _Arriving(number, header, specs, total, now)
 
     async def _carry(self, peer: NodeId) -> None:
+        """Until nothing waits for this receiver: a node meets many in its life."""
         outbox = self._outboxes[peer]
-        while True:
-            while not outbox.waiting:
-                outbox.filled = anyio.Event()
-                await outbox.filled.wait()
-            message = outbox.waiting.popleft()
+        while outbox:
+            message = outbox.popleft()
             number = self._number = self._number + 1
             await self._send(peer, number, message)
+        del self._outboxes[peer]
 
     async def _send(self, peer: NodeId, number: int, message: Frame) -> None:
         start, about = 0, _about(message)
