@@ -21,7 +21,7 @@ from neuroshard.config.data_dir import prepare_data_dir
 from neuroshard.config.first_settings import FirstSettings, store_first_settings
 from neuroshard.config.loading import LoadedSettings, read_config
 from neuroshard.config.settings import SECRET_KEYS, Settings
-from neuroshard.errors import ConflictError, NeuroShardError, UsageError
+from neuroshard.errors import ConflictError, NeuroShardError, StorageError, UsageError
 from neuroshard.model.memory_limit import available_mb, probe_memory
 from neuroshard.node.autostart import Place, places_of_this_computer, start_command, status, turn_on
 from neuroshard.node.cores import default_threads
@@ -129,11 +129,15 @@ def _places() -> tuple[Place, ...] | str:
         return error.message
 
 
-def _surroundings(places: tuple[Place, ...] | str) -> Surroundings:
+def surroundings_of(places: tuple[Place, ...] | str) -> Surroundings:
+    """What the wizard tells of this computer; `places` are those of autostart, or why there are none."""
     measured = {"memory": available_mb(probe_memory(), None), "cpu_threads": default_threads()}
     if isinstance(places, str):
         return Surroundings(measured, autostart_possible=False, autostart_how=places)
-    now = status(places)
+    try:
+        now = status(places)
+    except StorageError as error:  # no reason not to set the node up
+        return Surroundings(measured, autostart_possible=False, autostart_how=str(error))
     return Surroundings(measured, autostart_possible=True, autostart_how=f"{now.kind} {now.path}")
 
 
@@ -150,7 +154,7 @@ class _FirstRun:
         self._loaded, self._load = loaded, load
         self._autostart = _places()
         self._ended = threading.Event()
-        self.desk = SetupDesk(loaded, _surroundings(self._autostart), self._finish)
+        self.desk = SetupDesk(loaded, surroundings_of(self._autostart), self._finish)
 
     def wait(self) -> None:
         """Until it is finished or stopped, or its page was closed long ago: no process is left behind."""

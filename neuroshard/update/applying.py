@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -95,9 +95,7 @@ def apply_update(
         on_step("unpacked")
         _try(installation.program(version), version)
         on_step("tried")
-        change = _change(installation, control, version, on_step)
-        installation.tidy()
-        return change
+        return _tidied(installation, _change(installation, control, version, on_step))
 
 
 def roll_back(installation: Installation, control: NodeControl, on_step: OnStep = lambda _step: None) -> Change:
@@ -107,6 +105,15 @@ def roll_back(installation: Installation, control: NodeControl, on_step: OnStep 
         if version is None:
             raise UpdateFailedError("There is no version before this one.", "Run the installer of the one you want.")
         return _change(installation, control, version, on_step)
+
+
+def _tidied(installation: Installation, change: Change) -> Change:
+    """The new version is in use by now: what of the old ones cannot be removed is told, and no failure."""
+    try:
+        installation.tidy()
+    except StorageError as error:
+        return replace(change, note=f"{change.note} {error}".strip())
+    return change
 
 
 def _change(installation: Installation, control: NodeControl, version: str, on_step: OnStep) -> Change:

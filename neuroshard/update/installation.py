@@ -86,7 +86,10 @@ class Installation:
                 if folder.name not in kept and _NAME.fullmatch(folder.name):
                     self.discard(folder.name)
         except OSError as error:
-            raise StorageError(f"{self.root} cannot be tidied: {error.strerror}.") from error
+            raise StorageError(
+                f"Older versions in {self.root / VERSIONS} could not be removed: {error.strerror}.",
+                "Remove them by hand.",
+            ) from error
 
     def discard(self, version: str) -> None:
         """Remove a version's folder, its mark first, so that half of it never counts. Raises OSError."""

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from neuroshard.config.loading import load_settings
+from neuroshard.node.autostart import places_here
 from neuroshard.node.desktop import has_desktop, is_service
-from neuroshard.node.first_run import asks_first
+from neuroshard.node.first_run import asks_first, surroundings_of
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,14 @@ def test_who_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not asks_first(load_settings(flags, {}, tmp_path), ends_with_stdin=False)
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
     assert not asks_first(lone, ends_with_stdin=False)
+
+
+def test_a_broken_file_of_autostart_is_told_and_keeps_nobody_from_the_wizard(tmp_path: Path) -> None:
+    entry = tmp_path / ".config" / "autostart" / "neuroshard.desktop"
+    entry.parent.mkdir(parents=True)
+    places = places_here("linux", tmp_path, {})
+    assert surroundings_of(places).autostart_possible
+    entry.write_bytes(b"\xff\xfe")
+    broken = surroundings_of(places)
+    assert not broken.autostart_possible
+    assert str(entry) in broken.autostart_how

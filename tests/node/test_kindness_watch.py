@@ -257,7 +257,9 @@ def test_a_restored_pause_lasts_no_longer_than_was_asked(tmp_path: Path) -> None
     assert wish.seconds_left == pytest.approx(HOUR, abs=60)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"begun": "x"}', b'{"begun": 1, "until": true}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"begun": "x"}', b'{"begun": 1, "until": true}', b"\xff\xfe", b"[" * 9999]
+)
 def test_a_damaged_pause_holds_until_somebody_resumes(tmp_path: Path, content: bytes) -> None:
     (tmp_path / PAUSE_FILE).write_bytes(content)
     wish = PauseWish()

@@ -93,6 +93,16 @@ def test_when_neither_version_starts_both_reasons_are_told_and_that_nothing_runs
     assert "No node runs now" in done.stderr
 
 
+def test_an_older_version_that_cannot_be_removed_is_told_beside_the_success(computer: Computer) -> None:
+    obstacle = computer.installation.folder("0.0.9")
+    obstacle.write_text("no folder")
+    done = computer.update("apply", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "Version 0.2.0 has replaced 0.1.0." in done.stdout
+    assert f"Older versions in {obstacle.parent} could not be removed" in done.stdout
+    assert computer.working_version() == "0.2.0"
+
+
 def test_while_the_wizard_is_open_nothing_is_tried(computer: Computer) -> None:
     lock = InstanceLock.acquire(computer.data)
     lock.announce("127.0.0.1", 8000, is_setup=True)

@@ -9,6 +9,7 @@ from typing import cast
 
 from neuroshard.config.atomic_write import write_atomically
 from neuroshard.errors import StorageError
+from neuroshard.identity.canonical import parse_json
 from neuroshard.training.control import PAUSED_BY_USER, AskedPause, PauseWish
 
 PAUSE_FILE = "pause.json"
@@ -49,15 +50,12 @@ def restore_pause(wish: PauseWish, folder: Path) -> tuple[str, ...]:
 def read_pause(file: Path) -> tuple[float, float | None]:
     """When it began and when it ends (None: not by itself), in seconds since the epoch. Raises OSError, ValueError."""
     with file.open("rb") as stream:
-        text = stream.read(MAX_PAUSE_BYTES)
-    content: object = json.loads(text)
-    if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - one error for all that is wrong with a file
-    table = cast("dict[str, object]", content)
-    begun, until = table.get("begun"), table.get("until")
-    if not _is_time(begun) or not (until is None or _is_time(until)):
-        raise ValueError("it has other members")
-    return float(cast("float", begun)), None if until is None else float(cast("float", until))
+        content = parse_json(stream.read(MAX_PAUSE_BYTES + 1), MAX_PAUSE_BYTES)
+    match content:
+        case {"begun": begun, "until": until, **_others} if _is_time(begun) and (until is None or _is_time(until)):
+            return float(cast("float", begun)), None if until is None else float(cast("float", until))
+        case _:
+            raise ValueError("it has other members")
 
 
 def _is_time(value: object) -> bool:
