@@ -73,11 +73,6 @@ def held_out_shard(run_id: RunId, block: int, total_shards: int) -> ShardId:
     return ShardId(min(range(start, stop), key=lambda index: hash_parts(_HELD_OUT_DOMAIN, run_id, index)))
 
 
-def is_held_out(run_id: RunId, shard: ShardId, total_shards: int) -> bool:
-    """Whether nobody may train on this shard."""
-    return held_out_shard(run_id, _block_of(shard, total_shards), total_shards) == shard
-
-
 def held_out_shards(run_id: RunId, total_shards: int) -> Iterator[ShardId]:
     """All held-out shards, beginning with the block that the hash of the run names; lazily, since there may be many."""
     count = held_out_count(total_shards)

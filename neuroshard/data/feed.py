@@ -113,11 +113,6 @@ class DataFeed:
         return self._position
 
     @property
-    def restart_reason(self) -> str | None:
-        """Why a given start position could not be used, in words."""
-        return self._restart_reason
-
-    @property
     def rotations(self) -> tuple[Rotation, ...]:
         """Changes of shard since this feed was made, oldest first; the newest 1,000."""
         return tuple(self._rotations)

@@ -159,10 +159,6 @@ class PeerScores:
         """All peers banned now."""
         return tuple(node for node, entry in self.entries.items() if entry.is_banned(now))
 
-    def without_forgotten(self, now: float) -> PeerScores:
-        """The scores without peers about which nothing is left to remember."""
-        return replace(self, entries={node: e for node, e in self.entries.items() if not e.is_forgotten(now)})
-
 
 def _least_needed(entries: Mapping[NodeId, PeerScore], now: float) -> NodeId:
     """The peer whose entry is given up: forgotten ones first, then the longest unchanged that is not banned.

@@ -194,12 +194,6 @@ class StageSwarm:
         """Whether a node reports of its work in this run."""
         return node_id in self.membership.view.members
 
-    def is_present(self, node_id: NodeId) -> bool:
-        """Whether a node is connected and, by its reports, has not gone."""
-        member = self.membership.view.members.get(node_id)
-        is_there = member is not None and member.report.state not in GONE and node_id not in self.lost
-        return is_there and self.is_connected(node_id)
-
     def may_send_large(self) -> bool:
         """Whether this node's owner lets tensors through the network now."""
         return not self._networking.gate.reason

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import assert_never
 from weakref import ref
 
 import anyio
@@ -21,7 +20,7 @@ from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.executor import StageExecutor, StepResult
 from neuroshard.training.gradient_averaging import AveragingStep, GradientAveraging
-from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterProgress, OuterSync, UnderWay
+from neuroshard.training.outer_sync import Agreed, Exchange, OuterProgress, OuterSync
 
 
 @dataclass(frozen=True)
@@ -131,19 +130,12 @@ class GradientSync(OuterSync):
         offer, contribution = await anyio.to_thread.run_sync(self._offer, before, step.averaging)
         # those that may still end late are held by the rounds, one that nobody holds never counts any more
         self._offered = [*(one for one in self._offered if one.contribution() is not None), offer]
-        outcome = await self.exchange(contribution, before.outer_step)
-        match outcome:
-            case UnderWay():
-                return False
-            case Abandoned():
-                self.note_abandoned(outcome)
-                return False
-            case Agreed():
-                with anyio.CancelScope(shield=True):  # the others have done so, too
-                    await self._take(outcome, before, step.averaging, offer, now)
-                return True
-            case _:
-                assert_never(outcome)
+        agreed = await self._agreed(contribution, before.outer_step)
+        if agreed is None:
+            return False
+        with anyio.CancelScope(shield=True):  # the others have done so, too
+            await self._take(agreed, before, step.averaging, offer, now)
+        return True
 
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """See OuterSync; what was gathered with other weights is dropped."""

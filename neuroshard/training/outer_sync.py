@@ -234,37 +234,42 @@ class OuterSync:
         # a version that is heard of during the round waits for the next one
         parameters, strategy = self.parameters, self._strategy
         contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
-        outcome = await self.exchange(contribution, before.outer_step)
+        agreed = await self._agreed(contribution, before.outer_step)
+        if agreed is None:
+            return False
+        with anyio.CancelScope(shield=True):  # the others have done so, too
+            carried = residual = self.residual
+            if not agreed.is_without_own:
+                encoded = contribution if agreed.late_for is None else agreed.late_for
+                residual = await anyio.to_thread.run_sync(strategy.next_residual, carried, encoded, agreed.sent)
+                del encoded
+            del contribution  # its memory is wanted for the next state
+            weights = None
+            if keeps_weights(agreed, parameters):
+                residual = carried  # it is in no weights: somebody who comes is to have it
+                after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
+            else:
+                after = await anyio.to_thread.run_sync(strategy.next_state, before, agreed.aggregate)
+                if agreed.offered is not None and self._counted_since(agreed)[1] == 0:
+                    agreed = replace(agreed, late_for=None)  # nothing is on top of the anchor
+                included = await anyio.to_thread.run_sync(included_work, agreed, strategy, carried)
+                weights = await anyio.to_thread.run_sync(strategy.next_weights, local, before, after, included)
+            await self._commit(weights, after, residual, agreed, now)
+        return True
+
+    async def _agreed(self, contribution: Tensor, outer_step: int) -> Agreed | None:
+        """What the round of an outer step has agreed on; None when it goes on, or has come to nothing."""
+        outcome = await self.exchange(contribution, outer_step)
         match outcome:
-            case UnderWay():
-                return False
+            case Agreed():
+                return outcome
             case Abandoned():
                 self.note_abandoned(outcome)
-                return False
-            case Agreed():
-                with anyio.CancelScope(shield=True):  # the others have done so, too
-                    carried = residual = self.residual
-                    if not outcome.is_without_own:
-                        encoded = contribution if outcome.late_for is None else outcome.late_for
-                        residual = await anyio.to_thread.run_sync(
-                            strategy.next_residual, carried, encoded, outcome.sent
-                        )
-                        del encoded
-                    del contribution  # its memory is wanted for the next state
-                    weights = None
-                    if keeps_weights(outcome, parameters):
-                        residual = carried  # it is in no weights: somebody who comes is to have it
-                        after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
-                    else:
-                        after = await anyio.to_thread.run_sync(strategy.next_state, before, outcome.aggregate)
-                        if outcome.offered is not None and self._counted_since(outcome)[1] == 0:
-                            outcome = replace(outcome, late_for=None)  # nothing is on top of the anchor
-                        included = await anyio.to_thread.run_sync(included_work, outcome, strategy, carried)
-                        weights = await anyio.to_thread.run_sync(strategy.next_weights, local, before, after, included)
-                    await self._commit(weights, after, residual, outcome, now)
-                return True
+            case UnderWay():
+                pass
             case _:
                 assert_never(outcome)
+        return None
 
     async def root_after(self, aggregate: Tensor, outer_step: int) -> str:
         """The hex root that this aggregate (k,) of several members leads to; "" when the state is another step's."""

@@ -156,8 +156,6 @@ def test_the_value_before_an_event_stays_as_it_was() -> None:
     assert before.score(PEER, 0.0) == RULES[ScoreReason.TIMEOUT].weight
     assert set(before.entries) == {PEER}
     assert set(after.entries) == {PEER, OTHER}
-    assert after.without_forgotten(0.0).entries == after.entries
-    assert after.without_forgotten(20 * HALF_LIFE_SECONDS).entries == {}
 
 
 def test_a_reputation_counts_reasons_and_follows_its_clock() -> None:

@@ -36,7 +36,6 @@ MAX_CHUNKS = 16 * 1024  # bodies up to 16 GiB
 _MASK_BYTES = CHUNK_BLOCKS // 8
 _HEADER = Struct("<BBHIQQ")
 HEADER_BYTES = _HEADER.size
-_MAX_NUMBER = 2**64
 
 
 class PacketKind(IntEnum):

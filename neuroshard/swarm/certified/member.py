@@ -104,11 +104,6 @@ class RoundMember:
         """Whether the step has ended elsewhere, so that only its aggregate has to come."""
         return self._voting.knows_end
 
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether the step may have ended elsewhere with a value that this node has voted to commit."""
-        return self._voting.lock is not None and self.completed is None
-
     def enter(self, contribution: Contribution, now: float, view: int = 0) -> list[Effect]:
         """Take part with this contribution, from this view on. `now` is monotonic, in seconds, here as elsewhere."""
         self._own = contribution
