@@ -14,8 +14,10 @@ from benchmarks.record import Report, Row
 from benchmarks.recorded_attacks import Record, recorded, replayed
 from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
+from neuroshard.training.evaluation import PINNED_SEQUENCES
 
 SEEDS = (1, 2, 3)
+CODECS: tuple[CodecName, ...] = ("int8", "int4")
 INNER_STEPS, ROUNDS, WARM_STEPS, MOST = 25, 8, 400, 16
 OUTER = OuterOptimization(inner_steps=INNER_STEPS, trim_fraction=0.25)
 GOAL, FALSE_REFUSALS = 0.03, 0.05
@@ -62,13 +64,14 @@ class Attempt:
         """How it is done."""
         group, outer = self.group, replace(AGGREGATIONS[self.aggregation], codec=self.group.codec)
         if not self.attack:
-            return Scheme(outer, ROUNDS, group.honest)
+            return Scheme(outer, ROUNDS, group.honest, votes=True)
         attack = attacks(frozenset(range(group.honest)))[self.attack]
-        return Scheme(outer, ROUNDS, group.members, attacks=dict.fromkeys(range(group.honest, group.members), attack))
+        hostile = dict.fromkeys(range(group.honest, group.members), attack)
+        return Scheme(outer, ROUNDS, group.members, attacks=hostile, votes=True)
 
 
-TRAINED = (Group(4, 1, "int8"), Group(4, 1, "int4"), Group(8, 2, "int8"), Group(8, 2, "int4"))
-GROUPS = (*TRAINED, Group(16, 4, "int8", is_recorded=True), Group(16, 4, "int4", is_recorded=True))
+TRAINED = (*(Group(n, n // 4, codec) for n in (4, 8) for codec in CODECS), Group(16, 4, "int8"))
+GROUPS = (*TRAINED, *(Group(16, 4, codec, is_recorded=True) for codec in CODECS))
 NAMES = tuple(attacks(frozenset()))
 
 
@@ -91,6 +94,8 @@ def measure() -> Report:
             worse = [_worse(outcomes, group, name, ROBUST, seed) for seed in SEEDS]
             caught = sum(outcomes[Attempt(group, seed, name)].caught for seed in SEEDS)
             figure = f"{_percent(worse)}, refused {caught} of {len(SEEDS) * ROUNDS * group.liars}"
+            down = sum(outcomes[Attempt(group, seed, name)].voted_down for seed in SEEDS)
+            figure += f", voted down {down} of {len(SEEDS) * ROUNDS} rounds" if down else ""
             seeds = [seed for seed in SEEDS if group.shows_weaker(seed)]
             for weaker in (one for one in AGGREGATIONS if one != ROBUST and seeds):
                 figure += f"; {weaker} {fmean(_worse(outcomes, group, name, weaker, seed) for seed in seeds):+.1%}"
@@ -140,13 +145,15 @@ def _conditions() -> str:
     return (
         f"Replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one: {ROUNDS} rounds of "
         f"{INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books; gates, codec, trimmed mean "
-        "with fraction 0.25 and the next view without the refused, as in a round. How much worse the held-out loss "
+        "with fraction 0.25, the next view without the refused and the honest members' vote by the held-out loss of "
+        f"{PINNED_SEQUENCES} sequences, as in a round. How much worse the held-out loss "
         "ends than that of the honest members alone, in percent of it; beside it, in the first group for one seed, the "
         f"trimmed mean with fraction 0.1 and the plain mean behind the same gates. Seeds {', '.join(map(str, SEEDS))}; "
         "of what was recorded all for every way. A liar knows all honest "
         "contributions. Recorded: the pseudo-gradients of an honest training of all members, in each round those of "
         "the hostile replaced, and the outer steps that follow. What was recorded does not react to what an attack has "
-        "done, so that what it pushes the same way in every round adds up: more than in training. Among 4 members one "
+        "done, so that what it pushes the same way in every round adds up, more than in training, and momentum, which "
+        "the vote leaves out, carries it on. Among 4 members one "
         "value at either end is trimmed with both fractions, so they are the same there, and nothing is guaranteed "
         "against 1 of 4 that stays inside of the others' spread. What no codec can say (NaN) counts as absent."
     )

@@ -115,7 +115,9 @@ def _outcome(attempt: Attempt) -> Outcome:
     attack = attacks(frozenset(range(honest)))[options.attack]
     hostile = dict.fromkeys(range(honest, options.replicas), attack)
     rounds = options.steps // outer.inner_steps
-    scheme = Scheme(outer, rounds, options.replicas, attacks=hostile, late_share=attempt.late_share)
+    scheme = Scheme(
+        outer, rounds, options.replicas, attacks=hostile, late_share=attempt.late_share, votes=bool(hostile)
+    )
     return together(texts, start, scheme)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor
 from benchmarks.record import NotHereError
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
+from neuroshard.data.feed import HeldOut
 from neuroshard.model.initial_weights import initialise
 from neuroshard.model.tensor_schema import flatten, load_vector
 from neuroshard.model.transformer import StageModel
@@ -34,7 +35,9 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.swarm.certified.effects import Judge, MakeStatistics, Reduce
 from neuroshard.swarm.certified.slices import Encoded
 from neuroshard.training.compute import ComputeThread
+from neuroshard.training.evaluation import PINNED_SEQUENCES
 from neuroshard.training.executor import StageExecutor
+from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
 from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync, UnderWay
 from neuroshard.training.outer_sync import Outcome as RoundOutcome
 from neuroshard.training.rounds.work import RoundWork
@@ -46,6 +49,8 @@ SHAPE = Architecture(64, 2, 4, 2, 168, 256, 64)
 BATCH, HELD_OUT = 2, 512  # sequences of a replica's inner step; windows
 INNER = InnerOptimization(learning_rate=2e-3, warmup_steps=20, schedule="constant")
 
+Objects = Callable[[Tensor, int], Awaitable[bool]]
+"""Whether the members object to an aggregate (k,) of an outer step."""
 Attack = Callable[[Mapping[int, Tensor], int, int], Tensor]
 """What a hostile member sends: from the honest contributions of all by member, its own number and the outer step."""
 
@@ -63,6 +68,8 @@ class Texts:
         held_out = torch.cat([text[len(text) * 9 // 10 :] for text in texts])
         stride = (len(held_out) - SHAPE.sequence_length - 1) // HELD_OUT
         self.held_out = _windows(held_out, range(0, stride * HELD_OUT, stride))
+        pinned = range(stride // 2, stride * HELD_OUT, stride * HELD_OUT // PINNED_SEQUENCES)
+        self.pinned = _windows(held_out, pinned)  # what members vote by
 
     def batch(self, sequences: int, generator: torch.Generator) -> Tensor:
         """Inputs and labels in one, (sequences, length + 1)."""
@@ -106,6 +113,7 @@ class Scheme:
     attacks: Mapping[int, Attack] = field(default_factory=dict[int, Attack])  # by member
     late_share: float = 0.0  # of the inner steps between two rounds: so long the one before takes beside them
     paces: tuple[int, ...] = ()  # inner steps of each replica between two rounds, where they differ
+    votes: bool = False  # on every aggregate of whole models, by its held-out loss
 
     @property
     def steps(self) -> int:
@@ -121,6 +129,7 @@ class Outcome:
     refused: int = 0  # honest contributions
     caught: int = 0  # hostile contributions that were refused or could not be read
     abandoned: int = 0  # rounds
+    voted_down: int = 0  # of these
     bits: float = 0.0  # that a member sent, of a parameter and inner step
     own_loss: float | None = None  # of the replicas' own weights, their mean; other where rounds concern parts
 
@@ -133,8 +142,10 @@ class Meeting:
     refused: int = 0
     caught: int = 0
     abandoned: int = 0
+    voted_down: int = 0
     sent_bytes: float = 0.0
     history: list[Mapping[int, Tensor]] | None = None  # honest contributions of each round, where somebody wants them
+    objects: Objects | None = None  # the honest members' vote: of the same weights and sequences, so one for all
     _contributions: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     _done: anyio.Event = field(default_factory=anyio.Event)
     _aggregate: Tensor | None = None
@@ -144,22 +155,27 @@ class Meeting:
         contributions, done, count = self._contributions, self._done, self.scheme.replicas
         contributions[replica] = contribution
         if len(contributions) == count:
-            self._aggregate = self.aggregate(contributions, outer_step)
+            self._aggregate = await self.agreed(contributions, outer_step)
             if self.history is not None:
                 self.history.append({member: vector.clone() for member, vector in contributions.items()})
             self._contributions, self._done = {}, anyio.Event()
             done.set()
         await done.wait()
         if self._aggregate is None:
-            return Abandoned("the gates refused too many")
+            return Abandoned("too many were refused, or the members voted no")
         codec = make_codec(self.scheme.outer.codec)
         sent = codec.round_trip(contribution) if self.scheme.keeps_residuals else None
         return Agreed(self._aggregate, count, sent)
 
-    def aggregate(self, contributions: Mapping[int, Tensor], outer_step: int) -> Tensor | None:
+    async def agreed(self, contributions: Mapping[int, Tensor], outer_step: int) -> Tensor | None:
         """What a round makes of the honest contributions, each (k,), by member; None where it is abandoned."""
         work = RoundWork.of(self.scheme.outer, len(contributions[0]))  # the strategy chooses the length for each round
-        return self._aggregated(work, self._sent(work, contributions, outer_step))
+        aggregate = self._aggregated(work, self._sent(work, contributions, outer_step))
+        if aggregate is None or self.objects is None or not await self.objects(aggregate, outer_step):
+            return aggregate
+        self.voted_down += 1
+        self.abandoned += 1
+        return None
 
     def _sent(
         self, work: RoundWork, contributions: Mapping[int, Tensor], outer_step: int
@@ -245,6 +261,9 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
             for replica, executor in enumerate(executors)
         ]
 
+        if scheme.votes:
+            meeting.objects = vote(texts, compute, executors[0], outer[0])
+
         async def train() -> None:
             async with anyio.create_task_group() as tasks:
                 for replica, executor in enumerate(executors):
@@ -259,7 +278,19 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
     own_loss = fmean(held_out_loss(executor.model, texts) for executor in executors)
     load_vector(executors[0].model, outer[0].state.anchor)
     loss = held_out_loss(executors[0].model, texts)
-    return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, bits, own_loss)
+    return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, meeting.voted_down, bits, own_loss)
+
+
+def vote(texts: Texts, compute: ComputeThread, executor: StageExecutor, outer: OuterSync) -> Objects:
+    """What members say of an aggregate that holds this state, on sequences that no result is measured on."""
+    asked = HeldOutVote(compute, executor, outer, batch_size=PINNED_SEQUENCES, rule=VoteRule(seconds=inf))
+    pinned = HeldOut(texts.pinned, unigram_entropy=inf)
+    asked.held_out = lambda: pinned
+
+    async def objects(aggregate: Tensor, outer_step: int) -> bool:
+        return bool(await asked.objection(aggregate, await outer.root_after(aggregate, outer_step)))
+
+    return objects
 
 
 def parameter_count() -> int:

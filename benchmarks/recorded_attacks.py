@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
 
+import trio
 from torch import Tensor
 
-from benchmarks.laboratory import Meeting, Outcome, Scheme, Start, Texts, held_out_loss, together
-from neuroshard.model.tensor_schema import TensorSchema, load_vector
-from neuroshard.optim.outer import OuterState, fresh_outer_state
-from neuroshard.training.strategy import strategy_at
+from benchmarks.laboratory import Meeting, Outcome, Scheme, Start, Texts, held_out_loss, together, vote
+from neuroshard.model.tensor_schema import load_vector
+from neuroshard.optim.outer import fresh_outer_state
+from neuroshard.training.compute import ComputeThread
+from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync
 
 Record = Sequence[Mapping[int, Tensor]]
 """The contributions (d,) of each round by member."""
@@ -25,16 +27,27 @@ def recorded(texts: Texts, start: Start, scheme: Scheme) -> Record:
 
 def replayed(texts: Texts, start: Start, scheme: Scheme, record: Record) -> Outcome:
     """The outer steps that the first members' contributions lead to, the hostile ones' replaced by their attacks."""
-    executor, meeting = start.executor(), Meeting(scheme)
-    schema, state = TensorSchema.of(executor.model), fresh_outer_state(start.weights)
-    for contributions in record:
+    executor, meeting, rounds = start.executor(), Meeting(scheme), iter(record)
+
+    async def exchange(_: Tensor, outer_step: int) -> Agreed | Abandoned:
+        contributions = next(rounds)
         present = {member: contributions[member] for member in range(scheme.replicas)}
-        state = _next_state(scheme, schema, state, meeting.aggregate(present, state.outer_step))
-    load_vector(executor.model, state.anchor)
-    return Outcome(held_out_loss(executor.model, texts), meeting.refused, meeting.caught, meeting.abandoned)
+        aggregate = await meeting.agreed(present, outer_step)
+        return Abandoned("see Meeting") if aggregate is None else Agreed(aggregate, scheme.replicas)
 
+    with closing(ComputeThread(cpu_threads=1)) as compute:
+        state = fresh_outer_state(start.weights)
+        outer = OuterSync(
+            compute=compute, model=executor.model, parameters=scheme.outer, exchange=exchange, state=state
+        )
+        if scheme.votes:
+            meeting.objects = vote(texts, compute, executor, outer)
 
-def _next_state(scheme: Scheme, schema: TensorSchema, state: OuterState, aggregate: Tensor | None) -> OuterState:
-    if aggregate is None:
-        return replace(state, outer_step=state.outer_step + 1)  # what was recorded next is of the next round
-    return strategy_at(scheme.outer, schema, state.outer_step).next_state(state, aggregate)
+        async def play() -> None:
+            for _ in record:
+                await outer.run_round(0.0)
+
+        trio.run(play)
+    load_vector(executor.model, outer.state.anchor)
+    loss = held_out_loss(executor.model, texts)
+    return Outcome(loss, meeting.refused, meeting.caught, meeting.abandoned, meeting.voted_down)

@@ -116,6 +116,7 @@ class HeldOutVote:
     async def _losses_of(self, weights: Tensor, root: str, share: float) -> tuple[float, ...]:
         """Of as many sequences as there is time for; those of a state that was measured before are remembered.
 
+        A state whose root is not known yet ("") is measured every time: it may be another one by then.
         A round about a share of the weights measures that share of the sequences, since there are so many more of them.
         """
         known, held_out = self._losses.get(root), self.held_out()
@@ -132,7 +133,8 @@ class HeldOutVote:
                 return ()
             losses += nats_a_token(measured[0], rows.shape[1] - 1)
             seconds += measured[1]
-        self._losses = dict([*self._losses.items(), (root, tuple(losses))][-_REMEMBERED_STATES:])
+        if root:
+            self._losses = dict([*self._losses.items(), (root, tuple(losses))][-_REMEMBERED_STATES:])
         return tuple(losses)
 
     async def _measured(self, weights: Tensor, rows: Tensor) -> tuple[Tensor, float] | None:

@@ -175,6 +175,17 @@ def test_a_state_is_measured_once(compute: ComputeThread, learned: tuple[Stage, 
     assert max(jobs) == PARAMETERS.batch_size  # a job takes a microbatch at most
 
 
+def test_a_state_whose_root_is_not_known_yet_is_not_taken_for_the_one_before(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    vote = vote_of(compute, stage, outer)
+    assert outer.progress.state_root == ""
+    assert trio.run(vote.objection, gained, ROOT) == ""
+    outer.state = replace(outer.state, anchor=outer.state.anchor - gained)
+    assert "held-out loss" in trio.run(vote.objection, -gained, OTHER_ROOT)  # back to where it began
+
+
 def test_a_round_about_a_part_is_measured_in_the_own_weights_by_as_great_a_part_of_the_sequences(
     compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], local: Tensor
 ) -> None:

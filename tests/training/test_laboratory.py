@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.laboratory import TEXTS, Scheme, Start, Texts, together
+from benchmarks.laboratory import TEXTS, Scheme, Start, Texts, held_out_loss, together
 from benchmarks.recorded_attacks import recorded, replayed
 from neuroshard.config.run_parameters import OuterOptimization
 
@@ -36,3 +36,18 @@ def test_a_replayed_liar_is_refused(texts: Texts) -> None:
     honest = replayed(texts, start, replace(scheme, replicas=4), record)
     assert (lied.caught, lied.refused) == (2, 0)
     assert lied.loss == pytest.approx(honest.loss, rel=1e-3)  # what is trimmed depends on how many there were
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_what_makes_the_model_worse_is_voted_down(texts: Texts, is_recorded: bool) -> None:
+    start = Start.of(texts, seed=1, steps=2, replicas=2)
+    honest = Scheme(OUTER, rounds=2, replicas=2, votes=True)
+    hostile = replace(honest, attacks={1: lambda sent, own, _: 100 * sent[own].flip(0)})  # no gate judges one of two
+    if is_recorded:
+        record = recorded(texts, start, honest)
+        calm, lied = (replayed(texts, start, scheme, record) for scheme in (honest, hostile))
+    else:
+        calm, lied = (together(texts, start, scheme) for scheme in (honest, hostile))
+    assert (calm.voted_down, calm.abandoned) == (0, 0)
+    assert (lied.voted_down, lied.abandoned, lied.caught) == (2, 2, 0)
+    assert lied.loss == held_out_loss(start.executor().model, texts)  # what was agreed on before
