@@ -42,7 +42,7 @@ def test_a_replayed_liar_is_refused(texts: Texts) -> None:
 def test_what_makes_the_model_worse_is_voted_down(texts: Texts, is_recorded: bool) -> None:
     start = Start.of(texts, seed=1, steps=2, replicas=2)
     honest = Scheme(OUTER, rounds=2, replicas=2, votes=True)
-    hostile = replace(honest, attacks={1: lambda sent, own, _: 100 * sent[own].flip(0)})  # no gate judges one of two
+    hostile = replace(honest, attacks={1: lambda sent, own, _: 1e4 * sent[own].flip(0)})  # no gate judges one of two
     if is_recorded:
         record = recorded(texts, start, honest)
         calm, lied = (replayed(texts, start, scheme, record) for scheme in (honest, hostile))
