@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import snapshots
-from dashboard_session import StartNode, Visits
+from dashboard_session import PATIENCE_MS, StartNode, Visits
 from find_chromium import chromium_path
-from playwright.sync_api import Browser, Error, sync_playwright
+from playwright.sync_api import Browser, Error, expect, sync_playwright
 from pretend_node import PretendNode
 
 from neuroshard.api.context import ApiLimits
@@ -28,6 +28,7 @@ def chromium() -> Iterator[Browser]:
         pytest.skip("no chromium on this computer: the dashboard is not tested")
     if not files("neuroshard.api").joinpath("static", "index.html").is_file():
         pytest.skip("the dashboard is not built: run `make web`")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         try:
             browser = playwright.chromium.launch(executable_path=path, args=QUIET)

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize
 from pretend_node import PretendNode
 
 StartNode: TypeAlias = Callable[..., PretendNode]
+PATIENCE_MS = 15_000  # of a computer that has other work
 DESKTOP = ViewportSize(width=1200, height=900)
 
 
@@ -38,7 +39,7 @@ class Visits:
             color_scheme="dark" if theme == "dark" else "light",
             reduced_motion="reduce" if still else "no-preference",
         )
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         page.on("console", self._note)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
