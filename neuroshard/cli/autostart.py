@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from neuroshard.cli.options import AsJson, DataDir, given
+from neuroshard.cli.options import AsJson, DataDir, TokenFile, given
 
 if TYPE_CHECKING:
     from neuroshard.node.autostart import AutostartStatus
@@ -21,7 +20,7 @@ app = typer.Typer(help="Start with the computer, or not.", no_args_is_help=True)
 
 @app.command("on")
 def on(
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    token_file: TokenFile = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,7 @@ import typer
 from neuroshard.cli.checkpoint_export import export
 from neuroshard.cli.options import AsJson, DataDir, node_folder
 from neuroshard.cli.remote import DemoNode
-from neuroshard.cli.saved_states import SHOWN_PRECISION, From, facts_of, layers_named, saved, steps_named
+from neuroshard.cli.saved_states import SHOWN_PRECISION, From, facts_of, layers_named, none_found, saved, steps_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def list_checkpoints(
         typer.echo(json.dumps([facts_of(stage) for stage in found]))
         return
     if not found:
-        typer.echo("No checkpoints yet.")
+        typer.echo(none_found(from_folders, data_dir, demo=demo))
     for stage in found:
         item = stage.generation
         when = datetime.fromtimestamp(item.time, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S")  # as --at reads it
@@ -61,7 +61,10 @@ def verify(
     from neuroshard.training.checkpoint.store import CheckpointStore
 
     checked = list[dict[str, object]]()
-    for item in (stage.generation for stage in saved(from_folders, data_dir, demo=demo)):
+    found = saved(from_folders, data_dir, demo=demo)
+    if not found and not as_json:
+        typer.echo(none_found(from_folders, data_dir, demo=demo))
+    for item in (stage.generation for stage in found):
         problem = ""
         try:
             CheckpointStore(Path(item.path).parent).verify(item)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.options import AsJson, DataDir, given
+from neuroshard.cli.options import AsJson, DataDir, TokenFile, given
 from neuroshard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ def build(
         str | None, typer.Option(metavar="URL", help="With --config: the S3-compatible store, if not Amazon's.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="With --config: go on when the sources grow.")] = False,
-    token: Annotated[str | None, typer.Option(help="Wallet that signs the data; NEUROSHARD_TOKEN is better.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Wallet that signs the data; NEUROSHARD_TOKEN is better.")
+    ] = None,
+    token_file: TokenFile = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

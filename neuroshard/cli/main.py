@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -29,6 +29,7 @@ from neuroshard.cli import (
 from neuroshard.cli.command_line import hide_token
 from neuroshard.cli.exit_codes import exit_code, exit_codes_line, tell
 from neuroshard.cli.failed_start import shown_at_a_desktop
+from neuroshard.cli.help_texts import HELP_NAMES, command_of
 from neuroshard.cli.options import (
     DataDir,
     DeviceOption,
@@ -61,7 +62,9 @@ from neuroshard.cli.options import (
     Verbose,
     settings_given,
 )
-from neuroshard.errors import NeuroShardError, UsageError
+from neuroshard.errors import NeuroShardError, StorageError, UsageError
+
+LONGEST_NAME = 300  # of a path that is told
 
 app = typer.Typer(
     name="neuroshard",
@@ -69,7 +72,7 @@ app = typer.Typer(
     epilog=f"Try `neuroshard demo`: it needs no token, no network and no data. {exit_codes_line()}",
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_NAMES},
 )
 app.add_typer(wallet.app, name="wallet")
 app.add_typer(checkpoint.app, name="checkpoint")
@@ -169,7 +172,18 @@ def main() -> None:
     """Run the command line and exit with the code that fits the outcome."""
     hide_token(sys.argv)
     try:
-        app(prog_name="neuroshard")
+        command_of(app)(prog_name="neuroshard")
     except NeuroShardError as error:
-        tell(error)
-        sys.exit(exit_code(error))
+        _end_with(error)
+    except OSError as error:  # of a file or folder that somebody named; others are defects, and their trace helps
+        if error.filename is None:
+            raise
+        named = str(error.filename)[:LONGEST_NAME]
+        _end_with(
+            StorageError(f"{named} cannot be used: {error.strerror or error}.", "Check the path and who owns it.")
+        )
+
+
+def _end_with(error: NeuroShardError) -> NoReturn:
+    tell(error)
+    sys.exit(exit_code(error))

@@ -12,18 +12,24 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", metavar="FOLDER", help="Checkpoints, cache, logs and keys. (default: per-user folder)"),
 ]
-Port = Annotated[int | None, typer.Option("--port", help="HTTP port of dashboard and API. (default: 8000)")]
+Port = Annotated[
+    int | None, typer.Option("--port", metavar="PORT", help="HTTP port of dashboard and API. (default: 8000)")
+]
 Host = Annotated[
     str | None,
     typer.Option(
-        "--host", help="Address to serve on; any other than loopback requires the API secret. (default: 127.0.0.1)"
+        "--host",
+        metavar="HOST",
+        help="Address to serve on; any other than loopback requires the API secret. (default: 127.0.0.1)",
     ),
 ]
 GenesisSource = Annotated[
     str | None,
-    typer.Option("--genesis", metavar="URL-OR-FOLDER", help="Genesis data: https://, http://, file:// or a folder."),
+    typer.Option("--genesis", metavar="PLACE", help="Genesis data: https://, http://, file:// or a folder."),
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cuda, mps or cpu. (default: auto)")]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="DEVICE", help="auto, cuda, mps or cpu. (default: auto)")
+]
 MemoryLimit = Annotated[
     int | None, typer.Option("--memory", metavar="MB", help="Memory limit, never exceeded. (default: measured)")
 ]
@@ -46,12 +52,15 @@ Peers = Annotated[
 ]
 P2pPort = Annotated[
     int | None,
-    typer.Option("--p2p-port", help="Port for other nodes. (default: any free port)", rich_help_panel=_MEETING),
+    typer.Option(
+        "--p2p-port", metavar="PORT", help="Port for other nodes. (default: any free port)", rich_help_panel=_MEETING
+    ),
 ]
 P2pHost = Annotated[
     str | None,
     typer.Option(
         "--p2p-host",
+        metavar="IP",
         help="IP address to listen on for other nodes; a loopback address keeps them to this computer. "
         "(default: 0.0.0.0)",
         rich_help_panel=_MEETING,
@@ -112,9 +121,13 @@ NoRelay = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option(help="Wallet: a 12/24-word phrase, 64 hex digits, or any text. Better: NEUROSHARD_TOKEN."),
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="Wallet: a 12/24-word phrase, 64 hex digits, or any text. Better: NEUROSHARD_TOKEN.",
+    ),
 ]
-TokenFile = Annotated[Path | None, typer.Option(help="File that holds the token.")]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="File that holds the token.")]
 MaxStorage = Annotated[
     int | None,
     typer.Option("--max-storage", metavar="MB", help="Space for shards and their descriptions. (default: 2000)"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from neuroshard.cli.options import AsJson, DataDir, GenesisSource, given
+from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
     from neuroshard.config.run_parameters import RunParameters
@@ -36,8 +36,10 @@ def create(
         Path | None,
         typer.Option(metavar="FILE", help="The signed file to write. (default: run-<id>.json, or --update's)"),
     ] = None,
-    token: Annotated[str | None, typer.Option(help="Wallet of the owner; NEUROSHARD_TOKEN is better.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Wallet of the owner; NEUROSHARD_TOKEN is better.")
+    ] = None,
+    token_file: TokenFile = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -110,8 +112,10 @@ def publish(
         list[str] | None,
         typer.Option(metavar="MULTIADDR", help="A node to begin with. May be repeated. (default: those of the run)"),
     ] = None,
-    token: Annotated[str | None, typer.Option(help="Wallet that signed the data; NEUROSHARD_TOKEN is better.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token.")] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Wallet that signed the data; NEUROSHARD_TOKEN is better.")
+    ] = None,
+    token_file: TokenFile = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

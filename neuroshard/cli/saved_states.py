@@ -42,6 +42,12 @@ def saved(given: Sequence[Path] | None, data_dir: Path | None, *, demo: bool) ->
     return saved_stages(sorted(folders))
 
 
+def none_found(given: Sequence[Path] | None, data_dir: Path | None, *, demo: bool) -> str:
+    """That nothing is saved, and where it was looked for."""
+    places = [path.absolute() for path in given] if given else [node_folder(data_dir, demo=demo)]
+    return f"No checkpoints yet in {', '.join(map(str, places))}."
+
+
 def of_one_run(found: list[SavedStage], run: str | None) -> list[SavedStage]:
     """Those of the named run or of the one saved last, that can be read. Raises CheckpointError when there are none."""
     from neuroshard.errors import CheckpointError

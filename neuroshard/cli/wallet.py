@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.options import AsJson, DataDir, given
+from neuroshard.cli.options import AsJson, DataDir, TokenFile, given
 
 if TYPE_CHECKING:
     from neuroshard.identity.backup import Identity
 
 app = typer.Typer(help="Make, show, back up and restore a wallet.", no_args_is_help=True)
 
-TokenOption = Annotated[str | None, typer.Option("--token", help="The token; NEUROSHARD_TOKEN is better.")]
-TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File that holds the token.")]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", metavar="TOKEN", help="The token; NEUROSHARD_TOKEN is better.")
+]
 PassphraseFile = Annotated[
     Path | None,
     typer.Option("--passphrase-file", metavar="FILE", help="File with the passphrase. (default: it is asked for)"),
@@ -92,7 +93,7 @@ def backup(
     from neuroshard.node.identity_backup import back_up
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
-    identity = back_up(loaded, file, _passphrase(passphrase_file, is_new=True))
+    identity = back_up(loaded, file, lambda: _passphrase(passphrase_file, is_new=True))
     told = f"{file} holds wallet {identity.wallet_id}{_and_key(identity)}. Keep it apart from its passphrase."
     _tell(identity, told, as_json=as_json)
 
@@ -113,7 +114,7 @@ def restore(
     folder = resolve_data_dir(data_dir)
     if read_lock_owner(folder) is not None:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.")
-    identity = put_back(file, _passphrase(passphrase_file, is_new=False), folder)
+    identity = put_back(file, lambda: _passphrase(passphrase_file, is_new=False), folder)
     told = f"{folder} has wallet {identity.wallet_id}{_and_key(identity)}: start with `neuroshard`."
     _tell(identity, told, as_json=as_json)
 

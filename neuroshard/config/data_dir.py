@@ -13,7 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from neuroshard.config.atomic_write import is_disk_full
-from neuroshard.errors import DiskFullError, StorageError
+from neuroshard.errors import DiskFullError, StorageError, UsageError
 
 CONFIG_FILE = "config.toml"
 PROBE_BYTES = 65_536  # what a node's lock, keys and settings need at the least
@@ -45,6 +45,16 @@ class NodePaths:
         )
 
 
+def expanded(path: str | Path) -> Path:
+    """A path as people write it, with ~ and ~user written out. Raises UsageError when it cannot be one."""
+    if "\0" in str(path):
+        raise UsageError("A path has no NUL character in it.", "Write it anew.")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # nobody of that name, or a user without a home folder
+        raise UsageError(f"The home folder in {path} is not known.", "Name the folder from the top.") from error
+
+
 def home_data_dir(home: Path | None = None) -> Path:
     """An existing ~/.neuroshard, otherwise the platform's folder for user data. Nothing is created."""
     classic = (home or Path.home()) / ".neuroshard"
@@ -73,7 +83,7 @@ def data_folders(home: Path | None = None) -> tuple[Path, ...]:
     config.toml names that place, if one does."""
     first = home_data_dir(home)
     named = _named_elsewhere(first / CONFIG_FILE)
-    folder = first if named is None else (first / Path(named).expanduser()).absolute()
+    folder = first if named is None else (first / expanded(named)).absolute()
     return (first,) if folder == first else (folder, first)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pydantic import SecretStr, ValidationError
 
-from neuroshard.config.data_dir import NodePaths, default_data_dir, home_data_dir
+from neuroshard.config.data_dir import NodePaths, default_data_dir, expanded, home_data_dir
 from neuroshard.config.settings import ALIASES, OPPOSITES, SECRET_KEYS, Applies, Settings, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
@@ -190,7 +190,7 @@ def _chosen_folder(given: Mapping[str, object], variables: Mapping[str, object],
     text = str(named if named is not None else default or default_data_dir())
     if not text:
         raise UsageError("data_dir is empty.", "Name a folder, or leave it out.")
-    return Path(text).expanduser().absolute()
+    return expanded(text).absolute()
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
@@ -204,7 +204,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 def _placed(stored: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Stored values with a token file below the data folder where that is now: the two may be moved together."""
     file = stored.get("token_file")
-    return {**stored, "token_file": folder / Path(file).expanduser()} if isinstance(file, str) else dict(stored)
+    return {**stored, "token_file": folder / expanded(file)} if isinstance(file, str) else dict(stored)
 
 
 def _lines(text: str) -> dict[str, int]:

@@ -12,12 +12,14 @@ from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from neuroshard.config.data_dir import NodePaths
+from neuroshard.config.data_dir import NodePaths, expanded
 from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
 from neuroshard.config.schedule import SCHEDULE_FORM, checked_spans
+from neuroshard.errors import UsageError
 
 DEFAULT_GENESIS = "https://dwquwt9gkkeil.cloudfront.net"
 
@@ -47,6 +49,9 @@ def _no_bool(value: Any) -> Any:
 
 def _known_source(value: str) -> str:
     scheme, separator, rest = value.partition("://")
+    if "\0" in value:
+        raise ValueError("a NUL character")
+    urlsplit(value)  # a ValueError says what is no address
     if not value or (separator and (scheme not in {"https", "http", "file"} or not rest)):
         raise ValueError("not a folder or an address")
     return value
@@ -94,7 +99,10 @@ def _public_key(value: str) -> str:
 
 
 def _expanded(value: Path) -> Path:
-    return value.expanduser()
+    try:
+        return expanded(value)
+    except UsageError as error:
+        raise ValueError(error.message) from error
 
 
 Whole = Annotated[int, BeforeValidator(_no_bool)]

@@ -11,6 +11,7 @@ from urllib.request import url2pathname
 
 import anyio
 
+from neuroshard.config.data_dir import expanded
 from neuroshard.data.opened_file import OpenedFile
 from neuroshard.data.retry import FileMissingError, FileUnchangedError
 from neuroshard.errors import DataError, DataUnavailableError, UsageError
@@ -92,7 +93,7 @@ def open_source(location: str) -> ShardSource:
         return _folder_source(Path(url2pathname(parts.path)))
     if "://" in location:
         raise UsageError(f"{location} is not a source of data.", "Use https://, http://, file:// or a folder.")
-    return _folder_source(Path(location).expanduser())
+    return _folder_source(expanded(location))
 
 
 def _folder_source(folder: Path) -> FolderSource:

@@ -60,7 +60,8 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if self.vocabulary is not None and not FIRST_MERGE_ID <= self.vocabulary <= MAX_VOCABULARY:
             raise UsageError(
-                f"The vocabulary must have {FIRST_MERGE_ID} to {MAX_VOCABULARY} ids, got {self.vocabulary}."
+                f"A vocabulary of {self.vocabulary} token ids is not possible.",
+                f"Give {FIRST_MERGE_ID} to {MAX_VOCABULARY} with --vocabulary, or leave it out.",
             )
 
 

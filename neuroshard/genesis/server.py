@@ -34,7 +34,10 @@ class GenesisServer:
     def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0) -> None:
         """Port 0 takes any free one. Raises DataError when the folder has no manifest."""
         if not (folder / "manifest.json").is_file():
-            raise DataError(f"{folder} is not a Genesis folder: it has no manifest.json.")
+            raise DataError(
+                f"{folder} is not a Genesis folder: it has no manifest.json.",
+                "Check the path; `neuroshard genesis build` makes one.",
+            )
         self._folder = folder.resolve()
         self._address = (host, port)
         self._server: _FolderServer | None = None

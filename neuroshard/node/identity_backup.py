@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from neuroshard.config.atomic_write import sync_folder, write_atomically
@@ -17,20 +18,25 @@ from neuroshard.identity.node_key import MAX_KEY_FILE_BYTES
 from neuroshard.node.identity import wallet_of
 
 
-def back_up(loaded: LoadedSettings, file: Path, passphrase: str) -> Identity:
-    """Write token and node key of these settings to a new private file. Raises StorageError, TokenError."""
+def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -> Identity:
+    """Write token and node key of these settings to a new private file. Raises StorageError, TokenError.
+
+    The passphrase is asked for last, so that nobody thinks of one in vain.
+    """
     wallet, _, _ = wallet_of(loaded)
+    if file.exists():
+        raise _is_there(file)
     key = loaded.settings.paths.node_key
     node_key = None
     if key.exists():
         NodeKey.load_or_create(key)  # a damaged one is told now, not when it is needed
         node_key = key.read_text(encoding="ascii")
     identity = Identity(read_token(loaded).get_secret_value(), wallet.wallet_id, node_key)
-    _write_new(file, seal(identity, passphrase))
+    _write_new(file, seal(identity, passphrase()))
     return identity
 
 
-def restore(file: Path, passphrase: str, data_dir: Path) -> Identity:
+def restore(file: Path, passphrase: Callable[[], str], data_dir: Path) -> Identity:
     """Put the identity of a backup into a data folder, so that the next start there needs no token.
 
     Raises ConflictError when the folder holds another wallet or node key; nothing is overwritten then. StorageError,
@@ -41,7 +47,7 @@ def restore(file: Path, passphrase: str, data_dir: Path) -> Identity:
             data = stream.read(MAX_BACKUP_BYTES + 1)
     except OSError as error:
         raise StorageError(f"{file} cannot be read: {error.strerror or error}.", "Check the path.") from error
-    identity = unseal(data, passphrase)
+    identity = unseal(data, passphrase())
     prepare_data_dir(data_dir)
     token_file, key = data_dir / TOKEN_FILE, NodePaths.below(data_dir).node_key
     _refuse_others(identity, data_dir)
@@ -83,12 +89,16 @@ def _wallet_in(token_file: Path) -> str | None:
         return None
 
 
+def _is_there(file: Path) -> StorageError:
+    return StorageError(f"{file} is there already.", "Name a new file: nothing is overwritten.")
+
+
 def _write_new(file: Path, data: bytes) -> None:
     """Mode 0600, never over another file."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     except FileExistsError as error:
-        raise StorageError(f"{file} is there already.", "Name a new file: nothing is overwritten.") from error
+        raise _is_there(file) from error
     except OSError as error:
         raise StorageError(f"{file} cannot be written: {error.strerror or error}.", "Name another place.") from error
     try:

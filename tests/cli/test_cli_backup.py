@@ -76,3 +76,12 @@ def test_what_cannot_be_opened_is_told(neuroshard: Command, passphrase: Path, tm
     unasked = neuroshard("wallet", "restore", file, "--data-dir", new)  # no terminal
     assert (unasked.code, "--passphrase-file" in unasked.err, "Warning" in unasked.err) == (3, True, False)
     assert not (new / "keys").exists()
+
+
+def test_nobody_is_asked_for_a_passphrase_in_vain(neuroshard: Command, tmp_path: Path) -> None:
+    owner = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)
+    (tmp_path / "there").write_text("something")
+    taken = owner("wallet", "backup", tmp_path / "there", "--data-dir", tmp_path / "old")  # no terminal to ask at
+    assert (taken.code, "nothing is overwritten" in taken.err) == (5, True)
+    missing = neuroshard("wallet", "restore", tmp_path / "none", "--data-dir", tmp_path / "new")
+    assert (missing.code, "cannot be read" in missing.err) == (5, True)

@@ -42,6 +42,14 @@ def test_help_imports_nothing_heavy(neuroshard: Command, arguments: tuple[str, .
     assert imported & HEAVY == set()
 
 
+def test_help_offers_no_value_for_a_switch_and_wraps_where_the_terminal_does(neuroshard: Command) -> None:
+    shown = neuroshard.having(COLUMNS="120")("trainer", "--help").out
+    assert "bool" not in shown
+    lines = [line.strip() for line in shown.splitlines()]
+    first = next(index for index, line in enumerate(lines) if line.startswith("A run takes any number"))
+    assert all(len(line) > 90 for line in lines[first : lines.index("", first) - 1])
+
+
 def test_help_names_the_commands_that_exist_and_no_others(neuroshard: Command) -> None:
     shown = neuroshard("--help").out
     built = [
@@ -170,6 +178,25 @@ def test_a_genesis_folder_that_is_not_there_is_6(neuroshard: Command, tmp_path: 
         f"ERROR neuroshard.node.launch: The node ended: There is no Genesis folder {genesis}"
         in (tmp_path / "node" / "logs" / "node.log").read_text()
     )  # and kept for whoever looks later
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("status", "--data-dir", "~nobody-of-this-name/x"), 2, "The home folder in ~nobody-of-this-name/x"),
+        (("checkpoint", "list", "--data-dir", "/" + "a" * 5_000), 5, "aaa cannot be used: "),
+        (("genesis", "verify", "http://[half"), 2, "http://[half is no address"),
+        (("genesis", "verify", "file:///x"), 2, "file:///x is no place to read from."),
+        (("--genesis", "http://[half", "--token", "x", "--headless"), 2, "genesis (from --genesis) cannot be"),
+    ],
+)
+def test_names_that_lead_nowhere_are_told_without_a_trace(
+    neuroshard: Command, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    outcome = neuroshard(*arguments)
+    assert (outcome.code, "Traceback" in outcome.err) == (code, False), outcome.err
+    assert words in outcome.err
+    assert len(outcome.err) < 1_000
 
 
 def test_too_little_memory_is_2_and_says_how_much_is_needed(neuroshard: Command, tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ def test_a_run_is_made_changed_and_published(owner: Command, small_genesis: Path
 def test_states_are_listed_and_gone_back_to(owner: Command, trained_folder: Path, tmp_path: Path) -> None:
     node = shutil.copytree(trained_folder, tmp_path / "node")
     assert "step" in run_without_torch(owner, "checkpoint", "list", "--data-dir", node)
-    assert "No checkpoints yet." in run_without_torch(owner, "checkpoint", "list", "--data-dir", tmp_path / "new")
+    for command in ("list", "verify"):
+        shown = run_without_torch(owner, "checkpoint", command, "--data-dir", tmp_path / "new")
+        assert f"No checkpoints yet in {tmp_path / 'new'}." in shown
     restore = ("checkpoint", "restore", "--at", "2999-01-01", "--data-dir", node)
     assert "goes on from step" in run_without_torch(owner, *restore)
 

@@ -22,6 +22,7 @@ from neuroshard.api.setup.bodies import (
     WalletRequest,
 )
 from neuroshard.api.setup.draft import DraftWallet, confirmed_wallet, created_wallet, entered_wallet
+from neuroshard.config.data_dir import expanded
 from neuroshard.config.first_settings import FirstSettings, stored_token
 from neuroshard.config.loading import LoadedSettings, check_settings, source_name
 from neuroshard.config.settings import Settings, note_of
@@ -181,8 +182,8 @@ class SetupDesk:
 def usable_folder(text: str) -> Path:
     """The folder that was typed. Raises UsageError, StorageError when nothing could be written there; makes nothing."""
     named = text.strip()
-    folder = Path(named).expanduser()
-    if not named or "\0" in named or not folder.is_absolute():
+    folder = expanded(named)
+    if not named or not folder.is_absolute():
         raise UsageError("A folder is named from the top, such as the one that is proposed.")
     there = existing_part(folder)
     if not there.is_dir():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from neuroshard.config.data_dir import expanded
 from neuroshard.data.genesis.object_store import ObjectReader
 from neuroshard.errors import DataError, UsageError
 from neuroshard.genesis.destination.folder import FolderDestination
@@ -26,12 +26,12 @@ def open_destination(location: str, *, s3_endpoint: str | None = None) -> Destin
 
     Raises UsageError for a location that cannot be written to, and where boto3 is needed and missing.
     """
-    scheme = urlsplit(location).scheme
+    scheme = _scheme_of(location)
     if scheme == "s3":
         return S3Destination(location, endpoint=s3_endpoint)
     if "://" in location or scheme in ("http", "https", "file"):
         raise UsageError(f"{location} is no place to write to.", "Name a folder, or s3://bucket/prefix.")
-    return FolderDestination(Path(location).expanduser())
+    return FolderDestination(expanded(location))
 
 
 def open_place(location: str, *, s3_endpoint: str | None = None) -> Place:
@@ -39,11 +39,20 @@ def open_place(location: str, *, s3_endpoint: str | None = None) -> Place:
 
     Raises UsageError for what is none of them, DataError for a folder that is not there.
     """
-    if urlsplit(location).scheme in ("http", "https"):
+    if _scheme_of(location) in ("http", "https"):
         from neuroshard.genesis.destination.http_reader import HttpReader  # its library takes a third of a second
 
         return HttpReader(location)
+    if "://" in location and _scheme_of(location) != "s3":
+        raise UsageError(f"{location} is no place to read from.", "Name a folder, https://... or s3://bucket/prefix.")
     place = open_destination(location, s3_endpoint=s3_endpoint)
-    if isinstance(place, FolderDestination) and not Path(location).expanduser().is_dir():
+    if isinstance(place, FolderDestination) and not expanded(location).is_dir():
         raise DataError(f"There is no Genesis folder {location}.", "Check the path.")
     return place
+
+
+def _scheme_of(location: str) -> str:
+    try:
+        return urlsplit(location).scheme
+    except ValueError as error:
+        raise UsageError(f"{location} is no address: {error}.", "Check how it is written.") from error

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from neuroshard.config.data_dir import expanded
 from neuroshard.data.genesis.manifest import DEFAULT_SHARD_TOKENS, MAX_SHARD_TOKENS, MAX_SHARDS
 from neuroshard.data.tokenizer.table import FIRST_MERGE_ID, MAX_VOCABULARY
 from neuroshard.errors import StorageError, UsageError
@@ -180,7 +181,7 @@ def _check_together(file: Path, configuration: PopulationConfiguration) -> None:
 
 def _located(source: SourceConfiguration, folder: Path) -> SourceConfiguration:
     """A local source with its location relative to the file's folder; a dataset on this computer may be one too."""
-    local = folder / Path(source.location).expanduser()
+    local = folder / expanded(source.location)
     if source.kind == "huggingface" and not (source.location.startswith((".", "/", "~")) and local.is_dir()):
         return source
     return source.model_copy(update={"location": str(local)})
