@@ -154,7 +154,7 @@ def problem_of(error: Exception) -> Problem:
             errors = tuple((_location(entry["loc"]), str(entry["msg"])) for entry in error.errors())
             return Problem(422, "; ".join(f"{where}: {what}" for where, what in errors), errors=errors)
         case _:
-            return Problem(500, "The node met an unexpected error; its log says more.", "Look at the node's log.")
+            return Problem(500, "The node met an unexpected error.", "Its log says more.")
 
 
 def render(problem: Problem, path: str) -> Response:

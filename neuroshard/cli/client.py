@@ -100,7 +100,7 @@ def _refusal(response: httpx.Response) -> RequestRefusedError:
     except ValueError:
         problem = {}
     detail = problem.get("detail") or problem.get("title") or problem.get("error") or response.reason_phrase
-    return RequestRefusedError(f"The node refused: {detail}")
+    return RequestRefusedError(f"The node refused: {detail}", str(problem.get("action") or ""))
 
 
 def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> NodeClient:

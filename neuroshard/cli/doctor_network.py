@@ -29,6 +29,9 @@ def port(case: Case) -> Finding:
     if owner is None:
         bind(settings.host, settings.port).close()
         return Finding("port", is_well=True, detail=f"{settings.port} is free")
+    if owner.is_setup:
+        detail = f"the wizard of the first run waits at port {owner.port}"
+        return Finding("port", is_well=True, detail=detail, action="`neuroshard` opens its page again: finish there.")
     if case.status is None:
         detail = f"process {owner.pid} holds {settings.data_dir}, but no node answers at port {owner.port}"
         return Finding("port", is_well=False, detail=detail, action="Wait for its start, or end that process.")

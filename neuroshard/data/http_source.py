@@ -23,6 +23,7 @@ _OK, _PARTIAL, _UNCHANGED, _BEYOND_THE_END = 200, 206, 304, 416
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MISSING = frozenset({403, 404, 410})  # object stores answer 403 for a key they do not have
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})")
+_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")  # of the system; its words say the same
 _DIGITS = re.compile(r"\d{1,18}")
 
 
@@ -181,7 +182,7 @@ def _in_words(host: str, error: httpx.HTTPError) -> DataUnavailableError:
             what = f"the proxy on the way to {host} refuses"
         case _:
             what = f"the connection to {host} broke"
-    detail = str(error)
+    detail = _ERROR_NUMBER.sub("", str(error))
     return DataUnavailableError(f"{what} ({detail})." if detail else f"{what}.")
 
 

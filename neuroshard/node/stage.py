@@ -130,7 +130,9 @@ async def bring_up_stage(
         )
     )
     if stage.probe is not None:
-        log.info("Precision %s: bf16 would be %.2f times as fast.", stage.probe.chosen.value, stage.probe.gain)
+        log.info(
+            "Computing in %s: bf16 is %.2f times as fast as fp32 here.", stage.probe.chosen.value, stage.probe.gain
+        )
     if stage.is_restored:
         log.info("Going on at step %s.", f"{stage.record.progress.steps:,}")
     service = StageService(

@@ -236,6 +236,9 @@ def test_what_cannot_be_stored_is_told_and_can_be_tried_again(wizard: SetupApi) 
 def test_commands_for_a_node_hear_that_it_waits(wizard: SetupApi) -> None:
     answer = wizard.owner("GET", "/api/status")
     assert (answer.status_code, answer.json()["detail"]) == (503, "This node waits to be set up in the browser.")
+    assert "opens it again" in answer.json()["action"]
+    for command in ("/api/training/pause", "/v1/completions"):
+        assert wizard.owner("POST", command, {}).status_code == 503
     assert wizard.call("GET", "/health").json() == {"status": "setup"}
     assert wizard.owner("POST", "/api/shutdown", {}).status_code == 202
     assert wizard.stopped == ["asked through the API"]

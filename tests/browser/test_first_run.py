@@ -191,6 +191,13 @@ def test_a_kill_leaves_nothing_and_only_the_key_opens_the_page(desktop: FirstRun
         url = desktop.wait_for_page()
         page = open_page(url, excused=REFUSALS)
         page.get_by_label("I have a wallet").check()
+        page.get_by_label("Wallet phrase").fill("word " * 3_000)  # the page takes no more than the node reads
+        press(page, "Next")
+        expect(page.get_by_role("alert")).to_contain_text("A wallet phrase has 12 or 24 words")
+        page.get_by_label("Wallet phrase").evaluate("box => box.removeAttribute('maxlength')")
+        page.get_by_label("Wallet phrase").fill("word " * 3_000)
+        press(page, "Next")
+        expect(page.get_by_role("alert")).to_contain_text("4096")
         page.get_by_label("Wallet phrase").fill(PHRASE)
         press(page, "Next")
         heading(page, "What may it use?")
@@ -198,6 +205,9 @@ def test_a_kill_leaves_nothing_and_only_the_key_opens_the_page(desktop: FirstRun
         heading(stranger, "NeuroShard waits to be set up")
         check_page(stranger)
         check_second_start(desktop, "already waits to be set up")
+        with started(desktop, "generate", "Once") as command:
+            told, _ = command.communicate(timeout=60)
+        assert (command.returncode, "`neuroshard` opens it again" in told) == (1, True), told
         stranger.goto(desktop.wait_for_page(2))
         stranger.reload()
         heading(stranger, "What may it use?")  # the same set-up, further on

@@ -11,6 +11,7 @@ from neuroshard.api.setup.bodies import BackupRequest, ChoicesRequest, FinishedB
 from neuroshard.api.setup.desk import SetupDesk
 from neuroshard.errors import NotReadyError
 
+ANSWERED = ["GET", "POST", "PATCH"]  # methods of a node's routes
 WAITING = "This node waits to be set up in the browser."
 
 
@@ -60,10 +61,11 @@ def setup_routes(desk: SetupDesk, stop: Callable[[str], object]) -> APIRouter:
         """Whether the process lives."""
         return {"status": "setup"}
 
-    @router.get("/api/{rest:path}", include_in_schema=False)
+    @router.api_route("/v1/{rest:path}", methods=ANSWERED, include_in_schema=False)
+    @router.api_route("/api/{rest:path}", methods=ANSWERED, include_in_schema=False)
     async def other(rest: str) -> None:
         """Whatever a node would answer."""
         del rest
-        raise NotReadyError(WAITING, "Open its page and finish there.")
+        raise NotReadyError(WAITING, "Finish in its page: `neuroshard` opens it again.")
 
     return router

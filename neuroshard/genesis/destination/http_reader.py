@@ -54,10 +54,11 @@ class HttpReader:
                 await self._attempt(transfer)
             except FileMissingError:
                 return None
-            except DataUnavailableError:
+            except DataUnavailableError as error:
                 failures = failures + 1 if transfer.size <= size else 0
                 if failures == _ATTEMPTS:
-                    raise
+                    action = error.action or "Check the address and the internet connection, or try again later."
+                    raise DataUnavailableError(error.message, action) from error
                 await anyio.sleep(retry_delay(self._policy, failures, self._rng))
             else:
                 content = bytes(sink.data)

@@ -13,6 +13,7 @@ const COMMAND_TIMEOUT_MS = 65_000; // saving or moving a model may take the node
 interface Problem {
   title?: string;
   detail?: string;
+  action?: string; // what to do about it
   errors?: { location: string; message: string }[];
 }
 
@@ -112,7 +113,8 @@ async function problem(response: Response): Promise<NodeError> {
   try {
     const body = (await response.json()) as Problem;
     const fields = Object.fromEntries((body.errors ?? []).map(({ location, message }) => [location, message]));
-    return new NodeError(body.detail ?? body.title ?? response.statusText, response.status, fields);
+    const words = [body.detail ?? body.title ?? response.statusText, body.action ?? ""];
+    return new NodeError(words.filter(Boolean).join(" "), response.status, fields);
   } catch {
     return new NodeError(`The node answered ${response.status} ${response.statusText}.`, response.status);
   }

@@ -32,7 +32,7 @@ export function Banners({ dashboard, now, tellsStages }: Props) {
           {warning}
         </Banner>
       ))}
-      {status?.data?.source && !status.data.verified && !status.is_demo && (
+      {status?.data?.total_shards && !status.data.verified && !status.is_demo && (
         <Banner tone="warn" title="Unverified data.">
           {status.data.explanation || "The training text carries no signature, so nobody vouches for it."}
         </Banner>
@@ -111,5 +111,5 @@ function retryWords(download: DownloadStatus, nodeNow: number): string {
   const why = download.error ? `${download.name}: ${download.error.replace(/\.$/, "")}. ` : `${download.name} is on its way. `;
   if (download.retry_at === null) return why;
   const left = download.retry_at - nodeNow;
-  return `${why}Try ${count(download.attempt + 1)} ${left > 0.5 ? `in ${duration(left)}` : "is under way"}; there is nothing for you to do.`;
+  return `${why}Try ${count(download.attempt + 1)} ${left > 0.5 ? `in ${duration(left)}` : "is under way"}; it goes on by itself.`;
 }

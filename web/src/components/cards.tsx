@@ -25,11 +25,13 @@ export function ComputerCard({ status }: { status: NodeStatus }) {
           text={`${count(memory.resident_mb)} of ${count(memory.limit_mb)} MB`}
         />
       )}
-      <Bar
-        label="Processor"
-        fraction={resources.cpu_cores / Math.max(resources.cpu_threads_limit, 1)}
-        text={`${resources.cpu_cores.toFixed(1)} of ${count(resources.cpu_threads_limit)} cores`}
-      />
+      {resources.cpu_threads_limit > 0 && (
+        <Bar
+          label="Processor"
+          fraction={resources.cpu_cores / resources.cpu_threads_limit}
+          text={`${resources.cpu_cores.toFixed(1)} of ${count(resources.cpu_threads_limit)} cores`}
+        />
+      )}
       {resources.gpu_memory_bytes !== null && resources.gpu_memory_total_bytes !== null && (
         <Bar
           label="Graphics memory"
@@ -38,9 +40,11 @@ export function ComputerCard({ status }: { status: NodeStatus }) {
         />
       )}
       {resources.gpu_utilisation !== null && <Bar label="Graphics processor" fraction={resources.gpu_utilisation} />}
-      <p class="muted small">
-        {bytes(resources.disk_used_bytes)} on disk, {bytes(resources.disk_free_bytes)} free
-      </p>
+      {(resources.disk_used_bytes > 0 || resources.disk_free_bytes > 0) && (
+        <p class="muted small">
+          {bytes(resources.disk_used_bytes)} on disk, {bytes(resources.disk_free_bytes)} free
+        </p>
+      )}
     </Card>
   );
 }
@@ -64,7 +68,7 @@ export function ShardCard({ data }: { data: DataStatus | null }) {
       </Card>
     );
   }
-  if (!data.source) {
+  if (!data.source || data.total_shards === 0) {
     return (
       <Card title="Training text">
         <p>{data.explanation}</p>
@@ -96,11 +100,13 @@ export function RoundCard({ status, nodeNow }: { status: NodeStatus; nodeNow: nu
   const total = diloco.inner_steps_total;
   return (
     <Card title="Teamwork" hint="Computers learn alone for many steps, then combine what they learned (DiLoCo).">
-      <Bar
-        label="Steps until the next combination"
-        fraction={total > 0 ? diloco.inner_step / total : 0}
-        text={`${count(diloco.inner_step)} of ${count(total)}`}
-      />
+      {total > 0 && (
+        <Bar
+          label="Steps until the next combination"
+          fraction={diloco.inner_step / total}
+          text={`${count(diloco.inner_step)} of ${count(total)}`}
+        />
+      )}
       <Facts
         rows={[
           ["Combinations so far", count(diloco.outer_steps)],

@@ -4,6 +4,8 @@ import { useState } from "preact/hooks";
 import { Buttons, Choice, Fault, useSending } from "./fields";
 import type { StepProps } from "./Wizard";
 
+const LONGEST_TOKEN = 4096; // characters that the node takes
+
 type Source = "keep" | "create" | "enter" | "found";
 
 export function WalletStep({ setup, calls, onChange, go }: StepProps) {
@@ -53,6 +55,7 @@ export function WalletStep({ setup, calls, onChange, go }: StepProps) {
           <textarea
             id="phrase"
             rows={3}
+            maxLength={LONGEST_TOKEN}
             value={phrase}
             autocomplete="off"
             autocapitalize="none"

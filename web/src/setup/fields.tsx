@@ -35,7 +35,9 @@ export function useSending(): { busy: boolean; faults: Faults; clear: () => void
 }
 
 function faultsOf(error: unknown): Faults {
-  if (error instanceof NodeError && Object.keys(error.fields).length > 0) return { fields: error.fields, other: "" };
+  // a place such as "body.phrase" is none of a field here: the node could not even read what was sent
+  const places = error instanceof NodeError ? Object.keys(error.fields) : [];
+  if (error instanceof NodeError && places.length > 0 && !places.some((place) => place.startsWith("body"))) return { fields: error.fields, other: "" };
   return { fields: {}, other: error instanceof Error ? error.message : String(error) };
 }
 
