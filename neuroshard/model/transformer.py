@@ -6,13 +6,9 @@ Query, key and value are one matrix, gate and up are another; `llama_export` cut
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from neuroshard.model.cross_entropy import cross_entropy_sum
 from neuroshard.model.key_value_cache import KeyValueCache
@@ -121,12 +117,6 @@ class Block(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-def _recomputed(block: nn.Module, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """block(x) that keeps only x and runs again in the backward pass; there is no randomness to preserve."""
-    run = cast("Callable[..., Tensor]", checkpoint)
-    return run(block, x, cosine, sine, None, use_reentrant=False, preserve_rng_state=False)
-
-
 class StageModel(nn.Module):
     """Layers start .. stop - 1: the embedding comes with the first layer, the final norm and the head with the last.
 
@@ -135,16 +125,13 @@ class StageModel(nn.Module):
     `initialise` or `load_vector`.
     """
 
-    def __init__(
-        self, architecture: Architecture, layers: LayerRange | None = None, *, recompute_activations: bool = False
-    ) -> None:
+    def __init__(self, architecture: Architecture, layers: LayerRange | None = None) -> None:
         super().__init__()
         whole = LayerRange(0, architecture.layer_count)
         self.architecture = architecture
         self.layer_range = whole if layers is None else layers
         if self.layer_range.stop > architecture.layer_count:
             raise ValueError(f"{self.layer_range} is not part of a model of {architecture.layer_count} layers")
-        self.recompute_activations = recompute_activations
         self.embedding = Projection(architecture.hidden_size, architecture.vocabulary_size) if self.is_first else None
         self.layers = nn.ModuleDict(
             {str(i): Block(architecture, i) for i in range(self.layer_range.start, self.layer_range.stop)}
@@ -176,10 +163,7 @@ class StageModel(nn.Module):
         x = functional.embedding(inputs, self.embedding.weight) if self.embedding is not None else inputs
         cosine, sine = self._angles(time, cache)
         for block in self.layers.values():
-            if self.recompute_activations and torch.is_grad_enabled() and cache is None:
-                x = _recomputed(block, x, cosine, sine)
-            else:
-                x = block(x, cosine, sine, cache)
+            x = block(x, cosine, sine, cache)
         if cache is not None:
             cache.advance(time)
         return x

@@ -33,19 +33,16 @@ def fresh_outer_state(anchor: Tensor) -> OuterState:
     return OuterState(anchor, torch.zeros(anchor.shape, dtype=anchor.dtype, device=anchor.device), 0)
 
 
-def pseudo_gradient(anchor: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
+def pseudo_gradient(anchor: Tensor, weights: Tensor) -> Tensor:
     """anchor - weights (d,): what descent subtracts from the anchor to reach the local weights."""
-    return torch.sub(anchor, weights, out=out)
+    return torch.sub(anchor, weights)
 
 
-def nesterov_outer_step(
-    state: OuterState, pseudo_gradient: Tensor, lr: float, momentum: float, out: tuple[Tensor, Tensor] | None = None
-) -> OuterState:
+def nesterov_outer_step(state: OuterState, pseudo_gradient: Tensor, lr: float, momentum: float) -> OuterState:
     """v' = m v + d and a' = a - lr (d + m v'), for aggregate d of (anchor - local weights); returns a new state.
 
     Apply it to the anchor, never to the local weights, and subtract: both other forms were measured to diverge.
     Every product and sum is rounded on its own, in fp32 on the CPU, so replicas get equal bytes whatever their kernels.
-    `out` = (anchor, velocity) buffers for the result; they may be the old state's own when that is given up.
     Raises ValueError when velocity or pseudo-gradient are not fp32 CPU vectors of the anchor's length.
     """
     shape = state.anchor.shape
@@ -53,7 +50,7 @@ def nesterov_outer_step(
         raise ValueError("anchor and velocity must have one length")
     if pseudo_gradient.shape != shape or pseudo_gradient.dtype != torch.float32 or pseudo_gradient.device.type != "cpu":
         raise ValueError(f"the outer step needs an fp32 CPU vector of shape {tuple(shape)}")
-    anchor, velocity = out or (torch.empty_like(state.anchor), torch.empty_like(state.velocity))
+    anchor, velocity = torch.empty_like(state.anchor), torch.empty_like(state.velocity)
     for start in range(0, shape[0], _CHUNK):
         part = slice(start, start + _CHUNK)
         torch.mul(state.velocity[part], momentum, out=velocity[part])

@@ -343,7 +343,6 @@ def test_export_has_the_classic_keys_and_needs_no_unpickler(tmp_path: Path) -> N
 def test_the_stage_folder_follows_the_contract(tmp_path: Path) -> None:
     folder = stage_folder(tmp_path, EXPECTED.wallet_id, EXPECTED.run_id, EXPECTED.layers)
     assert folder == tmp_path / "checkpoints" / ("w" * 16) / ("r" * 64) / "layers-0-2"
-    assert stage_folder(tmp_path, EXPECTED.wallet_id, EXPECTED.run_id, EXPECTED.layers, "b") != folder
     assert find_stage_folders(tmp_path) == ()
     write_steps(CheckpointStore(folder), 10)
     assert find_stage_folders(tmp_path) == (folder,)

@@ -88,15 +88,6 @@ def test_every_tensor_is_a_parameter() -> None:
     assert "layers.4.feed_forward.down.weight" in names
 
 
-def test_recomputed_activations_change_nothing() -> None:
-    inputs, labels = make_batch()
-    kept, recomputed = make_whole(), make_whole()
-    recomputed.recompute_activations = True
-    assert run_stages([kept], inputs, labels) == run_stages([recomputed], inputs, labels)
-    for name, gradient in gradients_of(kept).items():
-        assert torch.equal(gradient, gradients_of(recomputed)[name])
-
-
 def test_bf16_autocast_stays_close_and_trains_fp32_parameters() -> None:
     inputs, labels = make_batch()
     exact, low = make_whole(), make_whole()

@@ -80,10 +80,9 @@ class Restoration:
     warnings: tuple[str, ...] = ()
 
 
-def stage_folder(data_dir: Path, wallet_id: WalletId, run_id: RunId, layers: LayerRange, suffix: str = "") -> Path:
-    """checkpoints/<wallet_id>/<run_id>/<stage>/ ; a second node of the wallet on this machine has its own suffix."""
-    stage = f"layers-{layers.start}-{layers.stop}{f'-{suffix}' if suffix else ''}"
-    return NodePaths.below(data_dir).checkpoints / wallet_id / run_id / stage
+def stage_folder(data_dir: Path, wallet_id: WalletId, run_id: RunId, layers: LayerRange) -> Path:
+    """checkpoints/<wallet_id>/<run_id>/<stage>/ ; a second node on this machine has a data folder of its own."""
+    return NodePaths.below(data_dir).checkpoints / wallet_id / run_id / f"layers-{layers.start}-{layers.stop}"
 
 
 def find_stage_folders(data_dir: Path) -> tuple[Path, ...]:
