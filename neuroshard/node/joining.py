@@ -157,7 +157,7 @@ class Joining:
             manifests = {first: await self.swarm.donor.own_manifest(self._stage)}
         else:
             manifests = {first: await self._receiver.manifest(first, FRESH_SECONDS, preferred)}
-        await self.offload(lambda: _note(name, manifests[first].snapshot))
+        await self.offload(partial(_note, name, manifests[first].snapshot))
         line = standings[first].line
         others = [node for node, told in standings.items() if told.line == line and told.is_live and node != first]
         async with anyio.create_task_group() as tasks:
@@ -166,7 +166,7 @@ class Joining:
         into = PartialFile(self.store.folder / PARTIAL_FILE, self._layout.file_bytes)
         reuse = await self.offload(self._own_files)
         received = await accompanied(partial(self._receiver.fetch, first, manifests, into, reuse), self._keep_telling)
-        await self.offload(partial(name.unlink, missing_ok=True))
+        await self.offload(partial(_note, name, None))
         told, meta = standings[first], received.manifest.meta
         if told.root and meta.outer_step == told.outer_step and received.root != told.root:
             self.swarm.asking.report(first, ScoreReason.DIGEST_MISMATCH)
@@ -248,9 +248,13 @@ def candidates(swarm: StageSwarm, layers: LayerRange) -> list[NodeId]:
     return [*holders, *[node for node in keepers if node not in holders][:MOST_ASKED]]
 
 
-def _note(file: Path, snapshot: str) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.write_text(snapshot, encoding="ascii")
+def _note(file: Path, snapshot: str | None) -> None:
+    """Which snapshot is on its way, for a start after a kill; None: none is. Without it that start fetches another."""
+    with suppress(OSError):
+        if snapshot is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(snapshot, encoding="ascii")
 
 
 def _named(layers: LayerRange) -> str:

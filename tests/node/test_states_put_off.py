@@ -10,6 +10,8 @@ from stage_life import living
 from stage_world import SAVE_STEPS, StageWorld, play
 
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.node.joining import PARTIAL_NAME
+from neuroshard.training.checkpoint.store import stage_folder
 from neuroshard.training.transfer.standing import Standing
 
 
@@ -29,6 +31,23 @@ def test_who_is_put_off_says_why_and_has_the_state_once_it_is_given(tmp_path: Pa
             await anyio.sleep(10)
             assert newcomer.began_steps[0] >= before - SAVE_STEPS
             assert not newcomer.blamed
+
+    play(tmp_path, scenario)
+
+
+def test_a_state_comes_also_when_it_cannot_be_noted_which_one(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2], moves=False) as nodes:
+            await anyio.sleep(30)
+            assert nodes[0].stage is not None
+            newcomer = world.add()
+            layers, wallet = newcomer.swarm.plan[0], newcomer.identity.wallet_id
+            folder = stage_folder(newcomer.data_dir, wallet, newcomer.swarm.run_id, layers)
+            (folder / PARTIAL_NAME / "in the way").mkdir(parents=True)
+            world.tasks.start_soon(lambda: newcomer.live(0, moves=False))
+            await anyio.sleep(20)
+            assert newcomer.stage is not None
+            assert newcomer.stage.steps > 0
 
     play(tmp_path, scenario)
 
