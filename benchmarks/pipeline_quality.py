@@ -25,7 +25,6 @@ from benchmarks.record import Report, Row
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
-from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
 from neuroshard.status.data import DataStatus
@@ -33,7 +32,7 @@ from neuroshard.training.assembly import build_stage
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds, lone_exchange
+from neuroshard.training.exchange import lone_exchange
 from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import Driving, StageParts, TrainerParts
@@ -240,12 +239,11 @@ def _stage(
         lambda: build_stage(parameters, identity, device, store, policy=policy, precision=Precision.FP32)
     ).result()
     model = stage.executor.model
-    rounds = StageRounds(RUN, number, TensorSchema.of(model), parameters.outer)
     outer = OuterSync(
         compute=compute,
         model=model,
         parameters=parameters.outer,
-        exchange=lone_exchange(identity.node_id, rounds),
+        exchange=lone_exchange,
         state=stage.outer_state,
         progress=stage.outer_progress,
     )

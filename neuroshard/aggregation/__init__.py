@@ -9,6 +9,7 @@ from neuroshard.aggregation.aggregators import (
     MultiKrum,
     TrimmedMean,
     aggregator_config,
+    aggregator_name,
     needs_gram,
     trim_count,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "WeightedSum",
     "abstaining",
     "aggregator_config",
+    "aggregator_name",
     "capped_weights",
     "check_krum_count",
     "judge",

@@ -66,6 +66,25 @@ def aggregator_config(parameters: OuterOptimization) -> AggregatorConfig:
             assert_never(parameters.aggregator)
 
 
+def aggregator_name(config: AggregatorConfig) -> str:
+    """Name and settings: members whose names differ do not exchange anything."""
+    match config:
+        case TrimmedMean(trim_fraction):
+            return f"trimmed_mean({float(trim_fraction)!r})"
+        case Median():
+            return "median"
+        case Mean():
+            return "mean"
+        case Krum():
+            return "krum"
+        case MultiKrum():
+            return "multi_krum"
+        case CentredClipping():
+            return "centred_clipping"
+        case _:
+            assert_never(config)
+
+
 def needs_gram(config: AggregatorConfig) -> bool:
     """Whether it needs the dot products of the contributions with each other."""
     return isinstance(config, Krum | MultiKrum | CentredClipping)

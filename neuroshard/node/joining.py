@@ -17,7 +17,7 @@ from neuroshard.network import ScoreReason
 from neuroshard.node.copy_order import likely_keepers
 from neuroshard.node.stage_swarm import GONE, StageSwarm
 from neuroshard.node.tasks import accompanied
-from neuroshard.swarm.round import Offload
+from neuroshard.swarm.offload import Offload
 from neuroshard.swarm.schedule import may_download_averaged
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.record import StageIdentity

@@ -169,8 +169,7 @@ def _outer_part(
     model, record = stage.executor.model, stage.record
     outer_at = _outer_parameters(swarm.versions.at)
     rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)
-    alone = lone_exchange(home.identity.node_id, rounds)
-    outer = sync_of(compute, stage, alone, swarm.versions.at, index)
+    outer = sync_of(compute, stage, lone_exchange, swarm.versions.at, index)
     snapshots = LiveSnapshots(stage.keeper, outer, lambda: record.progress.steps)
     replica = Replica(
         Member(home.identity.node_id, home.identity.wallet_id),
@@ -188,7 +187,7 @@ def _outer_part(
     group = GroupRounds(
         replica,
         swarm.asking,
-        alone,
+        lone_exchange,
         swarm.sign,
         Judging(outer.root_after, vote.objection),
         book=FolderBook(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),

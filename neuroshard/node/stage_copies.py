@@ -19,7 +19,7 @@ from neuroshard.errors import StorageError
 from neuroshard.node.copy_duty import CopyTimes, copy_is_due
 from neuroshard.node.copy_order import rank_of
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.swarm.round import Offload
+from neuroshard.swarm.offload import Offload
 from neuroshard.training.transfer.copy_places import copy_folder
 from neuroshard.training.transfer.download import ReceivingOptions, StageFile
 from neuroshard.training.transfer.errors import DonorError

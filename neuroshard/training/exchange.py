@@ -1,26 +1,24 @@
-"""Binds the swarm's sync round to one stage of a run, for a group of one as for several."""
+"""What the rounds of one stage of a run are about, and the round of a node that meets nobody."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 
+import anyio.to_thread
 from torch import Tensor
 
-from neuroshard.aggregation import aggregator_config
+from neuroshard.aggregation import Refusal, aggregator_config, aggregator_name
+from neuroshard.aggregation.sums import dot_product
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.swarm.certified.roster import Roster, Step
-from neuroshard.swarm.group import Group, RoundDescriptor, aggregator_name
-from neuroshard.swarm.outcome import Aborted, Completed
-from neuroshard.swarm.round import Messenger, NobodyElse, run_round
-from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange
+from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.training.rounds.vote_book import KEPT_STEPS
 from neuroshard.training.strategy import Exchanged, exchanged_at, part_at, parts_of, sequences_to_round
-from neuroshard.types import NodeId, RunId
-
-ROUND_DEADLINE_SECONDS = 120.0
+from neuroshard.types import RunId
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,6 @@ class StageRounds:
     schema: TensorSchema
     parameters: OuterOptimization
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` hold all the time
-
-    def descriptor(self, outer_step: int, view: int, aggregator: str) -> RoundDescriptor:
-        """Of the round that ends this outer step; `view` counts those of it that were abandoned."""
-        codec, vector = make_codec(self.parameters_at(outer_step).codec), self._vector(outer_step)
-        return RoundDescriptor(self.run_id, self.stage, outer_step, codec.name, aggregator, vector, view)
 
     def step(self, outer_step: int, root: str, voters: Roster, *, is_open: bool) -> Step:
         """The certified round that ends this outer step, from the state of this root."""
@@ -70,39 +63,15 @@ class StageRounds:
         return self.parameters if self.versions is None else self.versions(outer_step)
 
 
-def group_exchange(
-    messenger: Messenger,
-    rounds: StageRounds,
-    group: Callable[[], Group],
-    deadline_seconds: float = ROUND_DEADLINE_SECONDS,
-) -> Exchange:
-    """Rounds with whoever `group` names when one begins. Aborted rounds of an outer step are told apart by a view."""
-    views: dict[int, int] = {}
+async def lone_exchange(contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
+    """See Exchange; the round of a node that meets nobody, which has nothing to agree on with itself.
 
-    async def exchange(contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
-        parameters = rounds.parameters_at(outer_step)
-        config, codec = aggregator_config(parameters), make_codec(parameters.codec)
-        view = views.get(outer_step, 0)
-        views.clear()
-        outcome = await run_round(
-            messenger,
-            rounds.descriptor(outer_step, view, aggregator_name(config)),
-            group(),
-            contribution,
-            aggregator=config,
-            codec=codec,
-            deadline_seconds=deadline_seconds,
-        )
-        match outcome:
-            case Completed(aggregate=aggregate, members=members):
-                return Agreed(aggregate, len(members))
-            case Aborted(reason=reason):
-                views[outer_step] = view + 1
-                return Abandoned(reason)
-
-    return exchange
-
-
-def lone_exchange(node_id: NodeId, rounds: StageRounds) -> Exchange:
-    """The rounds of a node that knows nobody: the same code, and no messages."""
-    return group_exchange(NobodyElse(), rounds, lambda: Group.alone(node_id))
+    Nothing travels, so no codec loses anything. What the gates of a group refuse whatever the others send comes to
+    nothing here, too.
+    """
+    del outer_step
+    square = await anyio.to_thread.run_sync(dot_product, contribution, contribution)
+    if isfinite(square) and square > 0:
+        return Agreed(contribution, 1)
+    refusal = Refusal.ZERO if square == 0 else Refusal.NOT_FINITE
+    return Abandoned(f"no contribution was accepted: {refusal}")

@@ -23,6 +23,7 @@ from neuroshard.aggregation import (
     MultiKrum,
     TrimmedMean,
     aggregator_config,
+    aggregator_name,
     capped_weights,
     needs_gram,
     trim_count,
@@ -222,3 +223,9 @@ def test_a_dot_product_is_finite_exactly_when_the_numbers_are() -> None:
     for bad in (math.nan, math.inf, -math.inf):
         huge[99_999] = bad
         assert not math.isfinite(dot_product(huge, huge))
+
+
+def test_aggregators_have_names_with_their_settings() -> None:
+    configs = (TrimmedMean(0.25), Median(), Mean(), Krum(), MultiKrum(), CentredClipping())
+    names = ["trimmed_mean(0.25)", "median", "mean", "krum", "multi_krum", "centred_clipping"]
+    assert [aggregator_name(config) for config in configs] == names

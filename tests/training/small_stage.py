@@ -15,14 +15,13 @@ from torch import Tensor
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
-from neuroshard.model.tensor_schema import TensorSchema
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.assembly import Stage, build_stage
 from neuroshard.training.checkpoint.schedule import CheckpointPolicy
 from neuroshard.training.checkpoint.store import CheckpointStore
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds, lone_exchange
+from neuroshard.training.exchange import lone_exchange
 from neuroshard.training.loop import Trainer
 from neuroshard.training.parts import Driving, Feed, StageParts, TrainerParts
 from neuroshard.training.pipeline import LocalHop
@@ -134,8 +133,7 @@ def make_parts(
     number: int = 0,
 ) -> StageParts:
     """The parts of a stage, in a sync group of one."""
-    rounds = StageRounds(identity.run_id, number, TensorSchema.of(stage.executor.model), parameters.outer)
-    outer = sync_of(compute, stage, lone_exchange(identity.node_id, rounds), lambda _step: parameters, number)
+    outer = sync_of(compute, stage, lone_exchange, lambda _step: parameters, number)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
+from meeting_place import MeetingPlace
 from small_stage import ARCHITECTURE, IDENTITY, PARAMETERS, state_digest, train
 from torch import Tensor
 
@@ -16,20 +17,16 @@ from neuroshard.config.run_parameters import OuterOptimization, StrategyName
 from neuroshard.model.initial_weights import initialise
 from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
-from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.fragments import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment
 from neuroshard.optim.outer import fresh_outer_state
-from neuroshard.swarm.group import Group
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds, group_exchange, lone_exchange
+from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterSync
 from neuroshard.training.strategy import FragmentStep, steps_between_rounds, strategy_at
-from neuroshard.types import LayerRange, NodeId
-from tests.swarm.round_post import RoundPost
+from neuroshard.types import LayerRange
 
 STAGES = (LayerRange(0, 3), LayerRange(1, 2))  # the whole model, and a layer of a pipeline
 PARTS: tuple[StrategyName, ...] = ("sparta", "streaming")
-NAMES = (NodeId("a"), NodeId("b"))
 
 
 def model_of(layers: LayerRange = STAGES[0]) -> StageModel:
@@ -39,14 +36,13 @@ def model_of(layers: LayerRange = STAGES[0]) -> StageModel:
 
 
 def sync_of(
-    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: Exchange | None = None
+    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: Exchange = lone_exchange
 ) -> OuterSync:
-    rounds = StageRounds(IDENTITY.run_id, 0, TensorSchema.of(model), parameters)
     return OuterSync(
         compute=compute,
         model=model,
         parameters=parameters,
-        exchange=exchange or lone_exchange(IDENTITY.node_id, rounds),
+        exchange=exchange,
         state=fresh_outer_state(flatten(model)),
     )
 
@@ -120,16 +116,10 @@ def test_streamed_fragments_each_make_the_steps_of_torch_sgd(compute: ComputeThr
 def test_two_nodes_agree_on_the_part_and_keep_the_rest_of_their_own(
     compute: ComputeThread, strategy: StrategyName, layers: LayerRange
 ) -> None:
-    network = InMemoryNetwork()
     parameters = OuterOptimization(strategy=strategy, codec="fp32", learning_rate=0.7)
-    models = [model_of(layers) for _ in NAMES]
-
-    def joined(name: NodeId, model: StageModel) -> OuterSync:
-        rounds = StageRounds(IDENTITY.run_id, 0, TensorSchema.of(model), parameters)
-        exchange = group_exchange(RoundPost(network, name), rounds, lambda: Group(NAMES, name))
-        return sync_of(compute, model, parameters, exchange)
-
-    nodes = [joined(name, model) for name, model in zip(NAMES, models, strict=True)]
+    models = [model_of(layers), model_of(layers)]
+    place = MeetingPlace(StageRounds(IDENTITY.run_id, 0, TensorSchema.of(models[0]), parameters), 2)
+    nodes = [sync_of(compute, model, parameters, place.exchange) for model in models]
 
     async def main() -> None:
         for number in range(STREAMED_FRAGMENTS + 1):
@@ -151,8 +141,6 @@ def test_two_nodes_agree_on_the_part_and_keep_the_rest_of_their_own(
             if strategy == "sparta":  # the mean itself
                 mean = (fragment.of(local[0]) + fragment.of(local[1])) / 2
                 torch.testing.assert_close(fragment.of(nodes[0].state.anchor), mean, rtol=0, atol=1e-6)
-        for name in NAMES:
-            network.kill(name)
 
     trio.run(main)
     assert nodes[0].status().members == 2

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from hashlib import sha256
 
+import pytest
 import torch
 import trio
+from meeting_place import MeetingPlace
 from small_stage import ARCHITECTURE, IDENTITY
 from torch import Tensor
 
@@ -12,11 +16,9 @@ from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.model.initial_weights import initialise
 from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
-from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import OuterState, fresh_outer_state
-from neuroshard.swarm.group import Group
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds, group_exchange, lone_exchange
+from neuroshard.training.exchange import StageRounds, lone_exchange
 from neuroshard.training.outer_sync import (
     Abandoned,
     Agreed,
@@ -27,8 +29,6 @@ from neuroshard.training.outer_sync import (
     state_root,
 )
 from neuroshard.training.strategy import strategy_at
-from neuroshard.types import NodeId
-from tests.swarm.round_post import RoundPost
 
 
 def model_of(seed: int = 1) -> StageModel:
@@ -42,13 +42,13 @@ def rounds(parameters: OuterOptimization) -> StageRounds:
 
 
 def sync_of(
-    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: Exchange | None = None
+    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: Exchange = lone_exchange
 ) -> OuterSync:
     return OuterSync(
         compute=compute,
         model=model,
         parameters=parameters,
-        exchange=exchange or lone_exchange(IDENTITY.node_id, rounds(parameters)),
+        exchange=exchange,
         state=fresh_outer_state(flatten(model)),
     )
 
@@ -277,17 +277,34 @@ def test_alone_nothing_is_lost_whatever_the_codec(compute: ComputeThread) -> Non
     assert state_root(nodes[0].state) == state_root(nodes[1].state)
 
 
+@pytest.mark.parametrize("aggregator", ["trimmed_mean", "krum", "centred_clipping"])
+def test_alone_no_aggregator_wants_for_others(compute: ComputeThread, aggregator: str) -> None:
+    model = model_of()
+    outer = sync_of(compute, model, replace(OuterOptimization(), aggregator=aggregator))  # type: ignore[arg-type]
+    move(model, 1)
+    assert trio.run(outer.run_round, 0.0)
+    assert torch.equal(outer.state.anchor, flatten(model))
+
+
+@pytest.mark.parametrize(("moved", "reason"), [(0.0, "it is zero"), (math.inf, "not finite"), (math.nan, "not finite")])
+def test_alone_nothing_follows_from_no_work_or_from_no_numbers(
+    compute: ComputeThread, moved: float, reason: str
+) -> None:
+    model = model_of()
+    outer = sync_of(compute, model, OuterOptimization())
+    before, weights = state_root(outer.state), flatten(model)
+    weights[3] += moved
+    load_vector(model, weights)
+    assert not trio.run(outer.run_round, 0.0)
+    assert reason in outer.status().explanation
+    assert state_root(outer.state) == before
+
+
 def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> None:
-    names = (NodeId("a"), NodeId("b"))
-    network = InMemoryNetwork()
     parameters = OuterOptimization(codec="fp32")
     models = [model_of(), model_of()]
-
-    def joined(name: NodeId, model: StageModel) -> OuterSync:
-        exchange = group_exchange(RoundPost(network, name), rounds(parameters), lambda: Group(names, name))
-        return sync_of(compute, model, parameters, exchange)
-
-    nodes = [joined(name, model) for name, model in zip(names, models, strict=True)]
+    place = MeetingPlace(rounds(parameters), 2)
+    nodes = [sync_of(compute, model, parameters, place.exchange) for model in models]
     for number, (node, model) in enumerate(zip(nodes, models, strict=True)):
         move(model, number)
         node.after_step(4)
@@ -299,8 +316,6 @@ def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> No
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 nursery.start_soon(node.run_round, 0.0)
-        for name in names:
-            network.kill(name)
 
     trio.run(main)
     assert torch.equal(nodes[0].state.anchor, nodes[1].state.anchor)

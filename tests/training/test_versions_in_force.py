@@ -8,23 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 import trio
+from meeting_place import MeetingPlace
 from small_stage import ARCHITECTURE, IDENTITY, PARAMETERS, make_parts, make_stage, make_trainer, state_digest
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.model.initial_weights import initialise
 from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
-from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.swarm.group import Group
 from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds, group_exchange
+from neuroshard.training.exchange import StageRounds
 from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import TrainerParts
-from neuroshard.types import NodeId
-from tests.swarm.round_post import RoundPost
 
 INNER_STEPS = 3
 FIRST = replace(PARAMETERS, outer=replace(PARAMETERS.outer, inner_steps=INNER_STEPS))
@@ -81,32 +78,29 @@ def test_without_versions_the_parameters_hold_all_the_time(compute: ComputeThrea
 
 def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> None:
     """Three members: the mean until outer step 1, the median from it on; the rate of the outer step changes with it."""
-    names = (NodeId("a"), NodeId("b"), NodeId("c"))
-    network = InMemoryNetwork()
     first = OuterOptimization(aggregator="mean", momentum=0.0, learning_rate=1.0, codec="fp32")
     second = OuterOptimization(aggregator="median", momentum=0.0, learning_rate=0.5, codec="fp32")
 
     def at(outer_step: int) -> OuterOptimization:
         return first if outer_step < 1 else second
 
-    models = [StageModel(ARCHITECTURE) for _ in names]
+    models = [StageModel(ARCHITECTURE) for _ in range(3)]
     for model in models:
         initialise(model, 1)
     schema = TensorSchema.of(models[0])
 
-    def joined(name: NodeId, model: StageModel) -> OuterSync:
-        rounds = StageRounds(IDENTITY.run_id, 0, schema, first, at)
-        exchange = group_exchange(RoundPost(network, name), rounds, lambda: Group(names, name))
-        return OuterSync(
+    place = MeetingPlace(StageRounds(IDENTITY.run_id, 0, schema, first, at), len(models))
+    nodes = [
+        OuterSync(
             compute=compute,
             model=model,
             parameters=first,
-            exchange=exchange,
+            exchange=place.exchange,
             state=fresh_outer_state(flatten(model)),
             versions=at,
         )
-
-    nodes = [joined(name, model) for name, model in zip(names, models, strict=True)]
+        for model in models
+    ]
 
     async def round_of() -> float:
         """How far the anchor goes, in every coordinate, when each member's weights went further in a third of them."""
@@ -127,7 +121,5 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
         assert await round_of() == pytest.approx(0.35 / 3, abs=1e-4)  # the mean
         assert nodes[0].parameters is second
         assert await round_of() == pytest.approx(0.05, abs=1e-4)  # half of the median
-        for name in names:
-            network.kill(name)
 
     trio.run(main)

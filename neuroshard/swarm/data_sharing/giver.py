@@ -21,7 +21,7 @@ from neuroshard.swarm.data_sharing.frames import (
     part_size,
     read_request,
 )
-from neuroshard.swarm.round import Offload
+from neuroshard.swarm.offload import Offload
 from neuroshard.types import NodeId, RunId
 from neuroshard.wire import Frame
 

@@ -44,7 +44,7 @@ from neuroshard.swarm.certified.packets import MalformedMessageError, from_frame
 from neuroshard.swarm.certified.progress import Progress
 from neuroshard.swarm.certified.setting import Contribution, Setting
 from neuroshard.swarm.certified.voting import certificate_for, slices_for
-from neuroshard.swarm.round import Offload
+from neuroshard.swarm.offload import Offload
 from neuroshard.training.rounds.heard import Heard
 from neuroshard.training.rounds.mail import Received, RoundMail
 from neuroshard.training.rounds.vote_book import KEPT_STEPS, KEPT_VOTES, VoteBook

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neuroshard.compression import MalformedVectorError
 from neuroshard.errors import StorageError
-from neuroshard.swarm.round import Offload
+from neuroshard.swarm.offload import Offload
 from neuroshard.training.rounds.offer_file import Offer
 from neuroshard.training.rounds.vote_book import VoteBook
 from neuroshard.training.rounds.work import RoundWork

@@ -13,6 +13,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from torch import Tensor
 
+from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import MalformedVectorError, make_codec
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.swarm.certified.effects import Check, Checked, Complete
@@ -20,8 +21,7 @@ from neuroshard.swarm.certified.messages import Quorum
 from neuroshard.swarm.certified.packets import limits_for
 from neuroshard.swarm.certified.roster import Roster, Step
 from neuroshard.swarm.certified.setting import Contribution, Setting, Sign, Timing
-from neuroshard.swarm.group import aggregator_name
-from neuroshard.swarm.round import Offload
+from neuroshard.swarm.offload import Offload
 from neuroshard.training.control import first_of
 from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, Outcome, UnderWay
 from neuroshard.training.rounds.actor import RoundActor, Surroundings

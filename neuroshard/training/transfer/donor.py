@@ -19,7 +19,7 @@ from neuroshard.errors import StorageError
 from neuroshard.identity.fields import number_field
 from neuroshard.network import RequestRefusedError, ScoreReason, Transport
 from neuroshard.status.snapshot import CheckpointGeneration
-from neuroshard.swarm.round import Offload
+from neuroshard.swarm.offload import Offload
 from neuroshard.training.checkpoint.metadata import MAX_META_BYTES, decode_manifest
 from neuroshard.training.transfer.errors import DonorError
 from neuroshard.training.transfer.fields import StageName, read_request_about

@@ -12,7 +12,7 @@ import numpy as np
 
 from neuroshard.errors import StorageError
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, ScoreReason, TransportClosedError
-from neuroshard.swarm.round import Offload
+from neuroshard.swarm.offload import Offload
 from neuroshard.training.checkpoint.tensor_file import TensorLayout
 from neuroshard.training.remote_hop import Requester
 from neuroshard.training.transfer.chunk_board import ChunkBoard
