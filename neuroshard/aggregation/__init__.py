@@ -13,7 +13,7 @@ from neuroshard.aggregation.aggregators import (
     needs_gram,
     trim_count,
 )
-from neuroshard.aggregation.gates import Refusal, Verdict, judge, judge_statistics, max_refused
+from neuroshard.aggregation.gates import Refusal, Verdict, judge_statistics, max_refused
 from neuroshard.aggregation.gram_rules import TooFewContributionsError, check_krum_count
 from neuroshard.aggregation.reduction import MiddleMean, Reduction, WeightedSum, reduce_slice, reduction_by
 from neuroshard.aggregation.slice_statistics import SliceStatistics, slice_statistics, sum_statistics
@@ -48,7 +48,6 @@ __all__ = [
     "aggregator_name",
     "capped_weights",
     "check_krum_count",
-    "judge",
     "judge_statistics",
     "max_refused",
     "needs_gram",

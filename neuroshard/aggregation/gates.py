@@ -13,11 +13,8 @@ from math import sqrt
 from statistics import median
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, SliceStatistics, slice_statistics
-from neuroshard.aggregation.slices import SliceRows
+from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, SliceStatistics
 from neuroshard.aggregation.work import abstaining
 
 MIN_NORM_RATIO, MAX_NORM_RATIO = 0.1, 10.0
@@ -115,12 +112,6 @@ def judge_statistics(
     return Verdict(accepted, refused, factors, robust, abstained)
 
 
-def judge(contributions: Tensor, total: SliceStatistics | None = None) -> Verdict:
-    """Verdict over (n, d) fp32 contributions in memory, whose statistics are known or made here."""
-    total = slice_statistics(SliceRows.of(contributions)) if total is None else total
-    return judge_statistics(total, _copies(contributions, total))
-
-
 def _broken(total: SliceStatistics, copies: Collection[int], rows: Iterable[int]) -> dict[int, Refusal]:
     refused: dict[int, Refusal] = {}
     for i in rows:
@@ -131,18 +122,6 @@ def _broken(total: SliceStatistics, copies: Collection[int], rows: Iterable[int]
         elif i in copies:
             refused[i] = Refusal.COPY
     return refused
-
-
-def _copies(contributions: Tensor, total: SliceStatistics) -> set[int]:
-    originals: dict[float, list[int]] = {}  # by norm: equal vectors have equal norms
-    copies: set[int] = set()
-    for i, norm in enumerate(total.squared_norms):
-        same_norm = originals.setdefault(norm, [])
-        if any(torch.equal(contributions[i], contributions[other]) for other in same_norm):
-            copies.add(i)
-        else:
-            same_norm.append(i)
-    return copies
 
 
 def _refuse_directions(total: SliceStatistics, norms: Mapping[int, float], refused: dict[int, Refusal]) -> None:

@@ -20,7 +20,7 @@ from neuroshard.aggregation import (
     MultiKrum,
     SliceRows,
     TrimmedMean,
-    judge,
+    judge_statistics,
     reduce_slice,
     reduction_by,
     slice_statistics,
@@ -53,7 +53,7 @@ def main() -> None:
         rows = contributions(count, length)
         whole = SliceRows.of(rows)
         total = slice_statistics(whole, with_gram=True)
-        verdict = judge(rows, total)
+        verdict = judge_statistics(total)
         lines = [digest(statistics_bytes(total)), str(verdict)]
         for config in CONFIGS:
             aggregate = reduce_slice(whole, reduction_by(config, total, verdict, tolerated=1))

@@ -11,7 +11,9 @@ import torch
 from neuroshard.aggregation import (
     AggregatorConfig,
     SliceRows,
+    SliceStatistics,
     Verdict,
+    judge_statistics,
     needs_gram,
     reduce_slice,
     reduction_by,
@@ -24,6 +26,24 @@ def honest_rows(count: int, length: int, seed: int = 0, common: float = 1.5) -> 
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(length, generator=generator)
     return common * direction + torch.randn(count, length, generator=generator)
+
+
+def judge(contributions: torch.Tensor, total: SliceStatistics | None = None) -> Verdict:
+    """Verdict over (n, d) fp32 contributions in memory, whose statistics are known or made here."""
+    total = slice_statistics(SliceRows.of(contributions)) if total is None else total
+    return judge_statistics(total, _copies(contributions, total))
+
+
+def _copies(contributions: torch.Tensor, total: SliceStatistics) -> set[int]:
+    originals: dict[float, list[int]] = {}  # by norm: equal vectors have equal norms
+    copies: set[int] = set()
+    for i, norm in enumerate(total.squared_norms):
+        same_norm = originals.setdefault(norm, [])
+        if any(torch.equal(contributions[i], contributions[other]) for other in same_norm):
+            copies.add(i)
+        else:
+            same_norm.append(i)
+    return copies
 
 
 def attacked(rows: torch.Tensor, attack: str, liars: int, seed: int = 0) -> torch.Tensor:

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from neuroshard.aggregation import Mean, Refusal, SliceRows, judge, judge_statistics, max_refused, slice_statistics
-from tests.aggregation.contribution_samples import aggregated
+from neuroshard.aggregation import Mean, Refusal, SliceRows, judge_statistics, max_refused, slice_statistics
+from tests.aggregation.contribution_samples import aggregated, judge
 
 LENGTH = 500
 

@@ -16,13 +16,12 @@ from neuroshard.aggregation import (
     SliceRows,
     TooFewContributionsError,
     TrimmedMean,
-    judge,
     max_refused,
     reduction_by,
     slice_statistics,
 )
 from neuroshard.aggregation.gram_rules import centred_clipping_weights, krum_order
-from tests.aggregation.contribution_samples import ATTACKS, accepting_all, aggregated, attacked, honest_rows
+from tests.aggregation.contribution_samples import ATTACKS, accepting_all, aggregated, attacked, honest_rows, judge
 
 ROBUST: list[AggregatorConfig] = [TrimmedMean(0.25), Median(), Krum(), MultiKrum(), CentredClipping()]
 

@@ -16,13 +16,12 @@ from neuroshard.aggregation import (
     SliceRows,
     TrimmedMean,
     abstaining,
-    judge,
     needs_gram,
     reduce_slice,
     reduction_by,
     slice_statistics,
 )
-from tests.aggregation.contribution_samples import ATTACKS, aggregated, attacked, cut, honest_rows
+from tests.aggregation.contribution_samples import ATTACKS, aggregated, attacked, cut, honest_rows, judge
 
 BLOCK = 4096
 ALL: list[AggregatorConfig] = [Mean(), Median(), TrimmedMean(0.25), Krum(), MultiKrum(), CentredClipping()]

@@ -12,7 +12,6 @@ from neuroshard.aggregation import (
     MalformedStatisticsError,
     SliceRows,
     SliceStatistics,
-    judge,
     judge_statistics,
     read_statistics,
     slice_statistics,
@@ -20,7 +19,7 @@ from neuroshard.aggregation import (
     statistics_size,
     sum_statistics,
 )
-from tests.aggregation.contribution_samples import ATTACKS, attacked, cut, honest_rows
+from tests.aggregation.contribution_samples import ATTACKS, attacked, cut, honest_rows, judge
 
 BLOCK = 4096
 
