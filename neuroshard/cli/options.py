@@ -172,7 +172,7 @@ def settings_given(parameters: Mapping[str, object]) -> dict[str, object]:
 
     flags: dict[str, object] = {}
     for name, value in parameters.items():
-        if value is None or value is False or value == []:
+        if value is None or value is False or value in ([], ()):  # typer has had both for an option that is repeated
             continue  # not given: left to environment, file and defaults
         if name in OPPOSITES:
             flags[OPPOSITES[name]] = False

@@ -152,12 +152,22 @@ def pause(
     data_dir: DataDir = None,
     port: Port = None,
     demo: DemoNode = False,
-    seconds: Annotated[float | None, typer.Option("--for", metavar="SECONDS", help="Resume by itself.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--for", metavar="SECONDS", help="Resume by itself, after a week at most.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Pause training; nothing is lost."""
     from neuroshard.cli.client import connect
 
+    if seconds is not None:
+        from neuroshard.api.bodies.actions import LONGEST_PAUSE_SECONDS
+
+        if not 0 < seconds <= LONGEST_PAUSE_SECONDS:  # no number at all is neither
+            raise UsageError(
+                f"A pause cannot last {seconds:g} seconds.",
+                f"Give at most {LONGEST_PAUSE_SECONDS:.0f} (a week); without --for it lasts until `neuroshard resume`.",
+            )
     body = {} if seconds is None else {"duration_seconds": seconds}
     _tell(connect(data_dir, port, demo=demo).post("/api/training/pause", body), as_json=as_json)
 

@@ -21,7 +21,7 @@ _EVENT = "data: "
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of the continuation.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token.")] = 0.8,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of probability to draw from.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text from equal weights.")] = None,
     data_dir: DataDir = None,
@@ -34,7 +34,7 @@ def generate(
 
     client = connect(data_dir, port, demo=demo)
     body: dict[str, object] = {
-        "prompt": prompt,
+        "prompt": prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),  # a terminal may send any bytes
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,

@@ -219,7 +219,7 @@ def _shards() -> tuple[ShardStatus, ...]:
 def _checkpoints(now: float) -> CheckpointStatus:
     generation = CheckpointGeneration(750, 1, now - 14, loss_at(750), 65_100_000, "step-750")
     return CheckpointStatus(
-        folder="checkpoints/9f2c41d07be3a655",
+        folder=f"/home/someone/.local/share/neuroshard/checkpoints/9f2c41d07be3a655/{'5e' * 32}/layers-0-4",
         generations=(generation,),
         last_saved_step=750,
         last_saved_time=now - 14,

@@ -251,6 +251,9 @@ def test_the_way_of_a_microbatch_stage_by_stage(start_node: StartNode, open_page
     columns = card.get_by_role("radio")
     expect(columns).to_have_count(32)
     expect(columns.nth(31)).to_be_checked()
+    area = "all => all.map((e) => e.getBoundingClientRect()).map((box) => [box.width, box.height])"
+    drawn = [box for box in card.locator(".column .part").evaluate_all(area) if min(box) > 2]
+    assert len(drawn) >= 32  # each column can be seen
     expect(card.get_by_role("heading", name="The newest one, stage by stage")).to_be_visible()
     expect(card).to_contain_text("It took 1.19 s for 1,024 tokens.")
     rows = card.get_by_role("list", name="Time at each stage").get_by_role("listitem")

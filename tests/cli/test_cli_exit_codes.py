@@ -185,6 +185,8 @@ def test_a_genesis_folder_that_is_not_there_is_6(neuroshard: Command, tmp_path: 
     [
         (("status", "--data-dir", "~nobody-of-this-name/x"), 2, "The home folder in ~nobody-of-this-name/x"),
         (("checkpoint", "list", "--data-dir", "/" + "a" * 5_000), 5, "aaa cannot be used: "),
+        (("pause", "--for", "nan"), 2, "A pause cannot last nan seconds."),
+        (("pause", "--for", "700000"), 2, "(a week)"),
         (("genesis", "verify", "http://[half"), 2, "http://[half is no address"),
         (("genesis", "verify", "file:///x"), 2, "file:///x is no place to read from."),
         (("--genesis", "http://[half", "--token", "x", "--headless"), 2, "genesis (from --genesis) cannot be"),
@@ -197,6 +199,12 @@ def test_names_that_lead_nowhere_are_told_without_a_trace(
     assert (outcome.code, "Traceback" in outcome.err) == (code, False), outcome.err
     assert words in outcome.err
     assert len(outcome.err) < 1_000
+
+
+@pytest.mark.parametrize("command", [("--headless",), ("trainer", "--headless"), ("seed",)])
+def test_peers_come_from_the_environment_when_no_flag_names_any(neuroshard: Command, command: tuple[str, ...]) -> None:
+    outcome = neuroshard.having(NEUROSHARD_PEER="nowhere", NEUROSHARD_TOKEN=TOKEN)(*command)
+    assert (outcome.code, "peer (from NEUROSHARD_PEER) cannot be" in outcome.err) == (2, True), outcome.err
 
 
 def test_too_little_memory_is_2_and_says_how_much_is_needed(neuroshard: Command, tmp_path: Path) -> None:

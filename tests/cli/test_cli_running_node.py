@@ -127,6 +127,12 @@ def test_generate_continues_a_prompt(neuroshard: Command) -> None:
     assert whole["choices"][0]["finish_reason"] == "length"
 
 
+def test_a_prompt_may_have_bytes_that_are_no_text(neuroshard: Command) -> None:
+    if sys.platform == "win32":
+        pytest.skip("arguments are always text there")
+    assert neuroshard("generate", "caf\udce9", "--max-tokens", "2").code == 0
+
+
 def test_a_refusal_of_the_node_is_told_in_its_words(neuroshard: Command) -> None:
     outcome = neuroshard("generate", "The ", "--max-tokens", "1000000")
     assert outcome.code == 1

@@ -7,7 +7,7 @@ export function NotFound({ wanted, views }: { wanted: string; views: readonly st
       <p>
         The dashboard has no view with the name <code>{wanted.slice(0, 60)}</code>. It has these:
       </p>
-      <ul class="choices">
+      <ul class="view-links">
         {views.map((name) => (
           <li key={name}>
             <a href={`#${name.toLowerCase()}`}>{name}</a>

@@ -24,7 +24,7 @@ export interface SettingGroup {
   rows: SettingRow[];
 }
 
-const IN_CAPITALS = /\b(cpu|gpu|lan|json|url)\b/g;
+const IN_CAPITALS = /\b(cpu|gb|gpu|lan|json|url)\b/g;
 const NEVER_HERE = new Set(["token", "token_file"]); // secrets are not typed into a page
 const REST = "More";
 const GROUPS: readonly (readonly [string, RegExp])[] = [
