@@ -17,6 +17,7 @@ import torch
 import trio
 
 from neuroshard.errors import NotReadyError
+from neuroshard.training.microbatch import AcceleratorFullError
 from neuroshard.training.niceness import give_way
 
 NICENESS = 5  # a third of the share of what else wants the same core
@@ -82,7 +83,8 @@ class ComputeThread:
     async def run(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> T:
         """Run a job and wait for its value without blocking the event loop; its exception is raised here.
 
-        When the caller is cancelled, a waiting job is dropped and a running one is waited for.
+        When the caller is cancelled, a waiting job is dropped and a running one is waited for. Raises
+        AcceleratorFullError where PyTorch found no memory there.
         """
         done = anyio.Event()
         wake = _wake_up_from_thread(done)
@@ -94,7 +96,10 @@ class ComputeThread:
             if not result.cancel() and not result.done():
                 with anyio.CancelScope(shield=True):
                     await done.wait()
-        return result.result()
+        try:
+            return result.result()
+        except torch.OutOfMemoryError as error:
+            raise AcceleratorFullError from error
 
     def close(self) -> None:
         """Accept no more jobs, finish the accepted ones and join the thread; a second call does nothing."""

@@ -11,20 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from neuroshard.errors import NeuroShardError
 from neuroshard.model.key_value_cache import KeyValueCache
 from neuroshard.model.transformer import StageModel
 from neuroshard.training.given_gradient import backward_from
 from neuroshard.training.lying_tensors import laid_down
 from neuroshard.training.precision import Precision, autocast
 from neuroshard.training.value_bounds import is_loss
-
-
-class AcceleratorFullError(NeuroShardError):
-    """The accelerator has no memory left: another program has it, or the stage needs more than was planned."""
-
-    def __init__(self) -> None:
-        super().__init__("The accelerator has no memory left.", "Close what else uses it.")
 
 
 @dataclass(frozen=True)
@@ -198,15 +190,15 @@ class StageExecutor:
         return True
 
     def resume(self) -> None:
-        """Take memory and accelerator again after `suspend`. Raises AcceleratorFullError; it is suspended then."""
+        """Take memory and accelerator again after `suspend`. Raises OutOfMemoryError; it is suspended then."""
         if self._lies and self.device.type == "cpu":
             for tensor in self._held():
                 tensor.data = tensor.data.clone()
         try:
             self._move(self.device)
-        except torch.OutOfMemoryError as error:
+        except torch.OutOfMemoryError:
             self.suspend()  # a part of it may be there
-            raise AcceleratorFullError from error
+            raise
         self._lies = self.is_suspended = False
 
     def _held(self) -> Iterator[Tensor]:

@@ -19,6 +19,7 @@ from neuroshard.training.compute import ComputeThread
 from neuroshard.training.evaluation import PINNED_SEQUENCES, Evaluation, paired_difference
 from neuroshard.training.executor import StageExecutor
 from neuroshard.training.held_out_claim import nats_a_token
+from neuroshard.training.microbatch import AcceleratorFullError
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.strategy import OuterStep
 
@@ -138,7 +139,7 @@ class HeldOutVote:
         return tuple(losses)
 
     async def _measured(self, weights: Tensor, rows: Tensor) -> tuple[Tensor, float] | None:
-        """Summed losses (b,) of sequences (b, t + 1) with these weights (d,), and the seconds; None while paused."""
+        """Summed losses (b,) of sequences (b, t + 1) with these weights (d,), and the seconds, where that can be."""
 
         def work() -> tuple[Tensor, float] | None:
             executor, began = self._executor, time.perf_counter()
@@ -147,7 +148,10 @@ class HeldOutVote:
             with other_weights(executor.model, weights):
                 return executor.infer(rows[:, :-1], rows[:, 1:]).cpu(), time.perf_counter() - began
 
-        return await self._compute.run(work)
+        try:
+            return await self._compute.run(work)
+        except AcceleratorFullError:
+            return None
 
     def _judged(self, before: tuple[float, ...], after: tuple[float, ...]) -> str:
         count, rule = min(len(before), len(after)), self._rule

@@ -43,6 +43,13 @@ class StagePausedError(StageBusyError):
     retry = Retry.ELSEWHERE
 
 
+class AcceleratorFullError(StageBusyError):
+    """The accelerator has no memory left: another program has it, or the stage needs more than was planned."""
+
+    def __init__(self) -> None:
+        super().__init__("The accelerator has no memory left.", "Close what else uses it.")
+
+
 class UnknownMicrobatchError(StageError):
     """A microbatch without its forward pass here, or one that was given up because it stayed open too long."""
 

@@ -10,7 +10,7 @@ import anyio
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.checkpoint.writer import WriteReport
 from neuroshard.training.control import Control, Requests, first_of
-from neuroshard.training.executor import AcceleratorFullError
+from neuroshard.training.microbatch import AcceleratorFullError
 from neuroshard.training.pace import Pace
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.service_limits import Hold

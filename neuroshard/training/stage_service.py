@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Container
 
 import anyio
-import torch
 from torch import Tensor
 
 from neuroshard.training.compute import ComputeThread, Priority
@@ -14,6 +13,7 @@ from neuroshard.training.executor import StageExecutor
 from neuroshard.training.gradient_limit import GradientLimit
 from neuroshard.training.intake import Accumulated, Intake
 from neuroshard.training.microbatch import (
+    AcceleratorFullError,
     MicrobatchKey,
     RefusedTensorError,
     SpoiltMicrobatchError,
@@ -306,9 +306,9 @@ class StageService:
         work.running = True
         try:
             await self.compute.run(lambda: self._timed(work, job))
-        except torch.OutOfMemoryError as error:
+        except AcceleratorFullError:
             self.lacks_memory = True
-            raise StageBusyError("The accelerator has no memory left.") from error
+            raise
         finally:
             work.running = False
             self._book(work)

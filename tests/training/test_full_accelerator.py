@@ -15,10 +15,13 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.training import stage_loop
 from neuroshard.training.compute import ComputeThread
 from neuroshard.training.control import PAUSED_BY_USER
-from neuroshard.training.executor import AcceleratorFullError, StageExecutor
+from neuroshard.training.executor import StageExecutor
 from neuroshard.training.loop import Trainer
+from neuroshard.training.microbatch import AcceleratorFullError
 from neuroshard.training.stage_loop import FULL
+from neuroshard.types import NodeId
 
+OTHERS_HAVE_IT = "CUDA out of memory."
 Loss = Callable[[StageExecutor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
@@ -35,7 +38,7 @@ def fails_at(loss: Loss, calls: set[int]) -> Loss:
         count += 1
         result = loss(executor, inputs, labels)
         if count in calls:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise torch.OutOfMemoryError(OTHERS_HAVE_IT)
         return result
 
     return failing
@@ -74,7 +77,7 @@ def test_what_cannot_be_resumed_stays_paused_and_is_tried_again(
     def full_at_first() -> None:
         tries.append(trainer.steps)
         if len(tries) < 3:
-            raise AcceleratorFullError
+            raise torch.OutOfMemoryError(OTHERS_HAVE_IT)
         resume()
 
     monkeypatch.setattr(executor, "resume", full_at_first)
@@ -103,7 +106,7 @@ def test_a_pause_by_the_owner_is_not_made_shorter_by_it(
 
     def full_while_the_owner_pauses_again() -> None:
         trio.from_thread.run_sync(trainer.pause, trio_token=token[0])
-        raise AcceleratorFullError
+        raise torch.OutOfMemoryError(OTHERS_HAVE_IT)
 
     token = list[trio.lowlevel.TrioToken]()
 
@@ -131,7 +134,7 @@ def test_a_paused_node_ends_without_the_accelerator(
     trainer = make_trainer(compute, make_stage(compute, tmp_path / "interrupted"))
 
     def full() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise torch.OutOfMemoryError(OTHERS_HAVE_IT)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -148,3 +151,26 @@ def test_a_paused_node_ends_without_the_accelerator(
     steps = trainer.steps
     again = train(compute, tmp_path / "interrupted", steps)
     assert state_digest(again) == state_digest(train(compute, tmp_path / "calm", steps))
+
+
+def test_who_wants_a_text_or_a_loss_meanwhile_is_told_and_nothing_ends(
+    compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    service = trainer.parts.stages[0].service
+
+    def full(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError(OTHERS_HAVE_IT)
+
+    monkeypatch.setattr(service.executor, "infer", full)
+    monkeypatch.setattr(service.executor, "read", full)
+    ids = torch.zeros(1, 4, dtype=torch.long)
+
+    async def main() -> None:
+        with pytest.raises(AcceleratorFullError):
+            await service.infer(ids)
+        with pytest.raises(AcceleratorFullError):
+            await service.read(NodeId("asker"), 1, 0, ids)
+
+    trio.run(main)
+    assert not service.lacks_memory

@@ -157,6 +157,21 @@ def test_a_paused_node_does_not_compute_for_a_vote(
     assert "held-out loss" in trio.run(vote.objection, -gained, ROOT)
 
 
+def test_a_full_accelerator_measures_nothing_and_the_weights_are_those_of_before(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    vote, weights = vote_of(compute, stage, outer), flatten(stage.executor.model)
+
+    def full(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    stage.executor.infer = full  # type: ignore[method-assign]
+    assert trio.run(vote.objection, -gained, ROOT) == ""
+    assert "not measured" in vote.explanation
+    assert torch.equal(flatten(stage.executor.model), weights)
+
+
 def test_a_state_is_measured_once(compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]) -> None:
     """Also when the same aggregate is voted on again."""
     stage, outer, gained = learned
