@@ -20,6 +20,7 @@ from tests.installers.clean_root import CleanRoot, clean_root, why_not
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "installers/build_deb.py"
+DESKTOP = {"DISPLAY": ":9"}  # that does not answer, but is asked
 DATA = "home/someone/.local/share/neuroshard"
 pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
@@ -92,10 +93,10 @@ def live(root: CleanRoot, package: Path, limits: tuple[str, ...]) -> None:
     before = root.changed()
     root.run("dpkg", "-i", str(package))
     assert root.run("neuroshard", "--version").stdout == f"neuroshard {__version__}\n"
-    done = root.run("neuroshard", "demo", "--steps", "20", "--headless", "--port", "0", *limits)
+    done = root.run("neuroshard", "demo", "--steps", "20", "--headless", "--port", "0", *limits, **DESKTOP)
     assert "verdict" in done.stdout, done.stderr
 
-    node = root.start("neuroshard", "demo", "--headless", "--port", "0", *limits)
+    node = root.start("neuroshard", "demo", "--headless", "--port", "0", *limits, **DESKTOP)
     until(lambda: "training" in root.run("neuroshard", "status", "--demo", check=False).stdout)
     removed = root.run("dpkg", "-r", "neuroshard")
     assert "stopping running nodes after a final checkpoint" in removed.stdout

@@ -97,6 +97,16 @@ def test_what_the_frozen_program_names_exists(monkeypatch: pytest.MonkeyPatch) -
     assert not set(told["hiddenimports"]) & set(told["excludes"])
 
 
+def test_what_is_imported_by_name_travels_in_the_frozen_program() -> None:
+    """PyInstaller sees import statements only; what it misses ends the program on somebody else's desktop."""
+    source = (ROOT / "neuroshard.spec").read_text(encoding="utf-8")
+    by_name = re.compile(r"""import_module\("([A-Za-z0-9_.]+)"\)""")
+    files = sorted((ROOT / "neuroshard").rglob("*.py"))
+    imported = {name.split(".")[0] for path in files for name in by_name.findall(path.read_text(encoding="utf-8"))}
+    assert {"Xlib", "pynvml", "gguf"} <= imported
+    assert [name for name in sorted(imported) if f'"{name}"' not in source] == []
+
+
 def package_folder(package: str) -> Path:
     spec = find_spec(package)
     assert spec is not None

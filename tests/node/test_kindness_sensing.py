@@ -257,6 +257,11 @@ def test_the_session_of_a_real_display(screen: str) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # python-xlib leaves sockets that it cannot connect
 def test_a_display_that_is_not_there_is_unknown_and_ends_nothing() -> None:
     assert isinstance(X11Display(":987").idle_seconds(), Unknown)
+
+
+def test_a_program_without_the_library_of_displays_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "Xlib.error", None)
+    assert X11Display(":987").is_full_screen() == Unknown("python-xlib is not installed")
     sensors = Sensors("linux", {"DISPLAY": ":987", "WAYLAND_DISPLAY": "wayland-0", "PATH": ""})
     seen = sensors.look(Rules(only_idle=True), None)
     assert isinstance(seen.full_screen, Unknown)

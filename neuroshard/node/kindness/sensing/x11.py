@@ -40,7 +40,10 @@ class X11Display:
             display.display.socket.close()  # display.close() would say good-bye first, to a server that may be gone
 
     def _asked(self, question: Callable[[Any], T | Unknown]) -> T | Unknown:
-        errors = import_module("Xlib.error")
+        try:
+            errors = import_module("Xlib.error")
+        except ImportError:  # a program that was put together without it: nothing to end a node for
+            return Unknown("python-xlib is not installed")
         failures = (errors.DisplayError, errors.ConnectionClosedError, errors.XauthError, OSError)
         try:
             if self._display is None and time.monotonic() - self._failed_at < RETRY_SECONDS:
