@@ -20,6 +20,7 @@ from neuroshard.network import Connection, Network
 from neuroshard.network.outside_ports import OutsidePorts
 from neuroshard.network.port_mapping import PortMapping
 from neuroshard.node.joined_runs import JoinedRuns
+from neuroshard.node.kept_report_numbers import kept_report_numbers
 from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener, memory_limit_mb, upload_limit
 from neuroshard.node.networking import Networking, NetworkOpener
 from neuroshard.node.publisher import Publisher
@@ -117,7 +118,7 @@ class Society:
             self.identity,
             offer.run_id,
             offer.parameters.genesis.total_shards,
-            OwnWords(report, announcement),
+            OwnWords(report, announcement, kept_report_numbers(self.settings.data_dir)),
             self.networking.book.add,
             plan=plan_of(offer.parameters),
             claim_bytes=network_memory(memory_limit_mb(self.settings)).claims,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import anyio
@@ -22,6 +22,7 @@ from neuroshard.swarm.directory_groups import DirectoryGroups
 from neuroshard.swarm.hello import Greeter, Intakes
 from neuroshard.swarm.meeting import Learned, Meeting
 from neuroshard.swarm.membership import Membership
+from neuroshard.swarm.report_numbers import ReportNumbers
 from neuroshard.swarm.reporting import Listener, Reporter
 from neuroshard.swarm.shard_coverage import ShardCoverage
 from neuroshard.swarm.status_view import to_status
@@ -37,6 +38,7 @@ class OwnWords:
 
     report: Callable[[], TrainingReport]
     announcement: Callable[[], Announcement]
+    numbers: ReportNumbers = field(default_factory=ReportNumbers)  # of the reports
 
 
 class Participant:
@@ -66,7 +68,9 @@ class Participant:
         )
         self._coverage = ShardCoverage(run_id, total_shards)
         self._greeter = Greeter(identity, self.membership, self.intakes, words.announcement, now=now, random=chance)
-        self._reporter = Reporter(identity, run_id, topic, words.report, self.membership, now=now, random=chance)
+        self._reporter = Reporter(
+            identity, run_id, topic, words.report, self.membership, now=now, random=chance, numbers=words.numbers
+        )
         self._listener = Listener(self.intakes.reports, self.membership, topic, now=now)
         self._departures = Departures(self.membership, now)
         self._meeting = Meeting(

@@ -17,6 +17,7 @@ from neuroshard.swarm.claim_kinds import signed_report
 from neuroshard.swarm.claim_reading import Refusal, Statement
 from neuroshard.swarm.claims_intake import LATE_SECONDS, ClaimIntake
 from neuroshard.swarm.membership import Membership
+from neuroshard.swarm.report_numbers import ReportNumbers
 from neuroshard.swarm.report_times import (
     EARLY_SECONDS,
     NEWS_AT_ONCE,
@@ -35,8 +36,7 @@ _LOG = logging.getLogger(__name__)
 class Reporter:
     """Publishes this node's reports on one topic.
 
-    `make_report` fills in the training; sequence, interval and whether the node is leaving are set here. Sequences are
-    milliseconds since the epoch or one more than the last, so that they rise over restarts too.
+    `make_report` fills in the training; sequence, interval and whether the node is leaving are set here.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class Reporter:
         *,
         now: Callable[[], float] = time.time,
         random: Random,
+        numbers: ReportNumbers | None = None,
     ) -> None:
+        """`numbers` give the sequences; None: of this start alone."""
         self._identity = identity
         self._run_id = run_id
         self._topic = topic
@@ -57,7 +59,7 @@ class Reporter:
         self._membership = membership
         self._now = now
         self._random = random
-        self._sequence = 0
+        self._numbers = numbers or ReportNumbers()
         self._news = anyio.Event()
         self._paced_until = 0.0  # were every piece of news given its second, one after the other
 
@@ -85,11 +87,10 @@ class Reporter:
         now = self._now()
         self._news = anyio.Event()
         self._membership.forget_silent(now)
-        self._sequence = max(self._sequence + 1, int(now * 1000))
         report = replace(
             self._make_report(),
             run_id=self._run_id,
-            sequence=self._sequence,
+            sequence=self._numbers.next(now),
             interval_seconds=report_interval(self._members()),
             leaving=leaving,
         )

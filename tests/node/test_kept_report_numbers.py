@@ -1,0 +1,52 @@
+"""A node is heard after a restart, also when its clock was set back meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from neuroshard.node.kept_report_numbers import NUMBER_FILE, kept_report_numbers
+from neuroshard.swarm.claim_kinds import REPORT_RULES, signed_report
+from neuroshard.swarm.claim_reading import Refusal
+from neuroshard.swarm.claims_intake import ClaimIntake
+from neuroshard.swarm.report_numbers import RESERVED
+from tests.swarm.claim_samples import EPOCH, REPORT, RUN, identity_of
+
+
+@pytest.mark.parametrize("clocks", [(100.0, -100.0), (-100.0, 100.0), (0.0, 0.0)])
+def test_reports_of_the_next_start_are_taken_whatever_the_clock_did(
+    tmp_path: Path, clocks: tuple[float, float]
+) -> None:
+    intake = ClaimIntake(REPORT_RULES, RUN, lambda: EPOCH)
+    for ahead in clocks:
+        numbers = kept_report_numbers(tmp_path)
+        for second in range(3):
+            now = EPOCH + ahead + second
+            report = replace(REPORT, run_id=RUN, sequence=numbers.next(now))
+            assert not isinstance(intake.take(signed_report(identity_of(1), report, now)), Refusal)
+
+
+def test_the_disk_is_written_to_seldom(tmp_path: Path) -> None:
+    numbers = kept_report_numbers(tmp_path)
+    stored = set[bytes]()
+    for second in range(0, 3600, 10):
+        numbers.next(EPOCH + second)
+        stored.add((tmp_path / NUMBER_FILE).read_bytes())
+    assert len(stored) <= 3600 * 1000 / RESERVED + 1
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"-5", b"many", b"9" * 16, "²".encode(), b"\xff\xfe"])
+def test_a_damaged_file_is_as_none(tmp_path: Path, spoilt: bytes) -> None:
+    file = tmp_path / NUMBER_FILE
+    file.parent.mkdir()
+    file.write_bytes(spoilt)
+    assert kept_report_numbers(tmp_path).next(EPOCH) == EPOCH * 1000
+
+
+def test_a_disk_that_refuses_is_told_and_the_numbers_rise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "network").write_text("no folder")
+    numbers = kept_report_numbers(tmp_path)
+    assert numbers.next(EPOCH) < numbers.next(EPOCH - 60)
+    assert "cannot be" in caplog.text
