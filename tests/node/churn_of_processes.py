@@ -1,4 +1,4 @@
-"""A swarm of ordinary processes: in every round some are killed, as many start, some sleep, as one seed decides."""
+"""A swarm of ordinary processes: some die, start, sleep, have slow lines or wrong clocks, as one seed decides."""
 
 from __future__ import annotations
 
@@ -7,38 +7,57 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
+import odd_computer
+from loopback_lines import LoopbackLines
 from swarm_of_processes import LONGEST_SECONDS, until
 
 from benchmarks.node_process import NodeProcess
-from tests.training.churn_plan import Coming, RoundPlan, Sleep
+from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
+from tests.training.churn_plan import Coming, RoundPlan, Sleep, right_clock
 
-LONGEST_SLEEP_SECONDS = 10.0
+LONGEST_SLEEP_SECONDS = 6.0
 VOTERS = ("accepted", "abstained")  # parts of those of whom a certificate says that they contributed
 
 
-class ProcessChurn:
-    """Carries a plan out, all but clocks and slow lines.
+@dataclass(frozen=True)
+class RefusedNode:
+    """A node with a clock that is too wrong."""
 
-    Who dies or sleeps is drawn among those without whom a quorum of the voters is alive and awake.
+    warning: str  # what it told its owner
+    rounds: list[dict[str, Any]]  # with others, before its clock was right
+
+
+class ProcessChurn:
+    """Carries a plan out.
+
+    Who dies or sleeps is drawn among those without whom a quorum of the voters is alive and awake. A clock that is too
+    wrong is set right once its node has asked for that.
     """
 
-    def __init__(self, start: Callable[..., NodeProcess], seed: int) -> None:
-        """`start` as `nodes_of` gives it."""
+    def __init__(self, start: Callable[..., NodeProcess], seed: int, lines: LoopbackLines, clocks: Path) -> None:
+        """`start` as `nodes_of` gives it; the nodes' clocks lie in files of the folder `clocks`."""
         self.live: dict[int, NodeProcess] = {}
         self.roots: dict[int, set[str]] = {}  # that anybody has told, by outer step
         self.together: set[int] = set()  # outer steps that several members have completed
         self.events: list[str] = []
+        self.refused: list[RefusedNode] = []  # whose clocks were too wrong
         self._start = start
+        self._lines = lines
+        self._clocks = clocks
         self._random = Random(f"processes {seed}")
         self._began = time.monotonic()
         self._unused = 0
         self._dead: list[int] = []
         self._told: dict[int, dict[str, Any]] = {}  # the newest status of each that lives and is awake
         self._wakes: dict[int, float] = {}  # when those who sleep wake
+        self._wrong: set[int] = set()  # whose clocks are too wrong
+        self._apart: set[int] = set()  # whose clocks were, and who are not yet where somebody else is
 
     @property
     def step(self) -> int:
@@ -53,15 +72,16 @@ class ProcessChurn:
 
     def found(self, members: int) -> None:
         """Start a swarm and wait until all of its members have completed a round together."""
-        self.come()
+        self.come(self._founder())
         self.wait("an address", lambda: bool(self._addresses()))
         for _ in range(members - 1):
-            self.come()
+            self.come(self._founder())
         self.wait("a round of all", lambda: len(self._voters()) == members)
 
     def carry_out(self, plan: RoundPlan) -> None:
-        """One round: kill at its moments, and have another one come for each."""
+        """One round: slow a line down, kill at its moments, and have another one come for each."""
         began, step = time.monotonic(), self.step
+        self._slow_down(sorted(self.live)[plan.slow % len(self.live)])
         events: list[tuple[float, Coming | Sleep]] = list(zip(plan.deaths, plan.comings, strict=True))
         events += [(sleep.after, sleep) for sleep in plan.sleeps]
         for after, event in sorted(events, key=lambda pair: pair[0]):
@@ -70,19 +90,24 @@ class ProcessChurn:
             number = self._random.choice(sorted(self._dispensable()))
             if isinstance(event, Coming):
                 self._kill(number)
-                self.come(returns=event.returns)
+                self.come(event)
             elif sys.platform != "win32":  # no process can be stopped and continued there
                 self._suspend(number, min(event.seconds, LONGEST_SLEEP_SECONDS))
         self.wait("the next outer step", lambda: self.step > step)
 
-    def come(self, *, returns: bool = False) -> None:
+    def come(self, coming: Coming) -> None:
         """A node starts: somebody who has died, with what lies on its disk, or a new one."""
-        if returns and self._dead:
+        if coming.returns and self._dead:
             number = self._dead.pop(self._random.randrange(len(self._dead)))
         else:
             number, self._unused = self._unused, self._unused + 1
-        self.live[number] = self._start(number, *self._addresses())
-        self._note(f"{number} comes")
+        if abs(coming.clock_ahead) > MAX_CLOCK_SKEW_SECONDS:
+            self._wrong.add(number)
+        self._apart.discard(number)
+        odd_computer.set_clock(self._clock(number), coming.clock_ahead)
+        computer = (sys.executable, odd_computer.__file__, number, self._lines.port, self._clock(number))
+        self.live[number] = self._start(number, *self._addresses(), place=tuple(map(str, computer)))
+        self._note(f"{number} comes, its clock {coming.clock_ahead:+.0f} s ahead")
 
     def wait(self, event: str, holds: Callable[[], bool]) -> None:
         """Look at all of them until this holds. Raises AssertionError when it takes too long, or a node ends."""
@@ -101,12 +126,33 @@ class ProcessChurn:
                 continue
             assert node.process.poll() is None, f"node {number} ended with code {node.process.returncode}"
             with suppress(httpx.HTTPError):  # it is just starting, or very busy
-                self._hear(number, node.get("/api/status"))
+                status = node.get("/api/status")
+                if number not in self._wrong:
+                    self._hear(number, status)
+                elif told := [warning for warning in status["warnings"] if "clock" in warning]:
+                    self._set_clock(number, status["node_id"], told[0])
+
+    def _set_clock(self, number: int, node_id: str, told: str) -> None:
+        """Its owner has read what the node tells of the clock."""
+        self.refused.append(RefusedNode(told, self._rounds_with(node_id)))
+        self._wrong.discard(number)
+        self._apart.add(number)
+        odd_computer.set_clock(self._clock(number), 0.0)
+        self._note(f"{number} tells: {told}")
+
+    def _rounds_with(self, node_id: str) -> list[dict[str, Any]]:
+        """That anybody alive and awake knows of, of several members with this one among them."""
+        awake = [node for number, node in self.live.items() if number not in self._wakes]
+        known = [record for node in awake for record in node.get("/api/rounds")["rounds"] if len(record["members"]) > 1]
+        return [record for record in known if any(member["node_id"] == node_id for member in record["members"])]
 
     def _hear(self, number: int, status: dict[str, Any]) -> None:
         step, root = status["diloco"]["outer_steps"], status["diloco"]["state_root"]
         if not root:
             return
+        if number in self._apart and (not step or root not in self.roots.get(step, ())):
+            return  # what it does alone
+        self._apart.discard(number)
         before = self._told.get(number)
         self._told[number] = status
         self.roots.setdefault(step, set()).add(root)
@@ -132,6 +178,10 @@ class ProcessChurn:
         self.live[number].process.send_signal(signal.SIGCONT)
         self._note(f"{number} wakes")
 
+    def _slow_down(self, number: int) -> None:
+        self._lines.slow.add(number)
+        self._note(f"the line of {number} is slow")
+
     def _dispensable(self) -> list[int]:
         """Without whom more than half of the voters are alive and awake."""
         voters = self._voters()
@@ -154,6 +204,12 @@ class ProcessChurn:
         """Of two of those who live: the one that a newcomer is told of may die meanwhile."""
         told = [status["network"]["addresses"] for status in self._told.values()]
         return [addresses[0] for addresses in told if addresses][:2]
+
+    def _founder(self) -> Coming:
+        return Coming(returns=False, clock_ahead=right_clock(self._random))
+
+    def _clock(self, number: int) -> Path:
+        return self._clocks / f"clock-{number}"
 
     def _note(self, event: str) -> None:
         self.events.append(f"{time.monotonic() - self._began:.1f} s: {event}")

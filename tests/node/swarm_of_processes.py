@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,15 +46,18 @@ def made(config: str, genesis: Path, folder: Path) -> Run:
 
 
 @contextmanager
-def nodes_of(run: Run, quick: Sequence[str], folder: Path) -> Iterator[Callable[..., NodeProcess]]:
+def nodes_of(
+    run: Run, quick: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[Callable[..., NodeProcess]]:
     """Starts nodes of a run, each with a folder and a wallet of its own; all are gone when the block ends."""
     started: list[tuple[NodeProcess, Any]] = []
 
-    def start(number: int, *peers: str, run_id: str = run.run_id) -> NodeProcess:
+    def start(number: int, *peers: str, run_id: str = run.run_id, place: Sequence[str] = ()) -> NodeProcess:
         data_dir = run.data_dir if number == 0 else folder / f"node-{number}"
         given = [part for peer in peers for part in ("--peer", peer)]
         token = {} if number == 0 else {"NEUROSHARD_TOKEN": f"{number:02x}" * 32}
-        context = running_node(data_dir, [*quick, "--run", run_id, *given], variables=token)
+        told = {**token, **(variables or {})}
+        context = running_node(data_dir, [*quick, "--run", run_id, *given], variables=told, place=place)
         node = context.__enter__()
         started.append((node, context))
         return node
