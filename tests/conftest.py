@@ -20,6 +20,15 @@ TEXT_BYTES = 150_000
 SAVING_OFTEN = {"NEUROSHARD_CHECKPOINT_MIN_SECONDS": "0", "NEUROSHARD_CHECKPOINT_WRITE_GB_PER_DAY": "1000000"}
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Real processes first where workers share the tests, each a part of the list: they wait a lot, the others compute.
+
+    So one worker is at processes while another computes, and no long test is left for the end.
+    """
+    if hasattr(config, "workerinput"):  # set by xdist, for a worker
+        items.sort(key=lambda item: item.get_closest_marker("process") is None)
+
+
 @pytest.fixture
 def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent to a worker thread runs at once: a clock that jumps would not wait for a thread."""
