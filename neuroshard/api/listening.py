@@ -20,8 +20,9 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 first
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise NetworkRefusedError(f"The address {host} cannot be used: {error}.", "Choose another --host.") from error
+    except (OSError, UnicodeError) as error:  # the latter for a name that no domain can have
+        why = getattr(error, "strerror", None) or error
+        raise NetworkRefusedError(f"The address {host} cannot be used: {why}.", "Choose another --host.") from error
     try:
         if os.name == "posix":  # elsewhere this option would let two programs share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

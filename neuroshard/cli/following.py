@@ -84,12 +84,14 @@ def watch(node: PatientClient, lines_of: Callable[[Mapping[str, Any]], list[str]
             answer = node.get("/api/status")
             if answer is not None:
                 seen = lines_of(answer)
-            live.update(_shown(seen, answers=answer is not None), refresh=True)
+            live.update(shown(seen, answers=answer is not None), refresh=True)
             time.sleep(FOLLOW_SECONDS)
 
 
-def _shown(lines: list[str], *, answers: bool) -> RenderableType:
+def shown(lines: list[str], *, answers: bool) -> RenderableType:
+    """A line a row, cut where the terminal ends; of a node that does not answer what it said last, and that first."""
+    from rich.console import Group
     from rich.text import Text
 
     text = Text("\n".join(lines), style="" if answers else "dim", no_wrap=True, overflow="ellipsis")
-    return text if answers else Text(f"{_WAITING}\n", style="bold red") + text
+    return text if answers else Group(Text(_WAITING, style="bold red"), text)

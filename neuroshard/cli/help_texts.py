@@ -8,9 +8,10 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 HELP_NAMES = ["-h", "--help"]
 
 
-def command_of(app: typer.Typer) -> TyperGroup:
+def command_of(app: typer.Typer) -> TyperCommand | TyperGroup:
     """The command line of an application, with help texts in order."""
-    command = typer.main.get_group(app)
+    command = typer.main.get_command(app)  # unlike get_group it brings the options of completion
+    assert isinstance(command, TyperCommand | TyperGroup)
     _put_in_order(command)
     return command
 

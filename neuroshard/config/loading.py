@@ -125,7 +125,9 @@ def read_config(path: Path) -> dict[str, object]:
         return {}
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}.", "Make it readable for this user.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not text.", "Save it as UTF-8, or remove it: then the defaults hold.") from error
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}.", "Mend or remove that line.") from error
     stored = _collect(table, f"key in {path}", _lines(text))
     for key in stored:
@@ -226,6 +228,9 @@ def _collect(values: Mapping[str, object], place: str, lines: Mapping[str, int] 
     """The values under the settings' own names. Raises UsageError for an unknown key and for a key given twice."""
     collected: dict[str, object] = {}
     for key, value in values.items():
+        if isinstance(value, dict):
+            where = place.removeprefix("key in ")
+            raise UsageError(f"{where} has the heading [{key}].", "Settings stand one a line: port = 8001.")
         known = _known_key(key, place, (lines or {}).get(key))
         if known in collected:
             raise UsageError(f"{known} is given twice as {place}, once as an alias.", "Keep one of the two.")
@@ -241,7 +246,7 @@ def _known_key(key: str, place: str, line: int | None) -> str:
     if name in OPPOSITES:
         hint = f"Did you mean {OPPOSITES[name]} = false?"
     else:
-        near = get_close_matches(name, [*Settings.model_fields, *ALIASES, *OPPOSITES], n=1, cutoff=0.5)
+        near = get_close_matches(name, [*Settings.model_fields, *ALIASES, *OPPOSITES], n=1, cutoff=0.6)
         nearest = ALIASES.get(near[0], OPPOSITES.get(near[0], near[0])) if near else None
         hint = f"Did you mean {nearest}?" if nearest else f"Valid are: {', '.join(Settings.model_fields)}."
     label = f"{place}{key.upper()}" if place.endswith(ENVIRONMENT_PREFIX) else f"{place}: {key}"

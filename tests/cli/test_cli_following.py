@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -14,8 +15,10 @@ from queue import Queue
 
 import pytest
 from command_run import Command
+from rich.console import Console
 
 from benchmarks.node_process import NodeProcess, running_node
+from neuroshard.cli.following import shown
 
 pytestmark = pytest.mark.process
 LONGEST_SECONDS = 60.0
@@ -123,3 +126,11 @@ def test_bash_completes_commands_and_options(neuroshard: Command) -> None:
     assert {"status", "stop"} <= completed("neuroshard st")
     assert {"export", "list", "verify", "restore"} <= completed("neuroshard checkpoint ")
     assert "--follow" in completed("neuroshard logs --f")
+
+
+def test_the_last_words_of_a_silent_node_keep_their_rows_and_only_the_news_is_red() -> None:
+    screen = io.StringIO()
+    Console(file=screen, force_terminal=True, color_system="standard", width=50).print(shown(["x" * 90], answers=False))
+    news, last = screen.getvalue().splitlines()
+    assert ("does not answer" in news, "31m" in news) == (True, True)
+    assert ("x" * 49 in last, "31m" in last) == (True, False)

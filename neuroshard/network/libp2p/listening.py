@@ -22,6 +22,7 @@ _REASONS = {
     errno.EACCES: "this user may not open it",
     errno.EADDRNOTAVAIL: "this computer does not have that address",
 }
+_ACTIONS = {errno.EADDRNOTAVAIL: "Name one of its addresses with --p2p-host, or leave that out."}
 
 
 class Listening(IListener):
@@ -51,7 +52,8 @@ class Listening(IListener):
         except (OSError, OverflowError) as error:
             reason = _REASONS.get(getattr(error, "errno", 0), str(error))
             raise NetworkRefusedError(
-                f"The port {port} at {host} cannot be opened: {reason}.", "Choose another one, or 0 for a free one."
+                f"The port {port} at {host} cannot be opened: {reason}.",
+                _ACTIONS.get(getattr(error, "errno", 0), "Choose another one, or 0 for a free one."),
             ) from error
         return cls(host, listeners)
 
