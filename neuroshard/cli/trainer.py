@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from neuroshard.cli.options import (
-    DataDir,
     EndWithStdin,
     GenesisSource,
     Headless,
@@ -32,6 +33,12 @@ from neuroshard.cli.options import (
 )
 
 TRAINER_FOLDER = "trainer"
+TrainerDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="FOLDER", help="Cache, logs and keys. (default: `trainer` in the per-user folder)"
+    ),
+]
 
 
 def trainer(
@@ -41,7 +48,7 @@ def trainer(
     port: Port = None,
     host: Host = None,
     genesis_source: GenesisSource = None,
-    data_dir: DataDir = None,
+    data_dir: TrainerDir = None,
     run_id: RunId = None,
     peer: Peers = None,
     p2p_port: P2pPort = None,

@@ -195,6 +195,17 @@ def test_alone_it_says_how_to_invite_somebody(start_node: StartNode, open_page: 
     assert card.get_by_text("lead to this computer itself").count() == 0
 
 
+def test_a_line_with_a_folder_of_here_says_what_others_need(start_node: StartNode, open_page: OpenPage) -> None:
+    status = swarm_snapshots.alone()
+    node = start_node(replace(status, network=replace(status.network, join_line=f"{JOIN_LINE} --genesis '/my data'")))
+    page = open_page(f"{node.url}#swarm")
+    words = page.get_by_text("The data lie in a folder of this computer")
+    expect(words).to_be_visible()
+    line = f"{JOIN_LINE} --genesis https://data.example.org"
+    node.publish(lambda _: replace(status, network=replace(status.network, join_line=line)))
+    expect(words).to_have_count(0)
+
+
 def test_an_address_nobody_else_can_reach_is_named_as_such(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(swarm_snapshots.alone('/ip4/127.0.0.1/tcp/4001')).url}#swarm")
     expect(page.get_by_text("The addresses of this node lead to this computer itself")).to_be_visible()

@@ -9,7 +9,7 @@ import { bigCount, bytes, count, loss, percent, plural } from "../format";
 import type { NetworkStatus, PeerStatus } from "../state/network";
 import type { NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
-import { comparison, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
+import { comparison, namesFolder, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
 
 interface Props {
   dashboard: Dashboard;
@@ -114,7 +114,7 @@ function Alone({ network }: { network: NetworkStatus }) {
           <li key={index}>{step}</li>
         ))}
       </ol>
-      <OnlyHere network={network} />
+      <Hindrance network={network} />
     </Card>
   );
 }
@@ -127,16 +127,20 @@ function Invite({ network }: { network: NetworkStatus }) {
       ) : (
         <p class="muted">There is no join line while nobody can reach this node.</p>
       )}
-      <OnlyHere network={network} />
+      <Hindrance network={network} />
       <h3 class="muted small">Addresses under which others reach this node</h3>
       <AddressList network={network} />
     </Card>
   );
 }
 
-function OnlyHere({ network }: { network: NetworkStatus }) {
-  if (!onlyHere(network.addresses)) return null;
-  return <p class="small text-warn">The addresses of this node lead to this computer itself: only programs on it can join with the line.</p>;
+/** What keeps others from joining with the line as it is. */
+function Hindrance({ network }: { network: NetworkStatus }) {
+  if (onlyHere(network.addresses)) {
+    return <p class="small text-warn">The addresses of this node lead to this computer itself: only programs on it can join with the line.</p>;
+  }
+  if (!namesFolder(network.join_line)) return null;
+  return <p class="small text-warn">The data lie in a folder of this computer: others need a copy of it, and where theirs is in place of this folder in the line.</p>;
 }
 
 function Addresses({ network }: { network: NetworkStatus }) {

@@ -109,6 +109,12 @@ export function rate(bytesPerSecond: number | null): string {
 }
 
 /** Whether nobody but this computer itself can reach these addresses. */
+/** Whether a join line says --genesis and a folder, which lies on this computer only. */
+export function namesFolder(joinLine: string): boolean {
+  const place = / --genesis (.+)$/.exec(joinLine)?.[1] ?? "";
+  return place !== "" && !place.includes("://");
+}
+
 export function onlyHere(addresses: readonly string[]): boolean {
   return addresses.length > 0 && addresses.every((address) => /^\/(ip4\/127\.|ip6\/::1\/)/.test(address));
 }
