@@ -150,6 +150,11 @@ def test_systemd_is_preferred_and_nothing_starts_twice(tmp_path: Path, runtime: 
     assert not link.parent.exists()
 
 
+def test_a_runtime_folder_that_nobody_may_look_at_is_none(tmp_path: Path) -> None:
+    first, _ = places_here("linux", tmp_path, {"XDG_RUNTIME_DIR": "/" + "a" * 5_000})
+    assert first.kind == "desktop autostart entry"
+
+
 def test_the_unit_of_a_package_that_was_switched_on_is_seen_and_switched_off(
     tmp_path: Path, runtime: dict[str, str]
 ) -> None:

@@ -187,11 +187,19 @@ def places_here(platform: str, home: Path, environment: Mapping[str, str]) -> tu
     raise UsageError(f"How {platform} starts programs at login is not known here.", "Set it up by hand.")
 
 
+def _is_there(place: Path) -> bool:
+    """Whether this user can see it: after `su` the variables may name another one's folders."""
+    try:
+        return place.exists()
+    except OSError:
+        return False
+
+
 def linux_places(home: Path, environment: Mapping[str, str]) -> tuple[Place, ...]:
     """A systemd user unit and a desktop's autostart entry; the unit first where systemd serves the user."""
     config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
     units = config / "systemd" / "user"
-    has_systemd = (Path(environment.get("XDG_RUNTIME_DIR") or "/nonexistent") / "systemd" / "private").exists()
+    has_systemd = _is_there(Path(environment.get("XDG_RUNTIME_DIR") or "/nonexistent") / "systemd" / "private")
     unit = FilePlace(
         "systemd user unit",
         units / f"{NAME}.service",
