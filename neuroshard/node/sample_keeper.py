@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -19,6 +20,7 @@ from neuroshard.identity.canonical import parse_json
 from neuroshard.node.publisher import Publisher
 from neuroshard.status.commands import Generate, GeneratedText, GenerationSummary
 from neuroshard.status.samples import Sample, SamplesStatus
+from neuroshard.swarm.offload import Offload
 from neuroshard.training.loop import Trainer
 from neuroshard.training.samples import (
     MOST_CHARACTERS,
@@ -84,6 +86,7 @@ class SampleKeeper:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        offload: Offload = anyio.to_thread.run_sync,
     ) -> None:
         """`author` is None where the model is not whole; `clock` in seconds since the epoch."""
         self._path = data_dir / FOLDER / f"{run_id}.json"
@@ -91,6 +94,7 @@ class SampleKeeper:
         self._author = author
         self._clock = clock
         self._monotonic = monotonic
+        self._offload = offload
         self._prompts, self._samples = _read(self._path)
 
     async def run(self) -> None:
@@ -145,7 +149,7 @@ class SampleKeeper:
         content = json.dumps(samples_to_json(self._prompts, self._samples), ensure_ascii=False)
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            await anyio.to_thread.run_sync(write_atomically, self._path, content.encode("utf-8", "replace"))
+            await self._offload(partial(write_atomically, self._path, content.encode("utf-8", "replace")))
         except OSError as error:
             log.warning("What the model wrote cannot be saved in %s: %s.", self._path, error.strerror)
 

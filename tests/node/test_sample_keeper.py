@@ -9,6 +9,7 @@ import anyio
 import pytest
 import trio
 import trio.testing
+from stage_world import at_once
 
 from neuroshard.errors import NotReadyError
 from neuroshard.node.publisher import Publisher
@@ -55,11 +56,11 @@ def kept(folder: Path, model: Model | None, seconds: float) -> SamplesStatus:
 
     async def main() -> None:
         author = None if model is None else Author(model.look, model.generate)
-        keeper = SampleKeeper(folder, RUN, Publisher(board), author, monotonic=anyio.current_time)
+        keeper = SampleKeeper(folder, RUN, Publisher(board), author, monotonic=anyio.current_time, offload=at_once)
         with anyio.move_on_after(seconds):
             await keeper.run()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     return board.current().samples
 
 
