@@ -12,6 +12,7 @@ import typer
 
 from neuroshard.cli.failed_start import shown_at_a_desktop
 from neuroshard.cli.options import (
+    DataDir,
     DeviceOption,
     Headless,
     Host,
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
 MOST_NODES = 16
 DEMO_LAYERS = 4
 LOOPBACK = "127.0.0.1"
-DemoDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", metavar="FOLDER", help="Everything goes into `demo` in this folder. (default: per-user folder)"
-    ),
-]
 
 
 def demo(
@@ -57,7 +52,7 @@ def demo(
     ] = 1,
     port: Port = None,
     host: Host = None,
-    data_dir: DemoDir = None,
+    data_dir: DataDir = None,
     device: DeviceOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
