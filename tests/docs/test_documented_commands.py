@@ -162,6 +162,8 @@ def test_the_commands_of_a_page_do_what_it_says(reader: Reader, page: Path, tmp_
         told = f"{page.name}:{block.line}\n{block.text}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
         assert ran.returncode in fine, f"exit code {ran.returncode} of {told}"
         assert "Traceback" not in ran.stderr, told
+        if "/api/shutdown" in block.text:
+            reader.node.process.wait(LONGEST_SECONDS)  # it is answered before the node says that it is stopping
         if block.goes_on:
             assert ran.stdout.strip() or ran.stderr.strip(), f"nothing was shown: {told}"
 
