@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import pytest
 import snapshots
-from dashboard_session import OpenPage, StartNode
+from dashboard_session import DESKTOP, OpenPage, StartNode
 from playwright.sync_api import Page, Route, ViewportSize, expect
 
 from neuroshard.status.snapshot import NodeState
@@ -128,6 +128,16 @@ def test_every_view_fits_a_phone(view: str, start_node: StartNode, open_page: Op
     expect(page.get_by_role("link", name=view)).to_have_attribute("aria-current", "page")
     expect(page.locator(".view")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_a_warning_with_a_long_path_stays_on_the_page(
+    viewport: ViewportSize, start_node: StartNode, open_page: OpenPage
+) -> None:
+    path = f"/home/a/.local/share/neuroshard/checkpoints/{'0123456789abcdef' * 10}/layers-0-4/set-aside"
+    page = open_page(start_node(replace(snapshots.training(), warnings=(path,))).url, viewport=viewport)
+    expect(page.get_by_text(path)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
 def test_dark_and_light_follow_the_system_until_chosen(start_node: StartNode, open_page: OpenPage) -> None:
