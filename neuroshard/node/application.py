@@ -95,7 +95,7 @@ class Application:
         publisher.warn(*restore_pause(wish, settings.data_dir))
         if not settings.training:
             wish.begin("Started without training: resume to train.")
-        loop = CommandLoop(self._commands, place.board, place.configuration, place.stop.ask, wish)
+        loop = CommandLoop(self._commands, place.board, place.configuration, place.stop, wish)
         identity = node_identity(place.wallet, settings.data_dir)
         memory = measured_memory(place.configuration)
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)

@@ -16,6 +16,7 @@ import trio
 from neuroshard.errors import NeuroShardError, NotReadyError, StorageError
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.kindness.kept_pause import keep_pause
+from neuroshard.node.stopping import StopRequest
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.commands import (
     Answer,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STOPPING = "The node is stopping."
+
 
 class CommandLoop:
     """Takes commands off the channel; long ones run beside each other."""
@@ -48,14 +51,14 @@ class CommandLoop:
         channel: CommandChannel,
         board: StatusBoard,
         configuration: Configuration,
-        ask_to_stop: Callable[[str], None],
+        stop: StopRequest,
         wish: PauseWish,
     ) -> None:
         """`wish` is obeyed by whatever trains next as well; what people ask for is kept for the next start."""
         self._channel = channel
         self._board = board
         self._configuration = configuration
-        self._ask_to_stop = ask_to_stop
+        self._stop = stop
         self._wish = wish
         self._decision = Decision()
         self._node: RunningNode | None = None
@@ -106,7 +109,7 @@ class CommandLoop:
                     await arrived.wait()
         finally:
             while (waiting := self._channel.take()) is not None:
-                waiting[1].set_exception(NotReadyError("The node is stopping."))
+                waiting[1].set_exception(NotReadyError(STOPPING))
 
     def _notice(self) -> None:
         arrived, self._arrived = self._arrived, anyio.Event()
@@ -121,13 +124,15 @@ class CommandLoop:
             answer.set_exception(error)
         finally:
             if not answer.done():  # cancelled, or a defect that ends the node: nobody may wait for ever
-                answer.set_exception(NotReadyError("The node is stopping."))
+                answer.set_exception(NotReadyError(STOPPING))
 
     async def _carry_out(self, command: Command) -> Answer:
+        if self._stop.reason is not None and not isinstance(command, Shutdown):
+            raise NotReadyError(STOPPING)  # also before the status says so
         match command:
             case Shutdown(reason):
                 log.info("Stopping: %s.", reason)
-                self._ask_to_stop(reason)
+                self._stop.ask(reason)
                 return CommandResult("stopping", "Stopping after a final checkpoint.")
             case UpdateSettings(changes):
                 result = self._configuration.change(changes, str(self._board.current().state))

@@ -15,13 +15,22 @@ from real_stages import RealNode, RealWorld, play, until
 import neuroshard.node.stage_training
 from neuroshard.config.loading import LoadedSettings
 from neuroshard.config.settings import Settings
+from neuroshard.errors import NotReadyError
 from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.stage import bring_up_stage
 from neuroshard.node.stage_training import RunningNode
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.training_life import TrainingLife
-from neuroshard.status.commands import Command, CommandChannel, CommandResult, Pause, Resume, UpdateSettings
+from neuroshard.status.commands import (
+    Command,
+    CommandChannel,
+    CommandResult,
+    Pause,
+    Resume,
+    Shutdown,
+    UpdateSettings,
+)
 from neuroshard.status.snapshot import NodeState
 from neuroshard.swarm.stage_coverage import StageRange
 
@@ -50,7 +59,7 @@ class Living:
             LoadedSettings(node.settings, dict.fromkeys(Settings.model_fields, "default"))
         )
         self.commands = CommandChannel()
-        self.loop = CommandLoop(self.commands, node.board, self.configuration, self.stop.ask, node.wish)
+        self.loop = CommandLoop(self.commands, node.board, self.configuration, self.stop, node.wish)
         self.life = TrainingLife(
             node.training, self.loop, self.stop, node.publisher, lambda one: _Watched(one, self.begun)
         )
@@ -148,6 +157,16 @@ def test_what_was_asked_between_two_trainers_is_not_lost(
         assert snapshot.reason == "Paused by the user."
         assert snapshot.paused_until is not None
         assert one.present.lives[0].keeper.store.limits.own_bytes == 7_000_000
+
+    living(small_genesis, tmp_path, scenario, as_is)
+
+
+def test_after_a_shutdown_nothing_is_begun_any_more(small_genesis: Path, tmp_path: Path) -> None:
+    async def scenario(one: Living) -> None:
+        stopped = one.commands.send(Shutdown("the end"))
+        await until(stopped.done)
+        with pytest.raises(NotReadyError):
+            await one.told(UpdateSettings({"max_checkpoint_storage": 7}))
 
     living(small_genesis, tmp_path, scenario, as_is)
 
