@@ -105,6 +105,14 @@ class MemoryFeed:
         return DataStatus(source="memory", verified=False, explanation="Made up.")
 
 
+async def paused_after(trainer: Trainer, steps: int) -> None:
+    """Let it make so many steps, then pause it and wait until it is."""
+    while trainer.steps < steps:
+        await anyio.sleep(0.001)
+    trainer.pause()
+    await trainer.wait_until_paused()
+
+
 async def state_becomes(trainer: Trainer, state: NodeState) -> None:
     """Wait until the trainer is in this state."""
     while trainer.snapshot().state is not state:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer, state_becomes
+from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer, paused_after, state_becomes
 from torch import Tensor
 
 from neuroshard.status.snapshot import NodeState
@@ -42,10 +42,7 @@ def test_it_learns_pauses_and_resumes_on_the_gpu(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run, 60)
-            while trainer.steps < 5:
-                await trio.sleep(0.001)
-            trainer.pause()
-            await state_becomes(trainer, NodeState.PAUSED)
+            await paused_after(trainer, 5)
             assert {tensor.device.type for tensor in device_tensors(stage)} == {"cpu"}
             assert (await trainer.save_now()).state == "paused"
             trainer.resume()
@@ -75,10 +72,7 @@ def test_an_accelerator_that_is_full_is_tried_again(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run, 60)
-            while trainer.steps < 5:
-                await trio.sleep(0.001)
-            trainer.pause()
-            await state_becomes(trainer, NodeState.PAUSED)
+            await paused_after(trainer, 5)
             torch.cuda.set_per_process_memory_fraction(1e-9)
             trainer.resume()
             assert await trainer.wait_until_resumed() is NodeState.PAUSED

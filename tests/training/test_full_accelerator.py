@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from small_stage import make_stage, make_trainer, state_becomes, state_digest, train
+from small_stage import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 from torch import Tensor
 
 from neuroshard.status.snapshot import NodeState
@@ -86,10 +86,7 @@ def test_what_cannot_be_resumed_stays_paused_and_is_tried_again(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run, 8)
-            while trainer.steps < 3:
-                await trio.sleep(0.001)
-            trainer.pause()
-            await trainer.wait_until_paused()
+            await paused_after(trainer, 3)
             trainer.resume()
             told.append((await trainer.wait_until_resumed(), trainer.snapshot().reason))
 
@@ -114,10 +111,7 @@ def test_a_pause_by_the_owner_is_not_made_shorter_by_it(
         token.append(trio.lowlevel.current_trio_token())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
-            while trainer.steps < 1:
-                await trio.sleep(0.001)
-            trainer.pause()
-            await trainer.wait_until_paused()
+            await paused_after(trainer, 1)
             monkeypatch.setattr(executor_of(trainer), "resume", full_while_the_owner_pauses_again)
             trainer.resume()
             assert await trainer.wait_until_resumed() is NodeState.PAUSED
@@ -139,10 +133,7 @@ def test_a_paused_node_ends_without_the_accelerator(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
-            while trainer.steps < 3:
-                await trio.sleep(0.001)
-            trainer.pause()
-            await trainer.wait_until_paused()
+            await paused_after(trainer, 3)
             monkeypatch.setattr(executor_of(trainer), "resume", full)
             trainer.stop()
 

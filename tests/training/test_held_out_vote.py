@@ -158,7 +158,7 @@ def test_a_paused_node_does_not_compute_for_a_vote(
 
 
 def test_a_full_accelerator_measures_nothing_and_the_weights_are_those_of_before(
-    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, outer, gained = learned
     vote, weights = vote_of(compute, stage, outer), flatten(stage.executor.model)
@@ -166,7 +166,7 @@ def test_a_full_accelerator_measures_nothing_and_the_weights_are_those_of_before
     def full(*_: object) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    stage.executor.infer = full  # type: ignore[method-assign]
+    monkeypatch.setattr(stage.executor, "infer", full)
     assert trio.run(vote.objection, -gained, ROOT) == ""
     assert "not measured" in vote.explanation
     assert torch.equal(flatten(stage.executor.model), weights)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -277,10 +276,14 @@ def test_alone_nothing_is_lost_whatever_the_codec(compute: ComputeThread) -> Non
     assert state_root(nodes[0].state) == state_root(nodes[1].state)
 
 
-@pytest.mark.parametrize("aggregator", ["trimmed_mean", "krum", "centred_clipping"])
-def test_alone_no_aggregator_wants_for_others(compute: ComputeThread, aggregator: str) -> None:
+@pytest.mark.parametrize(
+    "parameters",
+    [OuterOptimization(), OuterOptimization(aggregator="krum"), OuterOptimization(aggregator="centred_clipping")],
+    ids=lambda one: one.aggregator,
+)
+def test_alone_no_aggregator_wants_for_others(compute: ComputeThread, parameters: OuterOptimization) -> None:
     model = model_of()
-    outer = sync_of(compute, model, replace(OuterOptimization(), aggregator=aggregator))  # type: ignore[arg-type]
+    outer = sync_of(compute, model, parameters)
     move(model, 1)
     assert trio.run(outer.run_round, 0.0)
     assert torch.equal(outer.state.anchor, flatten(model))

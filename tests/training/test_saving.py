@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from small_stage import make_stage, make_trainer, state_becomes, state_digest, train
+from small_stage import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.assembly import Stage
@@ -40,10 +40,7 @@ def test_a_stop_right_after_a_save_writes_nothing(compute: ComputeThread, tmp_pa
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
-            while trainer.steps < 3:
-                await trio.sleep(0.01)
-            trainer.pause()
-            await trainer.wait_until_paused()
+            await paused_after(trainer, 3)
             for _ in range(2):
                 assert (await trainer.save_now()).message == f"Checkpoint of step {trainer.steps} saved."
                 seen.append(files_of(tmp_path))
