@@ -14,7 +14,7 @@ from benchmarks.record import Report, Row
 from benchmarks.recorded_attacks import Record, recorded, replayed
 from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
-from neuroshard.training.evaluation import PINNED_SEQUENCES
+from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 
 SEEDS = (1, 2, 3)
 CODECS: tuple[CodecName, ...] = ("int8", "int4")

@@ -10,10 +10,10 @@ import trio
 from torch import Tensor
 
 from benchmarks.laboratory import BATCH, INNER, Meeting, Outcome, Scheme, Start, Texts, held_out_loss, replica_data
-from neuroshard.model.tensor_schema import TensorSchema, load_vector
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.gradient_averaging import GradientAveraging, first_state
-from neuroshard.training.outer_sync import Abandoned
+from neuroshard.consensus.gradient_averaging import GradientAveraging, first_state
+from neuroshard.consensus.stage_rounds import Abandoned
+from neuroshard.model.weights import TensorSchema, load_vector
+from neuroshard.pipeline.executor import StageExecutor
 
 
 class AveragingReplica:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.model.initial_weights import initialise
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import initialise
 from neuroshard.types import Architecture
 
 

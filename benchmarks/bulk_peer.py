@@ -23,10 +23,10 @@ import anyio.to_thread
 
 from benchmarks import raw_tls
 from benchmarks.identities import identity_of
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network.pool import PoolOptions, bulk_pool, tcp
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 
 Facts: TypeAlias = Mapping[str, object]
 Ask: TypeAlias = Callable[[Frame], Awaitable[Frame]]
@@ -167,7 +167,7 @@ async def _swallowed(_: NodeId, __: Frame) -> Frame:
 
 async def _echoed(_: NodeId, request: Frame) -> Frame:
     """Through a tensor, as a stage of a model would do."""
-    from neuroshard.wire.tensors import part_of, tensor_of
+    from neuroshard.messages.tensors import part_of, tensor_of
 
     return Frame("echo", {}, (part_of("activation", tensor_of(request.tensors[0])),))
 
@@ -203,7 +203,7 @@ class _Asker:
         """A tensor there and back."""
         import torch
 
-        from neuroshard.wire.tensors import part_of, tensor_of
+        from neuroshard.messages.tensors import part_of, tensor_of
 
         tensor = torch.frombuffer(bytearray(self._data[:TENSOR_BYTES]), dtype=torch.int32)
         tensor = tensor.to(torch.float32).reshape(TENSOR_SHAPE)

@@ -33,11 +33,12 @@ from benchmarks.laboratory import (
 from benchmarks.record import Report, Row
 from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.model.tensor_schema import load_vector
+from neuroshard.consensus.stage_rounds import Abandoned, RunRound
+from neuroshard.model.weights import load_vector
 from neuroshard.optim.outer import OuterState, fresh_outer_state
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.outer_sync import Abandoned, Exchange, OuterSync
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.training.outer_sync import OuterSync
 
 SEEDS = (1, 2, 3)
 MEMBERS, INNER_STEPS, ROUNDS, WARM_STEPS = 7, 20, 30, 400
@@ -155,7 +156,7 @@ class _Run:
         is_abandoned = self._random.random() < self.churn.abandoned and not is_last
         async with anyio.create_task_group() as tasks:
             for place, member in enumerate(self.members):
-                exchange: Exchange = _nobody if is_abandoned else partial(meeting.exchange, place)
+                exchange: RunRound = _nobody if is_abandoned else partial(meeting.exchange, place)
                 member.outer.exchange = exchange
                 tasks.start_soon(member.outer.run_round, 0.0)
         self.refused += meeting.refused
@@ -181,7 +182,7 @@ class _Run:
 
 
 async def _nobody(_contribution: Tensor, _outer_step: int) -> Abandoned:
-    """See Exchange."""
+    """See RunRound."""
     await anyio.lowlevel.checkpoint()
     return Abandoned("too few members answered in time", is_soon_again=True)
 

@@ -17,7 +17,7 @@ from benchmarks.dashboard_page import page_rows
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.record import Report, Row, mean_with_interval
 from neuroshard.api.server import THREAD_NAME
-from neuroshard.telemetry.thread_shares import UNNAMED
+from neuroshard.telemetry.counters import UNNAMED
 
 PAIRS = 12
 SEGMENT_SECONDS = 8.0

@@ -16,8 +16,8 @@ from benchmarks.record import Row, table
 from benchmarks.schemes import told
 from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import CodecName, OuterOptimization, StrategyName
-from neuroshard.identity.run_checks import scheme_objection
-from neuroshard.training.strategy import steps_between_rounds
+from neuroshard.consensus.sync_strategies import steps_between_rounds
+from neuroshard.identity.run_parameters import scheme_objection
 
 ALONE = "one replica alone"
 

@@ -19,11 +19,11 @@ import httpx
 from benchmarks.identities import identity_of
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from benchmarks.record import Report, Row, load_average
-from neuroshard.genesis import BuildOptions, FolderText, build_genesis
+from neuroshard.dataset import BuildOptions, FolderText, build_genesis
 from neuroshard.identity import SignedClaim, Wallet, parse_token
+from neuroshard.membership.announcements import directory_namespace
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
-from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.types import NodeId, RunId
 
 STARTS = 3

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from neuroshard.data.held_out_losses import Evaluation
 from neuroshard.status.snapshot import LossPoint, VerificationStatus
-from neuroshard.training.evaluation import Evaluation
 from neuroshard.training.verification import Evidence, verify
 
 RUNS = 1000

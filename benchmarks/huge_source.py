@@ -9,11 +9,10 @@ from pathlib import Path
 from random import Random
 
 from neuroshard.data.assignment import Assignment, held_out_shards
+from neuroshard.data.data_set import open_genesis
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.manifest import Manifest, TokenizerEntry, serialise_manifest
-from neuroshard.data.opened_file import OpenedFile
-from neuroshard.data.opening import open_genesis
-from neuroshard.data.retry import FileMissingError
+from neuroshard.data.manifest import DataSetManifest, TokenizerEntry, serialise_manifest
+from neuroshard.data.transfer import FileMissingError, OpenedFile
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.types import NodeId, RunId
 
@@ -32,7 +31,7 @@ class HugeSource:
         self.bytes_sent = 0
         digests = b"".join(digest_of(shard) for shard in range(SHARDS))
         pages = [digests[start : start + PAGE_BYTES] for start in range(0, len(digests), PAGE_BYTES)]
-        manifest = Manifest(
+        manifest = DataSetManifest(
             SHARDS,
             SHARDS * 2_500_000,
             tokens_per_shard=2_500_000,

@@ -25,23 +25,23 @@ from torch import Tensor
 from benchmarks.record import NotHereError
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
+from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
+from neuroshard.consensus.roster import Encoded
+from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, UnderWay
+from neuroshard.consensus.stage_rounds import Outcome as RoundOutcome
+from neuroshard.consensus.sync_strategies import steps_between_rounds
 from neuroshard.data.feed import HeldOut
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.tensor_schema import flatten, load_vector
+from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.model.weights import flatten, initialise, load_vector
+from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.swarm.certified.effects import Judge, MakeStatistics, Reduce
-from neuroshard.swarm.certified.slices import Encoded
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.evaluation import PINNED_SEQUENCES
-from neuroshard.training.executor import StageExecutor
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
 from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
-from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync, UnderWay
-from neuroshard.training.outer_sync import Outcome as RoundOutcome
-from neuroshard.training.rounds.work import RoundWork
-from neuroshard.training.strategy import steps_between_rounds
+from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import Architecture, LayerRange
 
 TEXTS = Path(os.environ.get("BENCHMARK_TEXTS", Path(__file__).parents[2] / "shared" / "data"))

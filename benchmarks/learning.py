@@ -11,7 +11,7 @@ from benchmarks.flat_curves import RUNS, falsely_verified
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.prepared_run import build_data, fix_run
 from benchmarks.record import Report, Row
-from neuroshard.model.family import architecture_for
+from neuroshard.model.architecture import architecture_for
 
 MARKS = (60, 120, 240, 300)  # seconds after the first step
 STILL_SECONDS = 90

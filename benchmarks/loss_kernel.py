@@ -48,7 +48,7 @@ def _time_form(form: str) -> dict[str, float]:
     import torch
     from torch.nn import functional
 
-    from neuroshard.model.cross_entropy import cross_entropy_sum
+    from neuroshard.model.transformer import cross_entropy_sum
 
     torch.manual_seed(1)
     hidden = torch.randn(ROWS, WIDTH, requires_grad=True)

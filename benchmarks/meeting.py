@@ -20,8 +20,8 @@ import anyio.to_thread
 from benchmarks.hivemind_process import hivemind_facts
 from benchmarks.record import Report, Row, load_average
 from benchmarks.society_process import NAMESPACE, OFFER, society, status
+from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.node.self_description import own_announcement
-from neuroshard.swarm.claim_kinds import signed_announcement
 
 CROWD = 10  # nodes that shall see a new one
 NEWCOMERS = 5

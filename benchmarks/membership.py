@@ -15,14 +15,12 @@ from trio.testing import MockClock
 
 from benchmarks.record import Report, Row
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.membership.claim_intake import REPORT_RULES, ClaimCache, ClaimIntake
+from neuroshard.membership.reporting import Listener, Reporter
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Link, TransportClosedError
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.claim_kinds import REPORT_RULES
-from neuroshard.swarm.claim_reading import ClaimCache
-from neuroshard.swarm.claims_intake import ClaimIntake
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.reporting import Listener, Reporter
-from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
 
 EPOCH = 1_700_000_000.0

@@ -30,7 +30,7 @@ sys.stdin.read()
 """
 PACKAGES = (
     "neuroshard.cli.main",
-    "neuroshard.cli.demo",
+    "neuroshard.cli.start",
     "neuroshard.node.launch",
     "neuroshard.node.node_work",
     "neuroshard.api.server",

@@ -23,29 +23,27 @@ from torch import Tensor
 
 from benchmarks.record import Report, Row
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.consensus.stage_rounds import lone_exchange
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
 from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
+from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.state.checkpoint_saver import CheckpointPolicy
+from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.data import DataStatus
-from neuroshard.training.assembly import build_stage
-from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import lone_exchange
-from neuroshard.training.loop import Trainer
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.parts import Driving, StageParts, TrainerParts
-from neuroshard.training.pipeline import Hop, LocalHop
-from neuroshard.training.precision import Precision
+from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
 from neuroshard.training.record import StageIdentity, TrainingRecord
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import StageAddress
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.wire_precision import WirePrecision
+from neuroshard.training.stage_checkpoint import build_stage
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
 
 STEPS = int(os.environ.get("BENCHMARK_STEPS", "300"))
@@ -209,22 +207,24 @@ async def _train(
     """STEPS steps of every stage; the first one's node drives."""
     with InMemoryNetwork() as network:
         route = _route(network, stages, precision)
-        driving = Driving(stages[0][1].node_id, feed, FixedRouting(route), in_flight=MICROBATCHES)
+        driving = DriverParts(stages[0][1].node_id, feed, FixedRouting(route), in_flight=MICROBATCHES)
         async with anyio.create_task_group() as tasks:
             for part, _, record in stages:
                 parts = TrainerParts(parameters, (part,), None if part.index else driving)
                 tasks.start_soon(Trainer(parts, [record]).run, STEPS)
 
 
-def _route(network: InMemoryNetwork, stages: Sequence[HeldStage], precision: WirePrecision) -> list[Hop]:
+def _route(network: InMemoryNetwork, stages: Sequence[HeldStage], precision: WirePrecision) -> list[StageClient]:
     """The first stage is the driver's own, the others are peers."""
     (first, driver, _), *others = stages
     transport = network.join(driver.node_id)
-    route: list[Hop] = [LocalHop(first.service)]
+    route: list[StageClient] = [LocalStageClient(first.service)]
     for part, identity, _ in others:
         stage, shapes = StageAddress(RUN, identity.layers, 1), StageShapes.for_layers(SHAPE, identity.layers, BATCH)
-        StageEndpoint(part.service, stage, shapes).serve(network.join(identity.node_id))
-        route.append(RemoteHop(transport, identity.node_id, stage, shapes, HopOptions(precision=precision)))
+        StageRequestHandler(part.service, stage, shapes).serve(network.join(identity.node_id))
+        route.append(
+            RemoteStageClient(transport, identity.node_id, stage, shapes, StageClientOptions(precision=precision))
+        )
     return route
 
 
@@ -248,5 +248,5 @@ def _stage(
         progress=stage.outer_progress,
     )
     sequences, batch = parameters.sequences_per_step, parameters.batch_size
-    service = StageService(compute, stage.executor, sequences_per_step=sequences, batch_size=batch)
+    service = StageServer(compute, stage.executor, sequences_per_step=sequences, batch_size=batch)
     return StageParts(number, service, outer), identity, stage.record

@@ -19,11 +19,11 @@ from benchmarks.prepared_run import build_data
 from benchmarks.record import Report, Row, mean_with_interval
 from benchmarks.staged_swarm import alone, driver_of, keep_own_run, staged_parameters, staged_swarm, wait_until_trained
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.model.family import parameter_count
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import parameter_count
 from neuroshard.node.placing import TIER_MB
 from neuroshard.node.proposal import Room
 from neuroshard.node.stage_memory import least_load, need_of
-from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.types import Architecture
 
 PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "12"))

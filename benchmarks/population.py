@@ -20,7 +20,7 @@ import psutil
 from benchmarks.node_process import TOKEN
 from benchmarks.record import NotHereError, Report, Row
 from neuroshard.data.tokenizer import SPLIT_PATTERN, Tokenizer, TokenizerTable, learn_merges
-from neuroshard.genesis.documents import Document, in_sections
+from neuroshard.dataset.build_text import Document, in_sections
 
 SHARED_TEXT = Path(__file__).resolve().parents[2] / "shared" / "data"
 MERGES = 31_734

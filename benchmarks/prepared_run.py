@@ -8,9 +8,9 @@ from pathlib import Path
 
 from benchmarks.node_process import TOKEN
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
-from neuroshard.data.genesis.manifest import parse_manifest
+from neuroshard.data.manifest import parse_manifest
 from neuroshard.data.tokenizer import TokenizerTable
-from neuroshard.genesis import BuildOptions, StandardLibraryText, build_genesis
+from neuroshard.dataset import BuildOptions, StandardLibraryText, build_genesis
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.node.own_run import OwnRuns
 from neuroshard.types import Architecture

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from neuroshard.network.pool.certificate import ListenerTls, dialler_context
+from neuroshard.network.pool.secure_stream import ListenerTls, dialler_context
 
 PORTION_BYTES = 1024 * 1024
 TIMED_BYTES = 128 * 1024

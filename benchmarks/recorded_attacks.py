@@ -9,10 +9,11 @@ import trio
 from torch import Tensor
 
 from benchmarks.laboratory import Meeting, Outcome, Scheme, Start, Texts, held_out_loss, together, vote
-from neuroshard.model.tensor_schema import load_vector
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed
+from neuroshard.model.weights import load_vector
 from neuroshard.optim.outer import fresh_outer_state
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.outer_sync import Abandoned, Agreed, OuterSync
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.training.outer_sync import OuterSync
 
 Record = Sequence[Mapping[int, Tensor]]
 """The contributions (d,) of each round by member."""

@@ -22,20 +22,18 @@ import torch
 from benchmarks.identities import identity_of
 from neuroshard.aggregation import TrimmedMean
 from neuroshard.compression import make_codec
+from neuroshard.consensus.effects import AnyBody, Check, Checked, Complete, EncodedContribution, RoundConfig, ViewTiming
+from neuroshard.consensus.message_frames import limits_for, signed_by
+from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue
+from neuroshard.consensus.roster import GroupMember, Roster, SlicePlan, Step
+from neuroshard.consensus.round_messages import Signed
+from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner, made_at
+from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.identity import NodeIdentity
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
-from neuroshard.swarm.certified.effects import Check, Checked, Complete
-from neuroshard.swarm.certified.messages import Signed
-from neuroshard.swarm.certified.packets import limits_for, signed_by
-from neuroshard.swarm.certified.roster import Member, Roster, Step
-from neuroshard.swarm.certified.setting import AnyBody, Contribution, Setting, Timing
-from neuroshard.swarm.certified.slices import SlicePlan
-from neuroshard.training.rounds.actor import RoundActor, Surroundings, made_at
-from neuroshard.training.rounds.mail import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMail
-from neuroshard.training.rounds.vote_book import FolderBook
-from neuroshard.training.rounds.work import RoundWork
-from neuroshard.training.transfer.fields import StageName
+from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import LayerRange, RunId
 
 NUMBERS = 25_000_000
@@ -50,19 +48,19 @@ class Peer:
     def __init__(self, identity: NodeIdentity, network: Network, folder: Path) -> None:
         self._identity = identity
         self._network = network
-        self._members = [Member(identity.node_id, identity.wallet_id)]
+        self._members = [GroupMember(identity.node_id, identity.wallet_id)]
         self._plan = SlicePlan(NUMBERS)
         self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
-        self.actor = RoundActor(
-            lambda received: RoundMail(STAGE, network.transport, limits_for(4 * NUMBERS), received),
-            Surroundings(FolderBook(folder / identity.node_id), self._check),
+        self.actor = RoundRunner(
+            lambda received: RoundMessageQueue(STAGE, network.transport, limits_for(4 * NUMBERS), received),
+            RoundDependencies(FileVoteLog(folder / identity.node_id), self._check),
         )
         network.transport.serve(PART, self.actor.mail.take, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
 
     async def meet(self, peers: list[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Connect to the others."""
         for peer in peers:
-            self._members.append(Member(peer["node"], peer["wallet"]))
+            self._members.append(GroupMember(peer["node"], peer["wallet"]))
             await self._network.transport.connect(peer["address"])
         return {"members": len(self._members)}
 
@@ -71,13 +69,13 @@ class Peer:
         step = Step(RUN, 0, number, ROOT, codec, Roster(tuple(self._members)))
         work = RoundWork(self._plan, make_codec(codec), TrimmedMean(0.1))  # type: ignore[arg-type]
         expected = frozenset(member.node_id for member in self._members)
-        me = Member(self._identity.node_id, self._identity.wallet_id)
-        setting = Setting(
-            step, self._plan, me, expected, self._sign, work.is_part, work.is_result, Timing(60, 120, 240)
+        me = GroupMember(self._identity.node_id, self._identity.wallet_id)
+        setting = RoundConfig(
+            step, self._plan, me, expected, self._sign, work.is_part, work.is_result, ViewTiming(60, 120, 240)
         )
         moved, cpu, start = self._moved(), time.process_time(), time.perf_counter()
         parts = await anyio.to_thread.run_sync(work.encoded, self._vector)
-        contribution = Contribution(parts, 100, 1_000_000, made_at())
+        contribution = EncodedContribution(parts, 100, 1_000_000, made_at())
         await anyio.to_thread.run_sync(lambda: contribution.digests)
         self.actor.enter(setting, number, work, contribution)
         outcome = await self.actor.outcome()

@@ -24,7 +24,7 @@ from benchmarks.plots import Plot, Point
 from benchmarks.record import Report, Row
 from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.training.strategy import steps_between_rounds
+from neuroshard.consensus.sync_strategies import steps_between_rounds
 
 SEEDS = (1, 2, 3)
 REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = 4, 25, 16, 400

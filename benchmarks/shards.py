@@ -22,13 +22,13 @@ from benchmarks.record import Report, Row
 from benchmarks.shaped_line import FAR_ADDRESS, Line, NoLineError, shaped_line
 from benchmarks.shard_reader import VOCABULARY
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import open_genesis
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.shard_stream import ShardForm
-from neuroshard.data.genesis.writer import GenesisWriter
-from neuroshard.data.loading import ShardLoader
-from neuroshard.data.opening import open_genesis
+from neuroshard.data.shard_file import ShardForm
+from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.data.source import open_source
-from neuroshard.genesis.destination import FolderDestination
+from neuroshard.dataset.destination import FolderDestination
+from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.types import ShardId
 
 SHARD_TOKENS = 2_500_000

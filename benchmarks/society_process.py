@@ -24,10 +24,10 @@ from benchmarks.identities import identity_of
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.identity import SignedClaim, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.membership.announcements import directory_namespace
 from neuroshard.node.society import Society
+from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus, TrainingStatus
-from neuroshard.swarm.directory_groups import directory_namespace
-from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.types import Architecture, LayerRange
 
 SHAPE = Architecture(64, 2, 2, 1, 128, 512, 32)

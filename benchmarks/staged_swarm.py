@@ -16,7 +16,7 @@ from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, Out
 from neuroshard.identity import SignedRunParameters, Wallet, parse_token
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.own_run import OwnRuns
-from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.runs.offer import RunOffer
 from neuroshard.types import Architecture
 
 START_SECONDS = 180.0

@@ -13,7 +13,7 @@ from benchmarks.node_process import NodeProcess
 from benchmarks.prepared_run import build_data
 from benchmarks.record import Report, Row
 from benchmarks.staged_swarm import START_SECONDS, Member, staged_parameters, staged_swarm, wait_until_trained
-from neuroshard.model.family import parameter_count
+from neuroshard.model.architecture import parameter_count
 from neuroshard.types import Architecture
 
 DONORS, TRIES, VOCABULARY = 3, 3, 1024

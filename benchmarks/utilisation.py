@@ -19,9 +19,9 @@ from benchmarks.record import NotHereError, Report, Row
 from benchmarks.shaped_line import FAR_ADDRESS, NEAR_ADDRESS, Line, NoLineError, enter, shaped_line
 from neuroshard.config.run_parameters import CodecName, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.identity import SignedRunParameters, Wallet, parse_token
-from neuroshard.model.family import parameter_count
+from neuroshard.model.architecture import parameter_count
 from neuroshard.node.joined_runs import JoinedRuns
-from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.runs.offer import RunOffer
 from neuroshard.types import Architecture
 
 UP_MBIT, DOWN_MBIT, RTT_MS = 10, 100, 100

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from build_deb import ICON, ROOT, package_version
 
-from neuroshard.update.release import platform_name
+from neuroshard.update.checking import platform_name
 
 HERE = Path(__file__).parent
 SCRIPTS = ("neuroshard", "install.sh", "uninstall.sh")

@@ -56,7 +56,7 @@ def small_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_genesis(small_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A signed Genesis folder: 16 shards of about 5,000 tokens, so that a shard lasts ten steps of one sequence."""
     from benchmarks.node_process import TOKEN
-    from neuroshard.genesis import BuildOptions, FolderText, build_genesis
+    from neuroshard.dataset import BuildOptions, FolderText, build_genesis
     from neuroshard.identity import Wallet, parse_token
 
     folder = tmp_path_factory.mktemp("genesis") / "small"

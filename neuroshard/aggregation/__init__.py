@@ -1,34 +1,48 @@
 """Robust aggregation: one verdict on whole contributions, then a rule, slice by slice. Pure functions."""
 
-from neuroshard.aggregation.aggregators import (
+from neuroshard.aggregation.gates import (
+    GateVerdict,
+    RejectionReason,
+    abstaining,
+    capped_weights,
+    judge_statistics,
+    max_refused,
+)
+from neuroshard.aggregation.reduction import (
     AggregatorConfig,
     CentredClipping,
     Krum,
     Mean,
     Median,
+    MiddleMean,
     MultiKrum,
+    Reduction,
+    TooFewContributionsError,
     TrimmedMean,
+    WeightedSum,
     aggregator_config,
     aggregator_name,
+    check_krum_count,
     needs_gram,
+    reduce_slice,
+    reduction_by,
     trim_count,
 )
-from neuroshard.aggregation.gates import Refusal, Verdict, judge_statistics, max_refused
-from neuroshard.aggregation.gram_rules import TooFewContributionsError, check_krum_count
-from neuroshard.aggregation.reduction import MiddleMean, Reduction, WeightedSum, reduce_slice, reduction_by
-from neuroshard.aggregation.slice_statistics import SliceStatistics, slice_statistics, sum_statistics
-from neuroshard.aggregation.slices import SliceRows
-from neuroshard.aggregation.statistics_form import (
+from neuroshard.aggregation.slice_statistics import (
     MalformedStatisticsError,
+    SliceStatistics,
     read_statistics,
+    slice_statistics,
     statistics_bytes,
     statistics_size,
+    sum_statistics,
 )
-from neuroshard.aggregation.work import abstaining, capped_weights
+from neuroshard.aggregation.slices import SliceRows
 
 __all__ = [
     "AggregatorConfig",
     "CentredClipping",
+    "GateVerdict",
     "Krum",
     "MalformedStatisticsError",
     "Mean",
@@ -36,12 +50,11 @@ __all__ = [
     "MiddleMean",
     "MultiKrum",
     "Reduction",
-    "Refusal",
+    "RejectionReason",
     "SliceRows",
     "SliceStatistics",
     "TooFewContributionsError",
     "TrimmedMean",
-    "Verdict",
     "WeightedSum",
     "abstaining",
     "aggregator_config",

@@ -1,8 +1,7 @@
-"""The gates before an aggregate: which whole contributions are accepted, and how far each is clipped.
+"""The gates before an aggregate: the whole contributions that are accepted, the clipping of each, and its weight.
 
-Pure functions of statistics of the contributions: every member that holds the same ones comes to the same verdict. Who
-may contribute (well-formed, signed, one per wallet) is decided before.
-"""
+Pure functions of statistics of the contributions: all members with the same statistics reach the same verdict. Earlier
+checks decide which members may contribute (well-formed, signed, one per wallet)."""
 
 from __future__ import annotations
 
@@ -10,17 +9,49 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
-from statistics import median
+from statistics import median, median_low
 
 import numpy as np
 
 from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, SliceStatistics
-from neuroshard.aggregation.work import abstaining
+
+MAX_WEIGHT_RATIO = 2.0  # to the median declared weight
+MIN_WORK_RATIO = 0.25  # of the median declared work
+MOST_WORK = 2.0**53  # tokens; who says more than that is not believed at all
+
+
+def capped_weights(declared: Sequence[float]) -> tuple[float, ...]:
+    """Weights that contributions may have: at most twice the (lower) median of those who did any work.
+
+    Work is self-declared. What is not finite, negative or beyond 2^53 is none; where nobody did any, all weigh alike.
+    """
+    work = _believed(declared)
+    done = [amount for amount in work if amount > 0]
+    if not done:
+        return (1.0,) * len(work)
+    cap = MAX_WEIGHT_RATIO * median_low(done)
+    return tuple(min(amount, cap) for amount in work)
+
+
+def abstaining(declared: Sequence[float]) -> tuple[int, ...]:
+    """Members, by number, with less than a quarter of the (lower) median work of those who did any.
+
+    Noise would be most of what they add. Where nobody did any work, nobody abstains.
+    """
+    work = _believed(declared)
+    done = [amount for amount in work if amount > 0]
+    fewest = MIN_WORK_RATIO * median_low(done) if done else 0.0
+    return tuple(i for i, amount in enumerate(work) if amount < fewest)
+
+
+def _believed(declared: Sequence[float]) -> list[float]:
+    return [amount if 0 < amount <= MOST_WORK else 0.0 for amount in declared]  # neither holds for NaN
+
 
 MIN_NORM_RATIO, MAX_NORM_RATIO = 0.1, 10.0
 
 
-class Refusal(StrEnum):
+class RejectionReason(StrEnum):
     """Why a contribution was refused, in words for the owner."""
 
     NOT_FINITE = "it contains numbers that are not finite"
@@ -31,14 +62,14 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """What the gates decided over n contributions, by row number.
 
     `robust` is False for fewer than 3 contributions: then nothing protects the result from a wrong member.
     """
 
     accepted: tuple[int, ...]
-    refused: Mapping[int, Refusal]
+    refused: Mapping[int, RejectionReason]
     clip_factors: tuple[float, ...]  # of the accepted rows, in (0, 1], exact in fp32
     robust: bool
     abstained: tuple[int, ...] = ()  # rows that did too little work to count, and are not judged
@@ -75,7 +106,7 @@ def judge_statistics(
     work: Sequence[float] | None = None,
     *,
     judges_direction: bool = True,
-) -> Verdict:
+) -> GateVerdict:
     """Verdict over n contributions from the statistics of the whole vector, by the gates in their order (DESIGN 4.4).
 
     Finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the center above
@@ -98,33 +129,33 @@ def judge_statistics(
     robust = len(norms) >= MIN_ROBUST_MEMBERS
     left = _left(norms, refused)
     if not robust or not left:
-        return Verdict(left, refused, (1.0,) * len(left), robust, abstained)
+        return GateVerdict(left, refused, (1.0,) * len(left), robust, abstained)
     median_norm = median(norms[i] for i in left)
     for i in left:
         if not MIN_NORM_RATIO * median_norm <= norms[i] <= MAX_NORM_RATIO * median_norm:
-            refused[i] = Refusal.NORM
+            refused[i] = RejectionReason.NORM
     if not judges_direction:
         left = _left(norms, refused)
-        return Verdict(left, refused, (1.0,) * len(left), robust, abstained)
+        return GateVerdict(left, refused, (1.0,) * len(left), robust, abstained)
     _refuse_directions(total, norms, refused)
     accepted = _left(norms, refused)
     factors = tuple(_fp32(min(1.0, median_norm / norms[i])) for i in accepted)
-    return Verdict(accepted, refused, factors, robust, abstained)
+    return GateVerdict(accepted, refused, factors, robust, abstained)
 
 
-def _broken(total: SliceStatistics, copies: Collection[int], rows: Iterable[int]) -> dict[int, Refusal]:
-    refused: dict[int, Refusal] = {}
+def _broken(total: SliceStatistics, copies: Collection[int], rows: Iterable[int]) -> dict[int, RejectionReason]:
+    refused: dict[int, RejectionReason] = {}
     for i in rows:
         if not total.finite[i]:
-            refused[i] = Refusal.NOT_FINITE
+            refused[i] = RejectionReason.NOT_FINITE
         elif total.squared_norms[i] == 0.0:
-            refused[i] = Refusal.ZERO
+            refused[i] = RejectionReason.ZERO
         elif i in copies:
-            refused[i] = Refusal.COPY
+            refused[i] = RejectionReason.COPY
     return refused
 
 
-def _refuse_directions(total: SliceStatistics, norms: Mapping[int, float], refused: dict[int, Refusal]) -> None:
+def _refuse_directions(total: SliceStatistics, norms: Mapping[int, float], refused: dict[int, RejectionReason]) -> None:
     left = _left(norms, refused)
     if not left:
         return
@@ -134,7 +165,7 @@ def _refuse_directions(total: SliceStatistics, norms: Mapping[int, float], refus
     bound = max(0.0, 0.5 * median(cosines.values()))
     for i, cosine in cosines.items():
         if not cosine > bound:
-            refused[i] = Refusal.DIRECTION
+            refused[i] = RejectionReason.DIRECTION
 
 
 def _fp32(value: float) -> float:
@@ -142,5 +173,5 @@ def _fp32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _left(norms: Mapping[int, float], refused: Mapping[int, Refusal]) -> tuple[int, ...]:
+def _left(norms: Mapping[int, float], refused: Mapping[int, RejectionReason]) -> tuple[int, ...]:
     return tuple(i for i in norms if i not in refused)

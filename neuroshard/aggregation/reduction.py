@@ -1,37 +1,188 @@
-"""How the accepted contributions become one: decided once for the whole vector, carried out slice by slice.
+"""Aggregation rules: from the accepted contributions to one vector, decided for the whole vector, computed by slices.
 
-Pure functions: whoever holds the same numbers comes to the same bytes, whatever its kernels, its number of threads and
-the places where the vector is cut.
+Pure functions: the same numbers give the same bytes on every machine, with any kernels, any number of threads and
+any division into slices. The rules on Gram matrices use g_ij = <x_i, x_j>; squared distances are
+g_ii + g_jj - 2 g_ij.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import ceil, fsum, sqrt
+from statistics import median
 from typing import TypeAlias, assert_never
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from neuroshard.aggregation.aggregators import (
-    AggregatorConfig,
-    CentredClipping,
-    Krum,
-    Mean,
-    Median,
-    MultiKrum,
-    TrimmedMean,
-    trim_count,
-)
-from neuroshard.aggregation.gates import Verdict
-from neuroshard.aggregation.gram_rules import centred_clipping_weights, check_krum_count, krum_order
-from neuroshard.aggregation.slice_statistics import Matrix, SliceStatistics
-from neuroshard.aggregation.slices import SliceRows
-from neuroshard.aggregation.sorting import middle_mean
-from neuroshard.aggregation.sums import Doubles, Floats
-from neuroshard.aggregation.work import capped_weights
+from neuroshard.aggregation.gates import GateVerdict, capped_weights
+from neuroshard.aggregation.slice_statistics import GramMatrix, SliceStatistics
+from neuroshard.aggregation.slices import Doubles, Floats, SliceRows, middle_mean
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.errors import NeuroShardError
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """Coordinate-wise mean without the extremes at either end."""
+
+    trim_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        trim_count(1, self.trim_fraction)
+
+
+@dataclass(frozen=True)
+class Median:
+    """The true coordinate-wise median."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The plain mean, weighted by work when it is declared: no robustness at all."""
+
+
+@dataclass(frozen=True)
+class Krum:
+    """The one contribution that lies closest to most others."""
+
+
+@dataclass(frozen=True)
+class MultiKrum:
+    """The mean of the contributions that lie closest to most others: all but as many as the run tolerates liars."""
+
+
+@dataclass(frozen=True)
+class CentredClipping:
+    """A mean in which what lies far from the center pulls no harder than from the median distance."""
+
+
+AggregatorConfig: TypeAlias = TrimmedMean | Median | Mean | Krum | MultiKrum | CentredClipping
+
+
+def aggregator_config(parameters: OuterOptimization) -> AggregatorConfig:
+    """What a run's parameters name. Raises ValueError for a trim fraction outside [0, 0.5)."""
+    match parameters.aggregator:
+        case "trimmed_mean":
+            return TrimmedMean(parameters.trim_fraction)
+        case "median":
+            return Median()
+        case "mean":
+            return Mean()
+        case "krum":
+            return Krum()
+        case "multi_krum":
+            return MultiKrum()
+        case "centred_clipping":
+            return CentredClipping()
+        case _:
+            assert_never(parameters.aggregator)
+
+
+def aggregator_name(config: AggregatorConfig) -> str:
+    """Name and settings: members whose names differ do not exchange anything."""
+    match config:
+        case TrimmedMean(trim_fraction):
+            return f"trimmed_mean({float(trim_fraction)!r})"
+        case Median():
+            return "median"
+        case Mean():
+            return "mean"
+        case Krum():
+            return "krum"
+        case MultiKrum():
+            return "multi_krum"
+        case CentredClipping():
+            return "centred_clipping"
+        case _:
+            assert_never(config)
+
+
+def needs_gram(config: AggregatorConfig) -> bool:
+    """Whether it needs the dot products of the contributions with each other."""
+    return isinstance(config, Krum | MultiKrum | CentredClipping)
+
+
+def trim_count(count: int, trim_fraction: float) -> int:
+    """How many of `count` values are left out at either end: at least one from 3 on, never all.
+
+    Raises ValueError for a fraction outside [0, 0.5).
+    """
+    if not 0 <= trim_fraction < 0.5:
+        raise ValueError(f"trim_fraction must be in [0, 0.5), got {trim_fraction}")
+    # 30 * 0.1 is a little more than 3 in floating point
+    return min(max(1, ceil(count * trim_fraction - 1e-9)), (count - 1) // 2)
+
+
+CLIPPING_ITERATIONS = 10  # each costs n^2 multiplications
+
+
+class TooFewContributionsError(NeuroShardError):
+    """An aggregator that cannot hold its promise with so few contributions."""
+
+
+def fewest_for_krum(tolerated: int) -> int:
+    """2 f + 3: with fewer, f liars can be each other's nearest neighbours."""
+    return 2 * tolerated + 3
+
+
+def check_krum_count(count: int, tolerated: int) -> None:
+    """Raises TooFewContributionsError unless count >= 2 f + 3, or there is only one contribution: nothing to choose."""
+    fewest = fewest_for_krum(tolerated)
+    if 1 < count < fewest:
+        raise TooFewContributionsError(
+            f"Krum against {tolerated} wrong members needs {fewest} contributions, and there are {count}.",
+            "Wait for more members, or let the run's owner choose the aggregator trimmed_mean.",
+        )
+
+
+def krum_order(gram: GramMatrix, tolerated: int) -> tuple[int, ...]:
+    """Rows from the most to the least trusted: by the sum of squared distances to their n - f - 2 nearest others.
+
+    Blanchard, El Mhamdi, Guerraoui and Stainer 2017. The first is Krum's choice, the first n - f are multi-Krum's. Two
+    rows that are each other's only neighbour have equal scores; then the shorter one comes first. Raises
+    TooFewContributionsError when n < 2 f + 3 and n > 1.
+    """
+    count = len(gram)
+    check_krum_count(count, tolerated)
+
+    def score(row: int) -> float:
+        return fsum(sorted(squared_distance(gram, row, other) for other in range(count) if other != row)[:neighbours])
+
+    neighbours = max(0, count - tolerated - 2)
+    return tuple(sorted(range(count), key=lambda row: (score(row), gram[row][row], row)))
+
+
+def squared_distance(gram: GramMatrix, left: int, right: int) -> float:
+    """|x_left - x_right|^2, never below zero."""
+    return max(0.0, gram[left][left] + gram[right][right] - 2.0 * gram[left][right])
+
+
+def centred_clipping_weights(gram: GramMatrix) -> tuple[float, ...]:
+    """Weights c of the center v = sum_i c_i x_i that centred clipping comes to, beginning at zero.
+
+    Karimireddy, He and Jaggi 2021: v <- v + 1/n sum_i (x_i - v) min(1, r / |x_i - v|). The radius r is in every
+    iteration the median of the distances |x_i - v|, so that no run needs to know a scale beforehand: half of the
+    vectors count as they are, and what lies further off pulls no harder than from the distance r.
+    """
+    count = len(gram)
+    weights = [0.0] * count
+    for _ in range(CLIPPING_ITERATIONS):
+        distances = _distances(gram, weights)
+        radius = median(distances)
+        shares = [1.0 if distance <= radius else radius / distance for distance in distances]
+        kept = 1.0 - fsum(shares) / count
+        weights = [weight * kept + share / count for weight, share in zip(weights, shares, strict=True)]
+    return tuple(weights)
+
+
+def _distances(gram: GramMatrix, weights: list[float]) -> list[float]:
+    """|x_i - v| for v = sum_j c_j x_j: its square is g_ii - 2 (g c)_i + c g c."""
+    dots = [fsum(weight * value for weight, value in zip(weights, row, strict=True)) for row in gram]
+    center = fsum(weight * dot for weight, dot in zip(weights, dots, strict=True))
+    return [sqrt(max(0.0, row[i] - 2.0 * dots[i] + center)) for i, row in enumerate(gram)]
 
 
 @dataclass(frozen=True)
@@ -58,7 +209,7 @@ Reduction: TypeAlias = MiddleMean | WeightedSum
 def reduction_by(
     config: AggregatorConfig,
     total: SliceStatistics,
-    verdict: Verdict,
+    verdict: GateVerdict,
     *,
     tolerated: int = 0,
     work: Sequence[float] | None = None,
@@ -113,7 +264,7 @@ def reduce_slice(rows: SliceRows, reduction: Reduction, out: Tensor | None = Non
     return result
 
 
-def _clipped_gram(total: SliceStatistics, verdict: Verdict) -> Matrix:
+def _clipped_gram(total: SliceStatistics, verdict: GateVerdict) -> GramMatrix:
     """Dot products of the accepted contributions after their clipping."""
     if total.gram is None:
         raise ValueError("this aggregator needs statistics with a Gram matrix")

@@ -1,27 +1,38 @@
-"""What the gates need to know of the contributions to a slice; the statistics of all slices add up to the whole.
+"""Statistics of the contributions to a slice, which the gates need, and their bytes.
 
-Whoever holds the same numbers comes to the same bits, whatever its kernels and its number of threads.
+The statistics of all slices add up to those of the whole vector.
+The same numbers give the same bits on every machine.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import fsum
+from math import copysign, fsum
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.aggregation.slices import VALUES_AT_ONCE, SliceRows
-from neuroshard.aggregation.sorting import middle_mean
-from neuroshard.aggregation.sums import BLOCK, LANES, Doubles, Floats, fold_products, folded
+from neuroshard.aggregation.slices import (
+    BLOCK,
+    LANES,
+    VALUES_AT_ONCE,
+    Doubles,
+    Floats,
+    SliceRows,
+    fold_products,
+    folded,
+    middle_mean,
+)
+from neuroshard.errors import NeuroShardError
 
 MIN_ROBUST_MEMBERS = 3
 LARGEST_SUM = 2.0**320  # 2^64 products of fp32 numbers, each below 2^256: sums of such sums cannot overflow
 
-Matrix: TypeAlias = tuple[tuple[float, ...], ...]
+GramMatrix: TypeAlias = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class SliceStatistics:
     squared_norms: tuple[float, ...]
     center_dots: tuple[float, ...]  # dot products with the center
     center_squared_norm: float
-    gram: Matrix | None = None  # (n, n) dot products of the rows with each other; only some aggregators need it
+    gram: GramMatrix | None = None  # (n, n) dot products of the rows with each other; only some aggregators need it
 
     def __post_init__(self) -> None:
         count = len(self.finite)
@@ -61,7 +72,7 @@ class SliceStatistics:
     def _values(self) -> Iterable[float]:
         return chain(self.squared_norms, self.center_dots, (self.center_squared_norm,), *(self.gram or ()))
 
-    def _check_gram(self, gram: Matrix) -> None:
+    def _check_gram(self, gram: GramMatrix) -> None:
         if [len(row) for row in gram] != [self.count] * self.count:
             raise ValueError(f"the Gram matrix of {self.count} contributions has {self.count} rows and columns")
         if any(gram[i][i] != self.squared_norms[i] for i in range(self.count)):
@@ -179,7 +190,7 @@ def arranged(finite: Sequence[bool], sums: Sequence[float], *, with_gram: bool) 
     return SliceStatistics(tuple(finite), norms, dots, tidy[2 * count], gram)
 
 
-def _mirrored(diagonal: Sequence[float], pairs: Sequence[float], finite: Sequence[bool]) -> Matrix:
+def _mirrored(diagonal: Sequence[float], pairs: Sequence[float], finite: Sequence[bool]) -> GramMatrix:
     count, values = len(finite), iter(pairs)
     full = [[0.0] * count for _ in range(count)]
     for i in range(count):
@@ -189,3 +200,38 @@ def _mirrored(diagonal: Sequence[float], pairs: Sequence[float], finite: Sequenc
             if finite[i] and finite[j]:
                 full[i][j] = full[j][i] = value
     return tuple(tuple(row) for row in full)
+
+
+class MalformedStatisticsError(NeuroShardError):
+    """Bytes that are no statistics of so many contributions."""
+
+
+def statistics_size(count: int, *, with_gram: bool) -> int:
+    """Bytes of the statistics of `count` contributions."""
+    return count + 8 * _sum_count(count, with_gram)
+
+
+def statistics_bytes(statistics: SliceStatistics) -> bytes:
+    """A byte 0 or 1 for each contribution (finite or not), then all sums as little-endian float64."""
+    sums = sums_in_order(statistics)
+    return bytes(statistics.finite) + struct.pack(f"<{len(sums)}d", *sums)
+
+
+def read_statistics(data: bytes | memoryview, count: int, *, with_gram: bool) -> SliceStatistics:
+    """The inverse of `statistics_bytes`. Raises MalformedStatisticsError; then the sender is at fault."""
+    if count < 1 or len(data) != statistics_size(count, with_gram=with_gram):
+        raise MalformedStatisticsError(f"{len(data)} bytes are not the statistics of {count} contributions.")
+    flags, sums = bytes(data[:count]), struct.unpack(f"<{_sum_count(count, with_gram)}d", data[count:])
+    if max(flags) > 1 or any(value == 0 and copysign(1.0, value) < 0 for value in sums):
+        raise MalformedStatisticsError("Statistics have one form only: flags are 0 or 1, and zero is +0.0.")
+    try:
+        statistics = arranged([flag == 1 for flag in flags], sums, with_gram=with_gram)
+    except ValueError as error:
+        raise MalformedStatisticsError(f"These statistics cannot be: {error}.") from None
+    if statistics_bytes(statistics) != data:
+        raise MalformedStatisticsError("These statistics cannot be: a row that is not finite has sums.")
+    return statistics
+
+
+def _sum_count(count: int, with_gram: bool) -> int:
+    return 2 * count + 1 + (count * (count - 1) // 2 if with_gram else 0)

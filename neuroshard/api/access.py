@@ -1,14 +1,87 @@
-"""Who may do what: a pure decision over the headers of one request."""
+"""Access to the API: the secret in its file, sessions derived from it, entry keys, and the decision per request.
+
+The decision is pure: it depends on the headers of one request and the time."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Final
 
-from neuroshard.api.hosts import HostPolicy, is_loopback, origin_of
+from neuroshard.api.address import HostPolicy, is_loopback, origin_of
 from neuroshard.api.problems import AccessDeniedError, MissingSecretError
-from neuroshard.api.session import SessionKeys
+from neuroshard.config.folders import NodePaths
+from neuroshard.errors import StorageError
+
+SESSION_SECONDS: Final = 7 * 86_400
+LONGEST_COOKIE: Final = 200
+
+
+@dataclass(frozen=True)
+class SessionKeys:
+    """Makes and checks sessions. A new API secret ends all of them."""
+
+    secret: str
+    port: int
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies are shared by all ports of a host name, therefore the port is part of the name."""
+        return f"neuroshard_session_{self.port}"
+
+    def is_secret(self, candidate: str) -> bool:
+        """Whether this is the API secret, in constant time."""
+        return hmac.compare_digest(self.secret.encode(), candidate.encode("utf-8", "replace"))
+
+    def new_cookie(self, origin: str, now: float) -> str:
+        """Value of a cookie for pages of exactly this origin."""
+        expiry = int(now) + SESSION_SECONDS
+        nonce = secrets.token_urlsafe(16)
+        return f"{expiry}.{nonce}.{self._seal('session', origin, str(expiry), nonce)}"
+
+    def accepts(self, cookie: str, origin: str, now: float) -> bool:
+        """Whether this node made the cookie for this origin and it has not expired."""
+        parts = cookie.split(".")
+        if len(cookie) > LONGEST_COOKIE or len(parts) != 3 or not (parts[0].isascii() and parts[0].isdigit()):
+            return False
+        expiry, nonce, seal = parts
+        genuine = hmac.compare_digest(self._seal("session", origin, expiry, nonce).encode(), seal.encode())
+        return genuine and now < int(expiry)
+
+    def csrf_token(self, cookie: str) -> str:
+        """The token that only a page which may read our answers can know."""
+        return self._seal("csrf", cookie)
+
+    def accepts_csrf(self, cookie: str, token: str) -> bool:
+        """Whether the token belongs to the cookie, in constant time."""
+        return hmac.compare_digest(self.csrf_token(cookie).encode(), token.encode("utf-8", "replace"))
+
+    def new_entry_key(self, now: float, seconds: int) -> str:
+        """A key that opens a session instead of the secret, for so long."""
+        expiry, nonce = str(int(now) + seconds), secrets.token_urlsafe(16)
+        return f"{expiry}.{nonce}.{self._seal('entry', expiry, nonce)}"
+
+    def entry_expiry(self, key: str, now: float) -> int | None:
+        """Until when an entry key is valid; None for one that is not ours or has expired."""
+        parts = key.split(".")
+        if len(key) > LONGEST_COOKIE or len(parts) != 3 or not (parts[0].isascii() and parts[0].isdigit()):
+            return None
+        expiry, nonce, seal = parts
+        genuine = hmac.compare_digest(self._seal("entry", expiry, nonce).encode(), seal.encode())
+        return int(expiry) if genuine and now < int(expiry) else None
+
+    def _seal(self, *parts: str) -> str:
+        """HMAC-SHA256 under the secret over length-prefixed parts, in hex."""
+        key = hashlib.sha256(b"neuroshard/api-session" + self.secret.encode()).digest()
+        message = b"".join(len(part := text.encode()).to_bytes(4) + part for text in parts)
+        return hmac.new(key, message, hashlib.sha256).hexdigest()
+
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
@@ -147,3 +220,79 @@ class AccessPolicy:
     def _require_secret(self, bearer: str) -> None:
         if not self.sessions.is_secret(bearer):
             raise MissingSecretError("The API secret is wrong.", HOW_TO_AUTHORISE)
+
+
+SECRET_BYTES = 32
+SHORTEST_CHARACTERS = 32
+LONGEST_CHARACTERS = 200
+
+
+def load_or_create_secret(data_dir: Path) -> str:
+    """The secret in `<data-dir>/api-secret` (mode 0600), made when missing.
+
+    Raises StorageError when the file cannot be read or written, or does not hold a secret.
+    """
+    path = NodePaths.below(data_dir).api_secret
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _create(path, secrets.token_urlsafe(SECRET_BYTES))
+        return _read(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"The API secret {path} cannot be used: {error}.", "Check the folder's rights.") from error
+
+
+def _create(path: Path, secret: str) -> None:
+    """Write the file whole or not at all; when two processes start at once, the first one's secret stays."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secret + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)  # unlike a rename it never replaces another start's secret
+        except FileExistsError:
+            return
+        except OSError:  # a file system without hard links
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> str:
+    """The stored secret, its file closed to everybody else. Raises StorageError for an unusable one."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+    with path.open(encoding="ascii") as file:
+        secret = file.read(LONGEST_CHARACTERS + 2).strip()
+    if not SHORTEST_CHARACTERS <= len(secret) <= LONGEST_CHARACTERS:
+        raise StorageError(f"The API secret {path} is damaged.", "Delete the file; the next start makes a new one.")
+    return secret
+
+
+ENTRY_SECONDS = 600
+FRAGMENT = "setup-key="  # after the # of an address: never sent, so in no log of a server
+
+
+class EntryKeys:
+    """Keys that were used up are remembered until they have expired; used by one event loop only."""
+
+    def __init__(self, sessions: SessionKeys) -> None:
+        self._sessions = sessions
+        self._used: dict[str, int] = {}  # to when each would be valid, seconds since the epoch
+
+    def admit(self, key: str, now: float) -> bool:
+        """Whether this is a key that nobody has used yet; it is used up now."""
+        self._used = {known: expiry for known, expiry in self._used.items() if expiry > now}
+        expiry = self._sessions.entry_expiry(key, now)
+        if expiry is None or key in self._used:
+            return False
+        self._used[key] = expiry
+        return True
+
+
+def entry_address(url: str, secret: str, port: int, now: float) -> str:
+    """The address that opens the wizard at `url` once; whoever may read the API secret can make one."""
+    return f"{url}/#{FRAGMENT}{SessionKeys(secret, port).new_entry_key(now, ENTRY_SECONDS)}"

@@ -1,23 +1,53 @@
-"""Puts the application together: routes by subject, problem documents, and the guard around everything."""
+"""Assemble the applications: the node's API, and the set-up wizard that runs before there is a token."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
 from fastapi import FastAPI
 
-from neuroshard.api.access import AccessPolicy
-from neuroshard.api.broadcast import Broadcaster
+from neuroshard import __version__
+from neuroshard.api.access import AccessPolicy, EntryKeys
+from neuroshard.api.completions import completion_routes
 from neuroshard.api.context import ApiContext, ApiLimits
 from neuroshard.api.dashboard import dashboard_files, dashboard_routes
+from neuroshard.api.diagnostics import diagnostic_routes
+from neuroshard.api.events import Broadcaster, stream_routes
 from neuroshard.api.guard import Guard
-from neuroshard.api.openapi import DESCRIPTION, PROBLEM_RESPONSES
-from neuroshard.api.problems import answer_errors
+from neuroshard.api.problems import MEDIA_TYPE, ProblemBody, answer_errors
 from neuroshard.api.rendering import RenderedViews
-from neuroshard.api.routes.actions import action_routes
-from neuroshard.api.routes.completions import completion_routes
-from neuroshard.api.routes.diagnostics import diagnostic_routes
-from neuroshard.api.routes.reading import live_routes, snapshot_routes
-from neuroshard.api.routes.session import session_routes
-from neuroshard.api.routes.streams import stream_routes
+from neuroshard.api.routes import action_routes, live_routes, session_routes, snapshot_routes
+from neuroshard.api.setup import SetupDraft, setup_routes
+
+DESCRIPTION: Final = (
+    "Read-only routes answer from an immutable snapshot of the node. Routes that change something need "
+    "`Authorization: Bearer SECRET` with the secret from the file `api-secret` in the node's data folder. "
+    "Numbers that are not finite are null. Errors are RFC 9457 problem documents."
+)
+
+WORDS: Final[dict[int, str]] = {
+    400: "The request cannot be read",
+    401: "The API secret is missing or wrong",
+    403: "The request comes from a foreign page or names another host",
+    404: "There is no such thing",
+    405: "The route has no such method",
+    408: "The body came too slowly",
+    413: "The body is too large",
+    422: "The request does not say what is needed",
+    429: "Too much at once",
+    431: "The headers are too long",
+    500: "The node met an error",
+    503: "The node is not ready",
+    504: "The node did not answer in time",
+    507: "The disk is full",
+}
+PROBLEM_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": words, "model": ProblemBody, "content": {MEDIA_TYPE: {}}} for status, words in WORDS.items()
+}
+
 
 __all__ = ["ApiContext", "ApiLimits", "create_app"]
 
@@ -53,4 +83,43 @@ def create_app(context: ApiContext) -> FastAPI:
     app.router.routes.extend(dashboard_routes(static))
     answer_errors(app)
     app.add_middleware(Guard, access=access, limits=context.limits, clock=context.clock)
+    return app
+
+
+SETUP_DESCRIPTION = "A node that waits to be set up. Every call needs the API secret or a session, reading ones too."
+
+
+@dataclass(frozen=True)
+class SetupContext:
+    """Everything the wizard may touch."""
+
+    desk: SetupDraft
+    secret: str
+    host: str  # loopback, always
+    port: int
+    stop: Callable[[str], object]
+    clock: Callable[[], float] = time.time  # seconds since the epoch
+
+
+def create_setup_app(context: SetupContext) -> FastAPI:
+    """The application of a node without a token."""
+    static = dashboard_files()
+    policy = AccessPolicy.for_server(context.host, context.port, context.secret, static)
+    # other users of this computer reach loopback, too: they must not read the words of a new wallet
+    access = replace(policy, secret_for_everything=True, public_paths=policy.public_paths | {"/health"})
+    app = FastAPI(
+        title="NeuroShard node, not set up yet",
+        version=__version__,
+        description=SETUP_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=PROBLEM_RESPONSES,
+        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
+    )
+    app.include_router(session_routes(access, context.clock, EntryKeys(access.sessions)))
+    app.include_router(setup_routes(context.desk, context.stop))
+    app.router.routes.extend(dashboard_routes(static))
+    answer_errors(app)
+    app.add_middleware(Guard, access=access, limits=ApiLimits(), clock=context.clock)
     return app

@@ -1,7 +1,8 @@
-"""What helps others to find out why a node does not do what it should, in one archive, without anything private."""
+"""The diagnostic report: one archive that an owner can give to others, without secrets and personal data."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -14,16 +15,17 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from fastapi import APIRouter
+from starlette.responses import Response
 
-from neuroshard.api.bodies.base import finite_json
+from neuroshard.api.bodies.requests import NoMembers
 from neuroshard.api.context import ApiContext
+from neuroshard.api.rendering import finite_json
 from neuroshard.api.views.node import status_view
-from neuroshard.identity.phrase import phrase_word_list
+from neuroshard.identity.wallet import phrase_word_list
 from neuroshard.status.snapshot import NodeStatus
-from neuroshard.telemetry.logs import FILE_NAME
-from neuroshard.telemetry.privacy import Scrubber
-from neuroshard.telemetry.redaction import Redactor
-from neuroshard.telemetry.ring import LogLine
+from neuroshard.telemetry.logs import FILE_NAME, LogLine
+from neuroshard.telemetry.redaction import Redactor, Scrubber
 from neuroshard.types import JsonValue
 
 MOST_PART_BYTES: Final = 500_000  # of one file, before it is compressed
@@ -131,3 +133,22 @@ def _end_of(path: Path) -> str:
     if size > MOST_PART_BYTES:
         content = content.partition(b"\n")[2]
     return content.decode("utf-8", "replace")
+
+
+ZIP = "application/zip"
+
+
+def diagnostic_routes(context: ApiContext) -> APIRouter:
+    """POST /api/diagnostics: a command, so that it needs the owner."""
+    router = APIRouter(tags=["status"])
+
+    @router.post("/api/diagnostics", response_class=Response, responses={200: {"content": {ZIP: {}}}})
+    async def diagnostics(body: NoMembers | None = None) -> Response:
+        """A zip file with versions, settings, status and log, without secrets, home folder and public addresses."""
+        del body
+        now = context.clock()
+        content = await asyncio.to_thread(diagnostic_archive, context, now)
+        headers = {"Content-Disposition": f'attachment; filename="{archive_name(now)}"'}
+        return Response(content, headers=headers, media_type=ZIP)
+
+    return router

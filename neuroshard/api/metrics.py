@@ -1,4 +1,4 @@
-"""The snapshot and the counters as Prometheus text; a registry of its own each time, nothing global."""
+"""The snapshot and the counters as Prometheus text; each request has its own registry, nothing is global."""
 
 from __future__ import annotations
 
@@ -11,14 +11,149 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from neuroshard.api.data_metrics import data_metrics
-from neuroshard.api.metric_families import PREFIX, known_gauges
-from neuroshard.api.pipeline_metrics import pipeline_metrics
-from neuroshard.api.round_metrics import round_metrics
-from neuroshard.api.views.network import refusals
-from neuroshard.status.kindness import Action
-from neuroshard.status.snapshot import ConnectionKind, NetworkState, NodeState, NodeStatus
+from neuroshard.api.views.node import refusals
+from neuroshard.status.data import RefreshState
+from neuroshard.status.owner_policy import TrainingAction
+from neuroshard.status.pipeline import PipelineFlow, PipelineStage
+from neuroshard.status.snapshot import ConnectionKind, NetworkState, NodeState, NodeStatus, StageStatus
 from neuroshard.telemetry.counters import CounterValue
+
+PREFIX: Final = "neuroshard_"
+
+
+def known_gauges(values: Iterable[tuple[str, str, float | None]]) -> Iterator[Metric]:
+    """A gauge of each (name, help, value) whose value is a number."""
+    for name, help_text, value in values:
+        if value is not None and isfinite(value):
+            yield GaugeMetricFamily(PREFIX + name, help_text, value)
+
+
+def data_metrics(status: NodeStatus) -> Iterator[Metric]:
+    """Nothing before the manifest was read, or while this node reads no data."""
+    data = status.data
+    if data is None or not data.source:
+        return
+    coverage = data.coverage
+    waiting = sum(one.retry_at is not None for one in data.downloads)
+    gauges: list[tuple[str, str, float | None]] = [
+        ("data_shards", "Shards of the data set, as the run pins it", data.total_shards),
+        ("data_verified", "1 when every shard is checked against a signed digest", data.verified),
+        ("data_cached_shards", "Shards in the cache", data.cached_shards),
+        ("data_cached_bytes", "Bytes of the cache", data.cached_bytes),
+        ("data_cache_limit_bytes", "Limit the owner set", data.cache_limit_bytes),
+        ("data_next_shard_ready", "1 when the next shard is in the cache", data.next_shard_ready),
+        ("data_newest_shards", "Shards of the newest manifest at the source", data.refresh.newest_shards),
+        ("data_shards_held", "Shards that some node of the run can give", coverage.shards if coverage else None),
+        ("data_giving_nodes", "Nodes of the run that can give shards", coverage.nodes if coverage else None),
+        ("data_downloads", "Files on their way", len(data.downloads)),
+        ("data_downloads_waiting", "Files whose source failed", waiting),
+    ]
+    yield from known_gauges(gauges)
+    states = GaugeMetricFamily(PREFIX + "data_refresh", "1 for what the last look has shown", labels=["state"])
+    for state in RefreshState:
+        states.add_metric([state.value], data.refresh.state is state)
+    yield states
+    given = "Files that other nodes gave because the source failed"
+    yield CounterMetricFamily(PREFIX + "data_files_from_nodes", given, data.files_from_nodes)
+
+
+def pipeline_metrics(status: NodeStatus) -> Iterator[Metric]:
+    """Nothing before the run's stages are known; nothing of microbatches where none are driven."""
+    if status.pipeline is not None:
+        yield from _stages(status.pipeline.stages)
+        if status.pipeline.flow is not None:
+            yield from _flow(status.pipeline.flow)
+    yield from _own_stages(status.stages)
+
+
+def _stages(stages: Sequence[PipelineStage]) -> Iterator[Metric]:
+    gauges = [
+        ("pipeline_stages", "Stages of the run", len(stages)),
+        ("pipeline_missing_stages", "Stages that nobody has", sum(stage.is_missing for stage in stages)),
+        ("pipeline_single_stages", "Stages on one node only", sum(stage.has_single_holder for stage in stages)),
+    ]
+    yield from known_gauges(gauges)
+    holders = GaugeMetricFamily(PREFIX + "pipeline_holders", "Nodes of a stage", labels=["stage", "state"])
+    for stage in stages:
+        for state, nodes in (("ready", stage.ready), ("paused", stage.paused), ("joining", stage.joining)):
+            holders.add_metric([str(stage.index), state], len(nodes))
+    yield holders
+
+
+def _flow(flow: PipelineFlow) -> Iterator[Metric]:
+    gauges = [
+        ("pipeline_tokens_per_second", "Tokens that this driver drove a second, last minute", flow.tokens_per_second),
+        (
+            "pipeline_bubble_ratio",
+            "Share of their time the stages' computers did not compute for it",
+            flow.bubble_share,
+        ),
+        ("pipeline_recompute_ratio", "Share of the compute time for forward passes done again", flow.recompute_share),
+        ("pipeline_wire_bytes_per_token", "Bytes of tensors sent and received a token", flow.wire_bytes_per_token),
+        ("pipeline_bottleneck_stage", "Where microbatches spend most time", flow.bottleneck and flow.bottleneck.stage),
+    ]
+    yield from known_gauges(gauges)
+    seconds = GaugeMetricFamily(
+        PREFIX + "pipeline_stage_seconds", "Mean seconds a microbatch, last minute", labels=["stage", "part"]
+    )
+    for load in flow.loads:
+        parts = (("compute", load.compute_seconds), ("wait", load.wait_seconds), ("wire", load.wire_seconds))
+        for part, value in parts:
+            if isfinite(value):
+                seconds.add_metric([str(load.stage), part], value)
+    takeovers = CounterMetricFamily(
+        PREFIX + "pipeline_takeovers", "Stages taken over in the middle of a microbatch", labels=["weights"]
+    )
+    takeovers.add_metric(["equal"], flow.exact_takeovers)
+    takeovers.add_metric(["unknown"], flow.approximate_takeovers)
+    yield from (seconds, takeovers)
+    yield CounterMetricFamily(PREFIX + "pipeline_failures", "Requests after which another was asked", flow.failures)
+    yield CounterMetricFamily(PREFIX + "pipeline_given_up", "Microbatches left out for good", flow.given_up)
+
+
+def _own_stages(stages: Sequence[StageStatus]) -> Iterator[Metric]:
+    steps = CounterMetricFamily(PREFIX + "stage_steps", "Optimizer steps of a stage held here", labels=["stage"])
+    sequences = GaugeMetricFamily(PREFIX + "stage_sequences", "Accumulated for the step in work", labels=["stage"])
+    microbatches = GaugeMetricFamily(PREFIX + "stage_open_microbatches", "Between their passes", labels=["stage"])
+    for stage in stages:
+        steps.add_metric([str(stage.index)], stage.steps)
+        sequences.add_metric([str(stage.index)], stage.sequences_accumulated)
+        microbatches.add_metric([str(stage.index)], stage.open_microbatches)
+    yield from (steps, sequences, microbatches)
+
+
+_BY_STAGE = ("stage",)
+_BY_REASON = ("stage", "reason")
+
+
+def round_metrics(status: NodeStatus) -> Iterator[Metric]:
+    """Counts since this node's start; no value for a stage without rounds, but for zeros of what is counted."""
+    completed = _counter("rounds_completed", "Certified rounds that completed", _BY_STAGE)
+    abandoned = _counter("rounds_abandoned", "Certified rounds that came to nothing here", _BY_REASON)
+    accepted = _counter("round_contributions_accepted", "Contributions to completed rounds", _BY_STAGE)
+    refused = _counter("round_contributions_refused", "Contributions refused in completed rounds", _BY_REASON)
+    sent = _counter("round_sent_bytes", "Bytes of rounds sent", _BY_STAGE)
+    received = _counter("round_received_bytes", "Bytes of rounds received", _BY_STAGE)
+    seconds = GaugeMetricFamily(PREFIX + "round_seconds", "Of the last round", labels=["stage", "phase"])
+    for one in status.diloco.rounds:
+        stage = str(one.stage)
+        completed.add_metric([stage], one.completed)
+        accepted.add_metric([stage], one.accepted)
+        sent.add_metric([stage], one.bytes_sent)
+        received.add_metric([stage], one.bytes_received)
+        for reason, count in one.abandoned:
+            abandoned.add_metric([stage, reason.value], count)
+        for refusal, count in one.refused:
+            refused.add_metric([stage, refusal], count)
+        for phase, value in vars(one.recent[-1].seconds).items() if one.recent else ():
+            if isfinite(value):
+                seconds.add_metric([stage, phase], value)
+    yield from (completed, abandoned, accepted, refused, sent, received, seconds)
+
+
+def _counter(name: str, help_text: str, labels: tuple[str, ...]) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, help_text, labels=labels)
+
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -53,7 +188,7 @@ def snapshot_metrics(status: NodeStatus, age_seconds: float) -> Iterator[Metric]
         states.add_metric([state.value], 1.0 if status.state is state else 0.0)
     yield states
     actions = GaugeMetricFamily(PREFIX + "training_allowed", "1 for what training may do", labels=["action"])
-    for action in Action:
+    for action in TrainingAction:
         actions.add_metric([action.value], 1.0 if status.kindness.decision.action is action else 0.0)
     yield actions
     yield from _gauges(status, age_seconds)

@@ -1,18 +1,139 @@
-"""Runs the application in a thread of its own, on a socket that is bound already."""
+"""Run the application in its own thread on a bound socket, with limits on connections.
+
+A client cannot hold a connection open by sending nothing, and the number of connections is bounded."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
-from typing import Final
+from typing import Any, Final, cast
 
+import h11
 from fastapi import FastAPI
 from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
-from neuroshard.api.broadcast import Broadcaster
-from neuroshard.api.connection import MOST_HEADER_BYTES, GuardedConnection
-from neuroshard.api.listening import BACKLOG, bind
+from neuroshard.api.address import BACKLOG, bind
+from neuroshard.api.events import Broadcaster
+from neuroshard.api.problems import Problem, render
 from neuroshard.errors import NotReadyError
+
+MOST_CONNECTIONS: Final = 256
+SILENCE_SECONDS: Final = 10.0  # for a whole request head to arrive
+STALL_SECONDS: Final = 30.0  # for a client to read what was sent
+MOST_HEADER_BYTES: Final = 32_768  # of a head that has not come to its end
+
+
+class GuardedConnection(H11Protocol):
+    """Uvicorn's HTTP/1.1 protocol with three limits.
+
+    A connection without a request in progress is idle. The one idle for longest gives way when there are too many;
+    one that is idle since it was opened, or in the middle of a request's head, ends after SILENCE_SECONDS (uvicorn
+    itself ends those that wait for a next request). A client that does not read for STALL_SECONDS is cut off.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._idle_since: float | None = self.loop.time()
+        self._silence: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Take a new connection, at the cost of the one that was idle for longest if need be."""
+        super().connection_made(transport)
+        self._listen_for_silence()
+        if len(self.connections) > MOST_CONNECTIONS:
+            self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came, and start or stop waiting for the rest of a request's head."""
+        super().data_received(data)
+        if self._in_progress():
+            self._idle_since = None
+            self._stop_listening()
+        elif not self.transport.is_closing():
+            self._listen_for_silence()
+
+    def on_response_complete(self) -> None:
+        """A response went out: idle, or on to a request that came with the last one."""
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+        if self._in_progress():
+            self._idle_since = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        self._stop_listening()
+        self._stop_stall()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read: wait for it, but not forever."""
+        super().pause_writing()
+        self._stop_stall()
+        self._stall = self.loop.call_later(STALL_SECONDS, self.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._stop_stall()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with a problem document."""
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.close()
+            return
+        response = render(Problem(400, msg), "")
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        events = (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=bytes(response.body)),
+            h11.EndOfMessage(),
+        )
+        for event in events:
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once, without waiting for unsent bytes."""
+        self.transport.abort()
+
+    def _make_room(self) -> None:
+        """Give up the connection that is idle for longest; this new one when all others are at work."""
+        connections = cast("set[object]", self.connections)
+        open_ones = [
+            other for other in connections if isinstance(other, GuardedConnection) and not other.transport.is_closing()
+        ]
+        if len(open_ones) > MOST_CONNECTIONS:
+            idle = [(other._idle_since, id(other), other) for other in open_ones if other._idle_since is not None]
+            min(idle)[2].abort()  # this one is idle as well: there is always one
+
+    def _in_progress(self) -> bool:
+        """Whether a request was read and its response is not complete."""
+        return cast("object", self.cycle) is not None and not self.cycle.response_complete
+
+    def _listen_for_silence(self) -> None:
+        if self._silence is None:
+            self._silence = self.loop.call_later(SILENCE_SECONDS, self.abort)
+
+    def _stop_listening(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _stop_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
 
 __all__ = ["ApiServer", "bind"]
 

@@ -1,4 +1,4 @@
-"""`neuroshard checkpoint`: see, check, export and go back to saved states. Works while no node runs, too."""
+"""`neuroshard checkpoint`: list, verify, export and restore saved states. It also works while no node runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,187 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.checkpoint_export import export
 from neuroshard.cli.options import AsJson, DataDir, node_folder
 from neuroshard.cli.remote import DemoNode
-from neuroshard.cli.saved_states import SHOWN_PRECISION, From, facts_of, layers_named, none_found, saved, steps_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from neuroshard.state.checkpoint_catalogue import SavedStage
+    from neuroshard.state.checkpoint_store import CheckpointStore
     from neuroshard.status.snapshot import CheckpointGeneration
-    from neuroshard.training.checkpoint.catalogue import SavedStage
-    from neuroshard.training.checkpoint.store import CheckpointStore
+    from neuroshard.types import LayerRange
+
+
+SHOWN_PRECISION = 0.999_999  # seconds: the list shows whole ones, and what it shows can be gone back to
+
+From = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--from",
+        metavar="FOLDER",
+        help="Data folder of a node, or a folder with several; may be repeated. (default: the data folder)",
+    ),
+]
+
+
+def saved(given: Sequence[Path] | None, data_dir: Path | None, *, demo: bool) -> list[SavedStage]:
+    """All saved states, newest first: in the given folders, or of the node and of those that its demo started."""
+    from neuroshard.state.checkpoint_catalogue import saved_stages
+    from neuroshard.state.checkpoint_store import find_stage_folders, search_stage_folders
+
+    if given or demo:
+        roots = [path.absolute() for path in given] if given else [node_folder(data_dir, demo=True)]
+        folders = {folder for root in roots for folder in search_stage_folders(root)}
+    else:
+        own = node_folder(data_dir, demo=False)
+        folders = {folder for root in (own, *own.glob("node-*")) for folder in find_stage_folders(root)}
+    return saved_stages(sorted(folders))
+
+
+def none_found(given: Sequence[Path] | None, data_dir: Path | None, *, demo: bool) -> str:
+    """That nothing is saved, and where it was looked for."""
+    places = [path.absolute() for path in given] if given else [node_folder(data_dir, demo=demo)]
+    return f"No checkpoints yet in {', '.join(map(str, places))}."
+
+
+def of_one_run(found: list[SavedStage], run: str | None) -> list[SavedStage]:
+    """Those of the named run or of the one saved last, that can be read. Raises CheckpointError when there are none."""
+    from neuroshard.errors import CheckpointError
+
+    if run is not None:
+        found = [stage for stage in found if stage.run_id.startswith(run)]
+    usable = [stage for stage in found if stage.has_tensors]
+    for stage in found:
+        if not stage.has_tensors:
+            typer.echo(f"{stage.generation.path} is left out: its tensors are not beside it.", err=True)
+    if not usable:
+        raise CheckpointError("There is no such checkpoint.", "`neuroshard checkpoint list` shows what there is.")
+    return [stage for stage in usable if stage.run_id == usable[0].run_id]
+
+
+def steps_named(stages: Sequence[SavedStage]) -> str:
+    """How far these stages are."""
+    if len(stages) == 1 and stages[0].is_whole:
+        return f"Step {stages[0].generation.step:,}"
+    return ", ".join(f"{layers_named(stage.layers)} of step {stage.generation.step:,}" for stage in stages)
+
+
+def layers_named(layers: LayerRange) -> str:
+    """The layers of a stage."""
+    from neuroshard.membership.stage_coverage import layers_text
+
+    return f"layer {layers_text(layers)}" if len(layers) == 1 else f"layers {layers_text(layers)}"
+
+
+def facts_of(stage: SavedStage) -> dict[str, object]:
+    """What is told of a saved state as JSON."""
+    place = {"run_id": stage.run_id, "layers": [stage.layers.start, stage.layers.stop]}
+    return {**asdict(stage.generation), **place, "layer_count": stage.architecture.layer_count}
+
+
+FORMATS = ("hf", "huggingface", "gguf", "torch")  # the first two are one
+
+
+def export(
+    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="Folder (hf) or file (gguf, torch) to write.")],
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="hf: a Hugging Face Llama folder; gguf: a file for llama.cpp; torch: the classic file, with optimizer "
+            "state.",
+        ),
+    ] = "hf",
+    at: Annotated[
+        datetime | None,
+        typer.Option("--at", help="Of each stage the newest state at or before this local time. (default: now)"),
+    ] = None,
+    from_folders: From = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN_ID", help="Or its beginning. (default: the one saved last)")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="One state alone: a .json from `checkpoint list`.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="tokenizer.json of the data set. (default: the copy that the node keeps)"),
+    ] = None,
+    data_dir: DataDir = None,
+    demo: DemoNode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Assemble the saved stages of a run into one model for other programs."""
+    from neuroshard.state.checkpoint_catalogue import DamagedStageError, choose, spread_warnings
+
+    _check_format(format_name)
+    found = saved(from_folders, data_dir, demo=demo)
+    if checkpoint is not None:
+        found = [stage for stage in found if Path(stage.generation.path) == checkpoint.absolute()]
+    found = of_one_run(found, run)
+    moment = None if at is None else at.timestamp() + SHOWN_PRECISION
+    while True:
+        choice = choose(found, moment)
+        alone = checkpoint is not None and format_name == "torch"
+        stages = choice.stages if alone else choice.require_whole()
+        try:
+            _write(stages, format_name, out, tokenizer)
+        except DamagedStageError as error:
+            if checkpoint is not None:
+                raise
+            typer.echo(f"{error} The state before it is taken.", err=True)
+            found = [stage for stage in found if stage is not error.stage]
+        else:
+            break
+    for warning in spread_warnings(stages):
+        typer.echo(f"warning: {warning}", err=True)
+    if as_json:
+        written = {"out": str(out.absolute()), "format": format_name, "stages": [facts_of(stage) for stage in stages]}
+        typer.echo(json.dumps(written))
+    else:
+        typer.echo(f"{steps_named(stages)} written to {out}.")
+
+
+def _check_format(format_name: str) -> None:
+    """Before anything is read. Raises UsageError for an unknown format or one that needs something installed."""
+    from neuroshard.errors import UsageError
+
+    if format_name not in FORMATS:
+        raise UsageError(f"--format {format_name} is not known.", "Use --format hf, --format gguf or --format torch.")
+    if format_name == "gguf":
+        from neuroshard.state.export import require_gguf
+
+        require_gguf()
+
+
+def _write(stages: Sequence[SavedStage], format_name: str, out: Path, tokenizer: Path | None) -> None:
+    """Raises DamagedStageError, StorageError, and DataError for a tokenizer that is not there or not the run's."""
+    if format_name == "torch":
+        from neuroshard.state.export import export_torch
+
+        export_torch(stages, out)
+        return
+    from neuroshard.errors import DataError
+    from neuroshard.node.saved_tokenizer import table_of
+
+    table = table_of(stages, tokenizer)
+    if format_name == "gguf":
+        from neuroshard.state.export import export_gguf
+
+        if table is None:
+            raise DataError("No copy of the run's tokenizer lies in these folders.", _NAME_TOKENIZER)
+        export_gguf(stages, out, table)
+        return
+    from neuroshard.state.export import export_huggingface
+
+    export_huggingface(stages, out, table)
+    if table is None:
+        typer.echo(f"warning: {out} has no tokenizer: no copy of it lies in these folders. {_NAME_TOKENIZER}", err=True)
+
+
+_NAME_TOKENIZER = "Name tokenizer.json of its data set: --tokenizer FILE."
+
 
 _SHARED = (
     "Where other nodes train the same run, this one takes their newer state over: stop them all, go back at each of "
@@ -58,7 +228,7 @@ def verify(
 ) -> None:
     """Read every saved state completely and compare its digest. Exit code 5 when one is damaged."""
     from neuroshard.errors import CheckpointError
-    from neuroshard.training.checkpoint.store import CheckpointStore
+    from neuroshard.state.checkpoint_store import CheckpointStore
 
     checked = list[dict[str, object]]()
     found = saved(from_folders, data_dir, demo=demo)
@@ -93,11 +263,10 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Go back in time: newer states are set aside (not deleted), and the next start goes on from the older one."""
+    from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
     from neuroshard.errors import CheckpointError, UsageError
-    from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
-    from neuroshard.training.checkpoint.set_aside import go_back, set_newer_aside
-    from neuroshard.training.checkpoint.store import CheckpointStore
-    from neuroshard.training.transfer.copy_places import copy_folders
+    from neuroshard.state.checkpoint_store import CheckpointStore, go_back, set_newer_aside
+    from neuroshard.state.disk_space import copy_folders
 
     folder = node_folder(data_dir, demo=demo)
     try:
@@ -132,22 +301,22 @@ def restore(
 def _has_met_others(folder: Path, kept: Sequence[CheckpointGeneration]) -> bool:
     """Whether others may train what lies in this data folder: it met some, or has a part of a model only."""
     from neuroshard.node.libp2p_opening import PEERS_FILE
-    from neuroshard.training.checkpoint.catalogue import saved_stages
+    from neuroshard.state.checkpoint_catalogue import saved_stages
 
     stages = saved_stages(sorted({Path(generation.path).parent for generation in kept}))
     return (folder / PEERS_FILE).exists() or any(not stage.is_whole for stage in stages)
 
 
 def _stores(folder: Path) -> list[CheckpointStore]:
-    from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders
+    from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders
 
     return [CheckpointStore(stage) for stage in find_stage_folders(folder)]
 
 
 def _together(found: Sequence[SavedStage]) -> list[str]:
     """What the stages of each run make together, for runs of which no state is a whole model."""
-    from neuroshard.swarm.stage_coverage import missing_sentence
-    from neuroshard.training.checkpoint.catalogue import choose, spread_warnings
+    from neuroshard.membership.stage_coverage import missing_sentence
+    from neuroshard.state.checkpoint_catalogue import choose, spread_warnings
 
     lines = list[str]()
     for run in dict.fromkeys(stage.run_id for stage in found):

@@ -1,21 +1,298 @@
-"""`neuroshard doctor`: looks at everything a node needs and says what to do about what is wrong."""
+"""`neuroshard doctor`: check everything that a node needs, on this computer and towards others, with remedies."""
 
 from __future__ import annotations
 
 import json
+import socket
+import sys
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from neuroshard.cli import doctor_looks, doctor_network
-from neuroshard.cli.doctor_looks import Case, Finding
-from neuroshard.cli.exit_codes import ExitCode
+from neuroshard.cli.failures import ExitCode
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, Host, Port, given
 
 if TYPE_CHECKING:
     from neuroshard.config.loading import LoadedSettings
+
+
+MANIFEST_SECONDS = 10.0
+LEAST_FREE_BYTES = 2_000_000_000
+_INSTALL_TORCH = "Install PyTorch into this environment as pytorch.org says for this computer."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    is_well: bool
+    detail: str
+    action: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a look may use: the settings, and the status of the node that runs with this data folder, if one does."""
+
+    loaded: LoadedSettings
+    status: Mapping[str, Any] | None
+
+
+def python(_case: Case) -> Finding:
+    """The interpreter."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    is_known = sys.version_info >= (3, 11)
+    return Finding("python", is_known, version, "" if is_known else "Install Python 3.11 or newer.")
+
+
+def torch(_case: Case) -> Finding:
+    """Whether PyTorch can be loaded."""
+    try:
+        import torch as library
+    except (ImportError, OSError) as error:  # OSError: a library of the system that it needs
+        return Finding("torch", is_well=False, detail=f"cannot be imported: {error}", action=_INSTALL_TORCH)
+    cuda = library.version.cuda
+    return Finding("torch", is_well=True, detail=f"{library.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}")
+
+
+def device(case: Case) -> Finding:
+    """What computes, and whether a GPU lies idle because PyTorch cannot use it."""
+    from neuroshard.node.cores import default_threads
+    from neuroshard.node.probe import choose_device
+
+    chosen = choose_device(case.loaded.settings.device)
+    threads = case.loaded.settings.cpu_threads or default_threads()
+    memory_mb = f", {chosen.memory_mb:,} MB" if chosen.memory_mb else ""
+    unused = [] if chosen.kind != "cpu" or case.loaded.settings.device == "cpu" else _nvidia_gpus()
+    action = f"{', '.join(unused)}: not used, this PyTorch has no CUDA. {_INSTALL_TORCH}" if unused else ""
+    return Finding("device", is_well=True, detail=f"{chosen.name}{memory_mb}, {threads} CPU threads", action=action)
+
+
+def _nvidia_gpus() -> list[str]:
+    """Names of the GPUs that the driver knows, with PyTorch or without."""
+    from importlib import import_module
+
+    library: Any = import_module("pynvml")
+    try:
+        library.nvmlInit()
+        handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+        names = [str(library.nvmlDeviceGetName(handle)) for handle in handles]
+        library.nvmlShutdown()
+    except library.NVMLError:
+        return []
+    return names
+
+
+def memory(case: Case) -> Finding:
+    """What training may take, and what model fits that."""
+    from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
+    from neuroshard.model.memory_need import propose_architecture
+    from neuroshard.node.configuration import limit_source
+
+    bound = memory_bound(probe_memory(), case.loaded.settings.memory)
+    tier = tier_mb(bound.mb)
+    layers = propose_architecture(tier, 32_000).layer_count
+    source = limit_source(bound.by, case.loaded.sources["memory"])
+    detail = f"{bound.mb:,} MB may be used ({source}), tier {tier:,}: up to {layers} layers on the CPU"
+    return Finding("memory", is_well=True, detail=detail)
+
+
+def disk(case: Case) -> Finding:
+    """Whether the data folder can be written and has room."""
+    import shutil
+
+    from neuroshard.config.folders import prepare_data_dir
+
+    folder = case.loaded.settings.data_dir
+    prepare_data_dir(folder)
+    free = shutil.disk_usage(folder).free
+    action = "" if free >= LEAST_FREE_BYTES else "Free some space, or name another folder with --data-dir."
+    return Finding("disk", free >= LEAST_FREE_BYTES, f"{free / 1e9:.1f} GB free in {folder}", action)
+
+
+def autostart(_case: Case) -> Finding:
+    """Whether a node starts at login, and whether the program that should is there."""
+    import os
+
+    from neuroshard.cli.desktop import AUTOSTART_REMEDY
+    from neuroshard.errors import UsageError
+    from neuroshard.node.autostart import places_of_this_computer, status
+
+    try:
+        found = status(places_of_this_computer(os.environ))
+    except UsageError as error:  # a system that none is known for
+        return Finding("autostart", is_well=True, detail=f"off. {error.message}")
+    if found.missing:
+        return Finding("autostart", is_well=False, detail=found.complaint(), action=AUTOSTART_REMEDY)
+    return Finding("autostart", is_well=True, detail=f"on: {found.kind} {found.path}" if found.is_on else "off")
+
+
+def token(case: Case) -> Finding:
+    """Whose wallet it is."""
+    from neuroshard.node.identity import wallet_of
+
+    wallet, kind, warnings = wallet_of(case.loaded)
+    return Finding("token", is_well=True, detail=f"{kind}, wallet {wallet.wallet_id}", action=" ".join(warnings))
+
+
+def data(case: Case) -> Finding:
+    """Whether the data set, at the CDN or elsewhere, answers and what it has."""
+    import anyio
+
+    from neuroshard.node.data_opening import look_at_source
+
+    genesis = case.loaded.settings.genesis
+    found = anyio.run(look_at_source, genesis, MANIFEST_SECONDS, backend="trio")
+    return Finding("data", is_well=True, detail=found)
+
+
+DIAL_SECONDS = 3.0
+CLOCK_SECONDS = 5.0
+MOST_CLOCK_ERROR_SECONDS = 30.0  # signed reports are dropped after 60 s
+MOST_DIALS = 8
+_SET_CLOCK = "Set this computer's date and time, best by the network: others refuse reports that seem old."
+
+
+def port(case: Case) -> Finding:
+    """The port of dashboard and API: free, or this folder's own node's."""
+    from neuroshard.api.address import bind
+    from neuroshard.config.instance_lock import read_lock_owner
+
+    settings = case.loaded.settings
+    owner = read_lock_owner(settings.data_dir)
+    if owner is None:
+        bind(settings.host, settings.port).close()
+        return Finding("port", is_well=True, detail=f"{settings.port} is free")
+    if owner.is_setup:
+        detail = f"the wizard of the first run waits at port {owner.port}"
+        return Finding("port", is_well=True, detail=detail, action="`neuroshard` opens its page again: finish there.")
+    if case.status is None:
+        detail = f"process {owner.pid} holds {settings.data_dir}, but no node answers at port {owner.port}"
+        return Finding("port", is_well=False, detail=detail, action="Wait for its start, or end that process.")
+    return Finding("port", is_well=True, detail=f"a node of this folder is running at port {owner.port}")
+
+
+def p2p_port(case: Case) -> Finding:
+    """The port for other nodes."""
+    settings = case.loaded.settings
+    if not settings.network:
+        return Finding("p2p port", is_well=True, detail="not needed: the network is off")
+    if case.status is not None:
+        addresses = ", ".join(case.status["network"]["addresses"]) or "no address yet"
+        return Finding("p2p port", is_well=True, detail=f"the running node has {addresses}")
+    if settings.p2p_port == 0:
+        return Finding("p2p port", is_well=True, detail=f"any free one of {settings.p2p_host}")
+    from neuroshard.errors import NetworkRefusedError
+
+    family = socket.AF_INET6 if ":" in settings.p2p_host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((settings.p2p_host, settings.p2p_port))
+    except OSError as error:
+        raise NetworkRefusedError(
+            f"{settings.p2p_host}:{settings.p2p_port} cannot be used: {error.strerror or error}.",
+            "Name another with --p2p-port, or 0 for any free one.",
+        ) from error
+    return Finding("p2p port", is_well=True, detail=f"{settings.p2p_port} is free")
+
+
+def nat(case: Case) -> Finding:
+    """How others can reach this computer."""
+    from neuroshard.network.nat.router import default_gateway, outbound_host
+
+    settings = case.loaded.settings
+    if case.status is not None:
+        network: Mapping[str, Any] = case.status["network"]
+        is_well = network["state"] != "failed"
+        action = "" if is_well else "Training goes on and it tries again; `neuroshard logs` tells more."
+        return Finding("nat", is_well=is_well, detail=f"{network['state']}: {network['explanation']}", action=action)
+    if not settings.network:
+        return Finding("nat", is_well=True, detail="the network is off: this node trains alone")
+    ways = [
+        "asks the router for a port" if settings.port_mapping else "does not ask the router (port_mapping = false)",
+        "can be reached through relays" if settings.relay else "uses no relay (relay = false)",
+    ]
+    outside, router = outbound_host(), default_gateway()
+    if outside is None:
+        detail, action = "there is no way to the internet", "Nodes of the local network still find each other."
+        return Finding("nat", is_well=True, detail=detail, action=action)
+    behind = f"{outside} behind {router}" if router else outside
+    reachable = settings.port_mapping or settings.relay
+    action = "" if reachable else "Behind a router nobody can call this node: allow one of the two."
+    return Finding("nat", is_well=True, detail=f"{behind}; it {' and '.join(ways)}", action=action)
+
+
+def peers(case: Case) -> Finding:
+    """Who is there: by the running node, else whether known addresses answer."""
+    from neuroshard.node.address_book import remembered_addresses
+    from neuroshard.node.libp2p_opening import PEERS_FILE
+
+    settings = case.loaded.settings
+    if case.status is not None:
+        network = case.status["network"]
+        detail = f"{network['peers']:,} of the run, {network['connections']:,} connections"
+        return Finding("peers", is_well=True, detail=detail)
+    if not settings.network:
+        return Finding("peers", is_well=True, detail="none: the network is off")
+    known = remembered_addresses(settings.data_dir / PEERS_FILE)
+    addresses = tuple(dict.fromkeys([*settings.peer, *known]))[:MOST_DIALS]
+    if not addresses:
+        return Finding("peers", is_well=True, detail="none known yet; the local network and the default run are asked")
+    with ThreadPoolExecutor(MOST_DIALS) as dials:
+        answers = dict(zip(addresses, dials.map(_answers, addresses), strict=True))
+    detail = f"{sum(answers.values())} of {len(answers)} known addresses answer"
+    silent = [address for address in settings.peer if answers.get(address) is False]
+    if silent:
+        action = f"{silent[0]} does not answer: is that node running, and is its port open?"
+        return Finding("peers", is_well=False, detail=detail, action=action)
+    return Finding("peers", is_well=True, detail=detail)
+
+
+def clock(case: Case) -> Finding:
+    """This computer's date beside that of the data's server; what the running node heard from peers comes first."""
+    here = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    told = [text for text in (case.status or {}).get("warnings", []) if "clock" in text.lower()]
+    if told:
+        return Finding("clock", is_well=False, detail=f"{here}; {told[0]}", action=_SET_CLOCK)
+    genesis = str(case.loaded.settings.genesis)
+    error = _clock_error(genesis) if genesis.startswith(("http://", "https://")) else None
+    if error is None:
+        return Finding("clock", is_well=True, detail=f"{here}; nobody was there to compare it with")
+    is_well = abs(error) <= MOST_CLOCK_ERROR_SECONDS
+    detail = f"{here}; {abs(error):,.0f} s {'ahead of' if error > 0 else 'behind'} the data's server"
+    return Finding("clock", is_well=is_well, detail=detail, action="" if is_well else _SET_CLOCK)
+
+
+def _clock_error(url: str) -> float | None:
+    """Seconds by which this computer is ahead of a server, by the Date of its answer; None when it tells none."""
+    import httpx
+
+    try:
+        before = time.time()
+        answer = httpx.head(f"{url.rstrip('/')}/manifest.json", timeout=CLOCK_SECONDS, follow_redirects=True)
+        middle = (before + time.time()) / 2
+        age = int(answer.headers.get("age", 0))  # an answer from a cache has the date of when it was put there
+        return middle - parsedate_to_datetime(answer.headers["date"]).timestamp() - age
+    except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError):
+        return None
+
+
+def _answers(address: str) -> bool:
+    """Whether the host and port of a multiaddr take a connection."""
+    parts = address.split("/")
+    try:
+        with socket.create_connection((parts[2], int(parts[4])), DIAL_SECONDS):
+            return True
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def doctor(
@@ -76,17 +353,17 @@ def _examined(name: str, look: Callable[[Case], Finding], case: Case) -> Finding
 
 
 _LOOKS: tuple[tuple[str, Callable[[Case], Finding]], ...] = (
-    ("python", doctor_looks.python),
-    ("torch", doctor_looks.torch),
-    ("device", doctor_looks.device),
-    ("memory", doctor_looks.memory),
-    ("disk", doctor_looks.disk),
-    ("port", doctor_network.port),
-    ("p2p port", doctor_network.p2p_port),
-    ("nat", doctor_network.nat),
-    ("peers", doctor_network.peers),
-    ("autostart", doctor_looks.autostart),
-    ("token", doctor_looks.token),
-    ("data", doctor_looks.data),
-    ("clock", doctor_network.clock),
+    ("python", python),
+    ("torch", torch),
+    ("device", device),
+    ("memory", memory),
+    ("disk", disk),
+    ("port", port),
+    ("p2p port", p2p_port),
+    ("nat", nat),
+    ("peers", peers),
+    ("autostart", autostart),
+    ("token", token),
+    ("data", data),
+    ("clock", clock),
 )

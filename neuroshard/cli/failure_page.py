@@ -60,7 +60,7 @@ def failure_page(error: Exception, data_dir: Path | None) -> str:
     message, action, details = _words(error)
     places = ""
     if data_dir is not None:
-        from neuroshard.config.data_dir import NodePaths
+        from neuroshard.config.folders import NodePaths
 
         paths = NodePaths.below(data_dir)
         places = SETTINGS.format(file=_escaped(paths.config_file))
@@ -68,7 +68,7 @@ def failure_page(error: Exception, data_dir: Path | None) -> str:
     return PAGE.format(message=_escaped(message), action=_escaped(action), places=places, details=details)
 
 
-def give_out(page: bytes, open_at: Callable[[str], None], seconds: float = FETCH_SECONDS) -> bool:
+def serve_once(page: bytes, open_at: Callable[[str], None], seconds: float = FETCH_SECONDS) -> bool:
     """Open a page that only its address leads to, and wait until a browser has fetched it; whether one has."""
     path, fetched = f"/{secrets.token_urlsafe(16)}", Event()
 

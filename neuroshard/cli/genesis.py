@@ -1,24 +1,331 @@
-"""`neuroshard genesis`: make a Genesis folder from text, check one, serve one on the local network."""
+"""`neuroshard genesis`: build a data set from text or from named sources, verify it, show its state, and serve it."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from random import SystemRandom
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli import genesis_build, genesis_look
+from neuroshard.cli.options import AsJson, DataDir, S3Endpoint, TokenFile, given
+from neuroshard.errors import UsageError
+
+if TYPE_CHECKING:
+    from threading import Event
+
+    from neuroshard.dataset import DataSetStatus, Verification
+    from neuroshard.dataset.population import PopulationReport
+    from neuroshard.identity import Wallet
+
+
+FOLLOW_SECONDS = 60.0
+
+
+def build(
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out", metavar="DEST", help="The Genesis folder to make; with --config also s3://bucket/prefix."
+        ),
+    ],
+    text: Annotated[Path | None, typer.Option("--text", metavar="FOLDER", help="A folder with text files.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="A file that names sources (TOML or JSON); `genesis` is the one shipped."
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="With --text: token ids in all, up to 32000. (default: by the size of the text)"
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, metavar="N", help="With --config: processes. (default: one a core)")
+    ] = None,
+    s3_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --config: the S3-compatible store, if not Amazon's.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="With --config: go on when the sources grow.")] = False,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Wallet that signs the data; NEUROSHARD_TOKEN is better.")
+    ] = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn text into signed, tokenised shards that a node can train on.
+
+    With --text from the files of one folder, at once. With --config from sources of any size: the same command goes on
+    where it was stopped or killed, and logs/genesis_SOURCE.log in the data folder tells what each source had to say.
+    """
+    from neuroshard.config.loading import load_settings
+    from neuroshard.node.identity import wallet_of
+
+    if (text is None) == (config is None):
+        raise UsageError("Exactly one of --text and --config is needed.", "Name a folder or a file of sources.")
+    if config is None and (workers is not None or follow or s3_endpoint is not None):
+        raise UsageError("--workers, --follow and --s3-endpoint go with --config.", "Leave them out.")
+    if config is not None and vocabulary is not None:
+        raise UsageError(
+            "--vocabulary goes with --text.", "With --config write it in the file: [vocabulary] merges = N"
+        )
+    wallet, _, _ = wallet_of(load_settings(given(token=token, token_file=token_file, data_dir=data_dir)))
+    if text is not None:
+        _build_from_folder(text, Path(out), wallet, vocabulary, as_json=as_json)
+    elif config is not None:
+        where = _Places(config, out, data_dir, s3_endpoint)
+        _build_from_sources(where, wallet, workers=workers, follow=follow, as_json=as_json)
+
+
+def now() -> str:
+    """The date that goes into the data: SOURCE_DATE_EPOCH when set, so that the same input gives the same bytes.
+
+    Raises UsageError when it is set to something else than seconds.
+    """
+    given_seconds = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        moment = datetime.now(UTC) if given_seconds is None else datetime.fromtimestamp(int(given_seconds), UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise UsageError(f"SOURCE_DATE_EPOCH is {given_seconds!r}, not a number of seconds.") from error
+    return moment.isoformat(timespec="seconds")
+
+
+def _build_from_folder(text: Path, out: Path, wallet: Wallet, vocabulary: int | None, *, as_json: bool) -> None:
+    from neuroshard.dataset import BuildOptions, FolderText, build_genesis
+
+    shown = _ProgressLine()
+    options = BuildOptions(vocabulary=vocabulary)
+    built = build_genesis(FolderText(text), out, wallet, now=now(), options=options, progress=shown.show)
+    shown.end()
+    report = built.report
+    if as_json:
+        typer.echo(report.to_json().decode())
+        return
+    verb = "Already there" if built.is_reused else "Built"
+    typer.echo(
+        f"{verb}: {report.tokens:,} tokens in {report.shards} shards from {report.documents:,} documents "
+        f"({report.text_bytes / 1e6:.1f} MB), vocabulary {report.vocabulary:,}, signed by wallet {wallet.wallet_id}."
+    )
+    if built.has_default_run and not built.is_reused:
+        typer.echo(
+            "The default run that was published here stays. Where the data changed, nodes cannot join it with them:"
+        )
+        typer.echo(f"then publish another one: neuroshard run publish RUN --genesis {out}")
+    typer.echo(f"Train on it: neuroshard --genesis {out}")
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What a build from sources reads and writes."""
+
+    config: Path
+    out: str
+    data_dir: Path | None
+    s3_endpoint: str | None
+
+
+def _build_from_sources(where: _Places, wallet: Wallet, *, workers: int | None, follow: bool, as_json: bool) -> None:
+    from neuroshard.config.folders import NodePaths
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.dataset.destination import open_destination
+    from neuroshard.dataset.population import PopulationDependencies, PopulationOptions, ProgressPrinter, populate
+    from neuroshard.dataset.sources import load_configuration
+
+    options = PopulationOptions(
+        workers=workers or os.cpu_count() or 1,
+        logs=NodePaths.below(resolve_data_dir(where.data_dir)).logs,
+        follow_seconds=FOLLOW_SECONDS if follow else None,
+    )
+    now()  # a wrong date is told before the work begins
+    configuration = load_configuration(where.config)
+    destination = open_destination(where.out, s3_endpoint=where.s3_endpoint)
+    progress = ProgressPrinter(sys.stderr, time.monotonic)
+    try:
+        with _stopped_by_signals() as stop:
+            surroundings = PopulationDependencies(date=now, clock=time.monotonic, stop=stop, progress=progress)
+            report = populate(configuration, destination, wallet, options, surroundings)
+    finally:
+        progress.end()
+        destination.close()
+    if as_json:
+        typer.echo(json.dumps(asdict(report)))
+    else:
+        typer.echo(
+            f"{report.shards:,} shards of {report.tokens_per_shard:,} tokens, vocabulary {report.vocabulary:,}, "
+            f"signed by wallet {wallet.wallet_id}: {where.out}"
+        )
+        for name, shards in report.shards_by_source.items():
+            typer.echo(f"- {name}: {shards:,} shards")
+    _raise_for(report)
+
+
+def _raise_for(report: PopulationReport) -> None:
+    """The exit code of a build that is not done."""
+    from neuroshard.dataset.population import stopped_error
+    from neuroshard.dataset.sources import SourceFailureError
+
+    if report.failures:
+        names = ", ".join(report.failures)
+        raise SourceFailureError(
+            f"Not read to the end: {names}. {next(iter(report.failures.values()))}",
+            "Give the same command again when that is put right: it goes on.",
+        )
+    if report.is_stopped:
+        raise stopped_error()
+
+
+@contextmanager
+def _stopped_by_signals() -> Generator[Event]:
+    """An event that Ctrl+C and SIGTERM set; the second one ends the process at once."""
+    import signal
+    import threading
+
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def on_signal(_number: int, _frame: object) -> None:
+        stop.set()
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _ProgressLine:
+    """One line on a terminal that changes; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._wanted = sys.stderr.isatty()
+
+    def show(self, stage: str, fraction: float) -> None:
+        """Tell how far the build is."""
+        if self._wanted:
+            sys.stderr.write(f"\r{stage:10} {fraction:4.0%}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._wanted:
+            sys.stderr.write("\r" + " " * 16 + "\r")
+
+
+PlaceArgument = Annotated[str, typer.Argument(metavar="DEST", help="A folder, http(s)://... or s3://bucket/prefix.")]
+
+
+def verify(
+    place: PlaceArgument,
+    sample: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Check N shards drawn at random instead of all.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="HEX", help="Public key that must have signed the data. (default: any)")
+    ] = None,
+    s3_endpoint: S3Endpoint = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hash shards again and compare with the manifest, as with pages, tables and counts. Exit code 6: not sound."""
+    from neuroshard.data.manifest import ManifestTrust
+    from neuroshard.dataset import VerificationSample, verify
+    from neuroshard.dataset.destination import open_place
+    from neuroshard.errors import DataError
+
+    opened = open_place(place, s3_endpoint=s3_endpoint)
+    try:
+        found = verify(
+            opened,
+            trust=ManifestTrust(signing_key=None if key is None else key.lower()),
+            sample=None if sample is None else VerificationSample(sample, SystemRandom()),
+            progress=_show if sys.stderr.isatty() else lambda _: None,
+        )
+    finally:
+        opened.close()
+    typer.echo(_as_json(found) if as_json else _told(found))
+    if not found.is_sound:
+        raise DataError("The data set is not sound.", "Build it again, or fetch it again.")
+
+
+def status(place: PlaceArgument, s3_endpoint: S3Endpoint = None, as_json: AsJson = False) -> None:
+    """Show how far each source of a data set is."""
+    from neuroshard.dataset import read_status
+    from neuroshard.dataset.destination import open_place
+
+    opened = open_place(place, s3_endpoint=s3_endpoint)
+    try:
+        found = read_status(opened)
+    finally:
+        opened.close()
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        _print_status(found)
+
+
+def _show(fraction: float) -> None:
+    sys.stderr.write(f"\rverify {fraction:4.0%}" if fraction < 1 else "\r" + " " * 12 + "\r")
+    sys.stderr.flush()
+
+
+def _as_json(found: Verification) -> str:
+    facts = {"sound": found.is_sound, "shards": found.total_shards, "checked": found.shards_checked}
+    return json.dumps({**facts, "signed_by": found.signed_by, "problems": found.problems, "notes": found.notes})
+
+
+def _told(found: Verification) -> str:
+    signed = f"signed by {found.signed_by[:16]}" if found.signed_by else "not signed"
+    lines = [f"{found.shards_checked:,} of {found.total_shards:,} shards checked; the manifest is {signed}."]
+    return "\n".join([*lines, *(f"- {line}" for line in found.problems), *(f"  {note}" for note in found.notes)])
+
+
+def _print_status(found: DataSetStatus) -> None:
+    manifest = found.manifest
+    if manifest is None:
+        typer.echo("Nothing is published yet.")
+    else:
+        signed = f"signed by {manifest.signing_key[:16]}" if manifest.signing_key else "not signed"
+        typer.echo(
+            f"{manifest.total_shards:,} shards, {manifest.total_tokens:,} tokens, "
+            f"{manifest.total_size_bytes / 1e9:,.2f} GB, {signed}, published {manifest.updated_at or 'without a date'}."
+        )
+    if found.unpublished_shards:
+        typer.echo(f"{found.unpublished_shards:,} more shards are made and not published yet.")
+    if found.problem:
+        typer.echo(f"The populator's state is left out: {found.problem}")
+    for name, source in found.sources.items():
+        target = "" if source.target_shards is None else f" of {source.target_shards:,}"
+        skipped = f" ({source.documents_skipped:,} skipped)" if source.documents_skipped else ""
+        changed = f", last change {source.changed_at}" if source.changed_at else ""
+        typer.echo(
+            f"- {name}: {source.shards:,}{target} shards, {source.tokens:,} tokens, "
+            f"{source.documents_processed:,} documents{skipped}{changed}"
+        )
+
 
 app = typer.Typer(help="Make, check and serve training data.", no_args_is_help=True)
 
 FolderArgument = Annotated[Path, typer.Argument(help="A Genesis folder.")]
 
 
-app.command("build")(genesis_build.build)
+app.command("build")(build)
 
 
-app.command("verify")(genesis_look.verify)
-app.command("status")(genesis_look.status)
+app.command("verify")(verify)
+app.command("status")(status)
 
 
 @app.command("serve")
@@ -34,16 +341,16 @@ def serve(
     import signal
     import threading
 
-    from neuroshard.genesis import GenesisServer
+    from neuroshard.dataset import GenesisServer
 
-    stopped = threading.Event()
+    stopped_error = threading.Event()
 
     def on_signal(_number: int, _frame: object) -> None:
-        stopped.set()
+        stopped_error.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     with GenesisServer(folder, host=host, port=port) as server:
         typer.echo(f"Serving {folder} at {server.url} ; train with: neuroshard --genesis {server.url}")
-        while not stopped.wait(0.5):  # in short turns, so that signals are delivered on every system
+        while not stopped_error.wait(0.5):  # in short turns, so that signals are delivered on every system
             pass

@@ -1,35 +1,21 @@
-"""Entry point of the `neuroshard` command. Imports nothing heavy: --help must answer at once."""
+"""Entry point of the `neuroshard` command. Imports nothing heavy: --help must answer at once.
+
+It also hides the token from the process list, and sets the layout of the help texts."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from neuroshard import __version__
-from neuroshard.cli import (
-    autostart,
-    checkpoint,
-    demo,
-    doctor,
-    folders,
-    genesis,
-    remote,
-    run,
-    seed,
-    text,
-    trainer,
-    tray,
-    update,
-    wallet,
-)
-from neuroshard.cli.command_line import hide_token
-from neuroshard.cli.exit_codes import exit_code, exit_codes_line, tell
-from neuroshard.cli.failed_start import shown_at_a_desktop
-from neuroshard.cli.help_texts import HELP_NAMES, command_of
+from neuroshard.cli import checkpoint, desktop, doctor, genesis, remote, run, start, update, wallet
+from neuroshard.cli.failures import exit_code, exit_codes_line, print_error, show_failure_on_desktop
 from neuroshard.cli.options import (
     DataDir,
     DeviceOption,
@@ -64,6 +50,64 @@ from neuroshard.cli.options import (
 )
 from neuroshard.errors import NeuroShardError, StorageError, UsageError
 
+_HIDDEN = "***"
+
+
+def redacted(arguments: Sequence[str]) -> list[str]:
+    """The command line as it may be seen by others: the value of --token replaced."""
+    shown: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        if hide_next:
+            shown.append(_HIDDEN)
+            hide_next = False
+        elif argument == "--token":
+            shown.append(argument)
+            hide_next = True
+        elif argument.startswith("--token="):
+            shown.append(f"--token={_HIDDEN}")
+        else:
+            shown.append(argument)
+    return shown
+
+
+def hide_token(arguments: Sequence[str]) -> None:
+    """Overwrite the visible command line of this process when it carries a token."""
+    shown = redacted(arguments)
+    if shown != list(arguments):
+        from setproctitle import setproctitle
+
+        setproctitle(" ".join([Path(shown[0]).name, *shown[1:]]))
+
+
+HELP_NAMES = ["-h", "--help"]
+
+
+def command_of(app: typer.Typer) -> TyperCommand | TyperGroup:
+    """The command line of an application, with help texts in order."""
+    command = typer.main.get_command(app)  # unlike get_group it brings the options of completion
+    assert isinstance(command, TyperCommand | TyperGroup)
+    _put_in_order(command)
+    return command
+
+
+def _put_in_order(command: TyperCommand | TyperGroup) -> None:
+    command.help = None if command.help is None else _wrapped(command.help)
+    # asked for once, the option of --help is kept by its command
+    for option in [*command.params, command.get_help_option(typer.Context(command, help_option_names=HELP_NAMES))]:
+        if isinstance(option, TyperOption) and option.is_flag and option.metavar is None:
+            option.metavar = ""  # else <bool>, and people type `--headless true`
+    if isinstance(command, TyperGroup):
+        for part in command.commands.values():
+            if isinstance(part, TyperCommand | TyperGroup):
+                _put_in_order(part)
+
+
+def _wrapped(text: str) -> str:
+    """Each paragraph in one line: the terminal breaks it, not the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 LONGEST_NAME = 300  # of a path that is told
 
 app = typer.Typer(
@@ -79,14 +123,14 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(genesis.app, name="genesis")
 app.add_typer(run.app, name="run")
 app.add_typer(update.app, name="update")
-app.add_typer(autostart.app, name="autostart")
-app.command("demo")(demo.demo)
-app.command("seed")(seed.seed)
-app.command("trainer")(trainer.trainer)
-app.command("tray")(tray.tray)
+app.add_typer(desktop.autostart_app, name="autostart")
+app.command("demo")(start.demo)
+app.command("seed")(start.seed)
+app.command("trainer")(start.trainer)
+app.command("tray")(desktop.tray)
 app.command("doctor")(doctor.doctor)
-app.command("folders")(folders.folders)
-app.command("generate")(text.generate)
+app.command("folders")(desktop.folders)
+app.command("generate")(remote.generate)
 remote.register(app)
 
 
@@ -139,7 +183,7 @@ def node(
     # Every parameter but these two is a setting.
     flags = {name: value for name, value in context.params.items() if name not in {"version", "end_with_stdin"}}
     settings = settings_given(flags)
-    with shown_at_a_desktop(settings, ends_with_stdin=end_with_stdin):
+    with show_failure_on_desktop(settings, ends_with_stdin=end_with_stdin):
         code = _run_with(settings, ends_with_stdin=end_with_stdin)
     raise typer.Exit(code)
 
@@ -185,5 +229,5 @@ def main() -> None:
 
 
 def _end_with(error: NeuroShardError) -> NoReturn:
-    tell(error)
+    print_error(error)
     sys.exit(exit_code(error))

@@ -196,9 +196,9 @@ def node_folder(data_dir: Path | None, *, demo: bool) -> Path:
 
 
 def _demo_folder(data_dir: Path) -> Path:
+    from neuroshard.config.instance_lock import last_used, read_lock_owner
     from neuroshard.errors import UsageError
     from neuroshard.node.demo import DEMO_FOLDER, demo_folders
-    from neuroshard.training.checkpoint.lock import last_used, read_lock_owner
 
     folders = demo_folders(data_dir)
     running = [folder for folder in folders if read_lock_owner(folder) is not None]

@@ -1,12 +1,12 @@
-"""Commands for a node that is already running: status, pause, resume, stop, logs."""
+"""Commands for a running node: `status`, `pause`, `resume`, `stop`, `logs` and `generate`."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from neuroshard.errors import UsageError
 
 if TYPE_CHECKING:
     from neuroshard.cli.client import NodeClient
+
 
 STOP_SECONDS = 120.0  # a final checkpoint on a slow disk, as long as services grant it
 PEERS_SHOWN = 10
@@ -43,15 +44,15 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show what the running node does, and every path it uses."""
-    from neuroshard.cli import following
-    from neuroshard.cli.client import connect
+    from neuroshard.cli.client import ReconnectingClient, connect
+    from neuroshard.cli.client import watch as watch_status
 
     if watch:
         if as_json:
             raise UsageError(
                 "--watch and --json do not go together.", "Programs ask again: `neuroshard status --json`."
             )
-        following.watch(following.PatientClient(lambda: connect(data_dir, port, demo=demo)), watched_lines)
+        watch_status(ReconnectingClient(lambda: connect(data_dir, port, demo=demo)), watched_lines)
         return
     answer = connect(data_dir, port, demo=demo).get("/api/status")
     if as_json:
@@ -77,7 +78,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     paths: Mapping[str, str] = answer["paths"]
     rows: list[tuple[str, Any]] = [
         ("state", f"{answer['state']}: {answer['state_reason']}"),
-        *kindness_rows(answer),
+        *owner_policy_rows(answer),
         ("learning", answer["verification"]["reason"]),
         ("node", answer.get("node_id") or "not known yet"),
         ("wallet", answer.get("wallet_id") or "not known yet"),
@@ -95,7 +96,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     return [f"{name:12} {value}" for name, value in rows]
 
 
-def kindness_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+def owner_policy_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     """By which rule training pauses or is slowed down, until when, and what is looked at for that."""
     kindness: Mapping[str, Any] = answer["kindness"]
     decision: Mapping[str, Any] = kindness["decision"]
@@ -161,7 +162,7 @@ def pause(
     from neuroshard.cli.client import connect
 
     if seconds is not None:
-        from neuroshard.api.bodies.actions import LONGEST_PAUSE_SECONDS
+        from neuroshard.api.bodies.requests import LONGEST_PAUSE_SECONDS
 
         if not 0 < seconds <= LONGEST_PAUSE_SECONDS:  # no number at all is neither
             raise UsageError(
@@ -169,14 +170,14 @@ def pause(
                 f"Give at most {LONGEST_PAUSE_SECONDS:.0f} (a week); without --for it lasts until `neuroshard resume`.",
             )
     body = {} if seconds is None else {"duration_seconds": seconds}
-    _tell(connect(data_dir, port, demo=demo).post("/api/training/pause", body), as_json=as_json)
+    _print_answer(connect(data_dir, port, demo=demo).post("/api/training/pause", body), as_json=as_json)
 
 
 def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
     """Go on training after a pause."""
     from neuroshard.cli.client import connect
 
-    _tell(connect(data_dir, port, demo=demo).post("/api/training/resume"), as_json=as_json)
+    _print_answer(connect(data_dir, port, demo=demo).post("/api/training/resume"), as_json=as_json)
 
 
 def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
@@ -184,7 +185,7 @@ def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as
     from neuroshard.cli.client import connect
 
     end_node(connect(data_dir, port, demo=demo), None if as_json else typer.echo)
-    _tell({"state": "stopped", "message": "Stopped."}, as_json=as_json)
+    _print_answer({"state": "stopped", "message": "Stopped."}, as_json=as_json)
 
 
 def end_node(client: NodeClient, say: Callable[[str], None] | None = None) -> None:
@@ -205,7 +206,7 @@ def end_node(client: NodeClient, say: Callable[[str], None] | None = None) -> No
         time.sleep(0.1)
 
 
-def _tell(answer: Mapping[str, Any], *, as_json: bool) -> None:
+def _print_answer(answer: Mapping[str, Any], *, as_json: bool) -> None:
     """What a command led to: the node's words, or its whole answer on a line."""
     typer.echo(json.dumps(answer) if as_json else answer["message"])
 
@@ -218,11 +219,10 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print the newest log lines of the running node."""
-    from neuroshard.cli.client import connect
-    from neuroshard.cli.following import PatientClient, log_records
+    from neuroshard.cli.client import ReconnectingClient, connect, log_records
 
     if follow:
-        node = PatientClient(lambda: connect(data_dir, port, demo=demo))
+        node = ReconnectingClient(lambda: connect(data_dir, port, demo=demo))
         records: Iterable[Mapping[str, Any]] = log_records(node)
     else:
         records = connect(data_dir, port, demo=demo).get("/api/logs")["records"]
@@ -243,3 +243,74 @@ def _clock_words(moment: float, now: float) -> str:
 def log_line(record: Mapping[str, Any]) -> str:
     """A log record for people, in local time."""
     return f"{_local_time(record['time'])} {record['level']:7} {record['message']}"
+
+
+GENERATION_SECONDS = 310.0  # the node itself gives up after 300
+_EVENT = "data: "
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of the continuation.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token.")] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of probability to draw from.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text from equal weights.")] = None,
+    data_dir: DataDir = None,
+    port: Port = None,
+    demo: DemoNode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt with the model that the running node is training."""
+    from neuroshard.cli.client import connect
+
+    client = connect(data_dir, port, demo=demo)
+    body: dict[str, object] = {
+        "prompt": prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),  # a terminal may send any bytes
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "stream": not as_json,
+    }
+    if seed is not None:
+        body["seed"] = seed
+    if as_json:
+        typer.echo(json.dumps(client.post("/v1/completions", body, GENERATION_SECONDS)))
+        return
+    for piece in _pieces(client, body):
+        typer.echo(piece, nl=False)
+    typer.echo("")
+
+
+def _pieces(client: NodeClient, body: Mapping[str, object]) -> Iterator[str]:
+    """The text as it comes. Raises NetworkRefusedError when no node answers, RequestRefusedError for its refusal."""
+    import httpx
+
+    from neuroshard.cli.client import no_node
+
+    try:
+        with client.http.stream(
+            "POST",
+            f"{client.base_url}/v1/completions",
+            json=body,
+            headers=client.headers(),
+            timeout=GENERATION_SECONDS,
+        ) as response:
+            if response.is_error:
+                response.read()
+                client.refuse(response)
+            for line in response.iter_lines():
+                yield _text_of(line)
+    except httpx.TransportError as error:
+        raise no_node(client.base_url) from error
+
+
+def _text_of(line: str) -> str:
+    """The text that one line of the event stream carries. Raises RequestRefusedError for an error on the way."""
+    from neuroshard.cli.client import RequestRefusedError
+
+    if not line.startswith(_EVENT) or line == f"{_EVENT}[DONE]":
+        return ""
+    event = cast("dict[str, Any]", json.loads(line[len(_EVENT) :]))
+    if "error" in event:
+        raise RequestRefusedError(f"The node broke off: {event['error']['message']}")
+    return "".join(choice["text"] for choice in event.get("choices", []))

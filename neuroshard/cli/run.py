@@ -16,7 +16,8 @@ from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, gi
 if TYPE_CHECKING:
     from neuroshard.config.run_parameters import RunParameters
     from neuroshard.node.run_creation import Owner
-    from neuroshard.swarm.run_offer import OfferChoice, RunOffer
+    from neuroshard.runs.offer import OfferChoice, RunOffer
+
 
 app = typer.Typer(help="Make a run for others to join, or show one.", no_args_is_help=True)
 
@@ -68,7 +69,7 @@ def create(
         _check_file(file, choice.offer)
     write_offer(choice.offer, file)
     source = loaded.settings.genesis if loaded.sources["genesis"] != "default" else None
-    _tell_made(choice, file, owner, source, str(data_dir) if data_dir else None, as_json=as_json)
+    _print_made(choice, file, owner, source, str(data_dir) if data_dir else None, as_json=as_json)
 
 
 @app.command("show")
@@ -79,7 +80,7 @@ def show(
 ) -> None:
     """Verify a run and print its owner, version and parameters. Exit code 6 when it is not what its owner signed."""
     from neuroshard.config.loading import resolve_data_dir
-    from neuroshard.swarm.run_offer import changed_fields
+    from neuroshard.runs.offer import changed_fields
 
     offer = _offer_of(run, resolve_data_dir(data_dir))
     changed = changed_fields(offer.initial.parameters, offer.parameters)
@@ -180,7 +181,7 @@ def _check_file(file: Path, offer: RunOffer | None = None) -> None:
         raise UsageError(f"{file} {holds} and is not written over.", "Name another file with --out.")
 
 
-def _tell_made(
+def _print_made(
     choice: OfferChoice, file: Path, owner: Owner, source: str | None, data_dir: str | None, *, as_json: bool
 ) -> None:
     offer = choice.offer

@@ -16,9 +16,10 @@ from neuroshard.cli.options import AsJson, DataDir, given
 
 if TYPE_CHECKING:
     from neuroshard.config.settings import Settings
-    from neuroshard.update.applying import Change
+    from neuroshard.update.applying import VersionChange
     from neuroshard.update.installation import Installation
-    from neuroshard.update.judgement import AvailableUpdate
+    from neuroshard.update.manifest import AvailableUpdate
+
 
 app = typer.Typer(no_args_is_help=True, help="Look for a newer version, install it, or return to the one before.")
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -55,15 +56,15 @@ def apply(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -
     settings = _settings(data_dir)
     update = _look(settings)
     if update is None:
-        _tell(f"Version {__version__} is the newest.", None, as_json=as_json)
+        _print_change(f"Version {__version__} is the newest.", None, as_json=as_json)
         return
     if not as_json:
         typer.echo(f"Version {update.version} ({update.artefact.size / 1e6:,.0f} MB)\n{update.notes}")
     _confirm(f"Install it in place of {__version__}?", yes=yes)
     control = LocalNode(settings.data_dir, installation)
     progress = None if as_json else partial(_show_progress, sys.stderr.isatty())
-    change = apply_update(update, installation, control, progress=progress, on_step=_tell_step)
-    _tell(_words(change), change, as_json=as_json)
+    change = apply_update(update, installation, control, progress=progress, on_step=_print_step)
+    _print_change(_words(change), change, as_json=as_json)
 
 
 @app.command()
@@ -77,8 +78,8 @@ def rollback(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False
     before = installation.previous()
     if before is not None:
         _confirm(f"Return from {installation.current()} to {before}?", yes=yes)
-    change = roll_back(installation, LocalNode(settings.data_dir, installation), on_step=_tell_step)
-    _tell(_words(change), change, as_json=as_json)
+    change = roll_back(installation, LocalNode(settings.data_dir, installation), on_step=_print_step)
+    _print_change(_words(change), change, as_json=as_json)
 
 
 def _settings(data_dir: Path | None) -> Settings:
@@ -98,7 +99,7 @@ def _look(settings: Settings) -> AvailableUpdate | None:
 
 def _installation() -> Installation:
     """The installation this program runs from. Raises UsageError when somebody else looks after it."""
-    from neuroshard.config.program import installation_root
+    from neuroshard.config.folders import installation_root
     from neuroshard.errors import UsageError
     from neuroshard.update.installation import Installation
 
@@ -121,19 +122,19 @@ def _show_progress(is_terminal: bool, done: int, size: int) -> None:
         sys.stderr.write(f"\rfetched {done / 1e6:,.0f} of {size / 1e6:,.0f} MB" + ("\n" if done == size else ""))
 
 
-def _tell_step(step: str) -> None:
+def _print_step(step: str) -> None:
     if step == "going back":  # it may take as long as a final checkpoint, and nobody should press Ctrl+C once more
         typer.echo("The node is started again by the version from before.", err=True)
 
 
-def _words(change: Change) -> str:
+def _words(change: VersionChange) -> str:
     running = (
         "The node runs again, from its newest checkpoint." if change.was_running else "Start it with `neuroshard`."
     )
     return f"Version {change.after} has replaced {change.before}. {running} {change.note}".strip()
 
 
-def _tell(message: str, change: Change | None, *, as_json: bool) -> None:
+def _print_change(message: str, change: VersionChange | None, *, as_json: bool) -> None:
     if as_json:
         facts = {"before": change.before, "after": change.after, "was_running": change.was_running} if change else {}
         typer.echo(json.dumps({"message": message, **facts}))

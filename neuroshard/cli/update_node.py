@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 
 from neuroshard.cli.client import RequestRefusedError, connect
-from neuroshard.config.program import VERSIONS
+from neuroshard.config.folders import VERSIONS
+from neuroshard.config.instance_lock import read_lock_owner
 from neuroshard.errors import NetworkRefusedError, UsageError
-from neuroshard.training.checkpoint.lock import read_lock_owner
 from neuroshard.update.applying import RunningNode
-from neuroshard.update.errors import UpdateFailedError
 from neuroshard.update.installation import Installation
+from neuroshard.update.manifest import UpdateFailedError
 
 COME_UP_SECONDS = 180.0
 STOP_SECONDS = 300.0  # nothing cuts a final checkpoint short here, as a service manager would

@@ -15,6 +15,7 @@ from neuroshard.cli.options import AsJson, DataDir, TokenFile, given
 if TYPE_CHECKING:
     from neuroshard.identity.backup import Identity
 
+
 app = typer.Typer(help="Make, show, back up and restore a wallet.", no_args_is_help=True)
 
 TokenOption = Annotated[
@@ -95,7 +96,7 @@ def backup(
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     identity = back_up(loaded, file, lambda: _passphrase(passphrase_file, is_new=True))
     told = f"{file} holds wallet {identity.wallet_id}{_and_key(identity)}. Keep it apart from its passphrase."
-    _tell(identity, told, as_json=as_json)
+    _print_identity(identity, told, as_json=as_json)
 
 
 @app.command("restore")
@@ -106,17 +107,17 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Put a backed up identity into the data folder. It refuses where another one is."""
+    from neuroshard.config.instance_lock import read_lock_owner
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.errors import UsageError
     from neuroshard.node.identity_backup import restore as put_back
-    from neuroshard.training.checkpoint.lock import read_lock_owner
 
     folder = resolve_data_dir(data_dir)
     if read_lock_owner(folder) is not None:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.")
     identity = put_back(file, lambda: _passphrase(passphrase_file, is_new=False), folder)
     told = f"{folder} has wallet {identity.wallet_id}{_and_key(identity)}: start with `neuroshard`."
-    _tell(identity, told, as_json=as_json)
+    _print_identity(identity, told, as_json=as_json)
 
 
 def _passphrase(file: Path | None, *, is_new: bool) -> str:
@@ -136,7 +137,7 @@ def _passphrase(file: Path | None, *, is_new: bool) -> str:
         raise TokenError(error.message.replace("token file", "passphrase file"), "Check the file.") from error
 
 
-def _tell(identity: Identity, sentence: str, *, as_json: bool) -> None:
+def _print_identity(identity: Identity, sentence: str, *, as_json: bool) -> None:
     facts = {"wallet_id": identity.wallet_id, "has_node_key": identity.node_key is not None}
     typer.echo(json.dumps(facts) if as_json else sentence)
 

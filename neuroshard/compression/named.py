@@ -1,16 +1,17 @@
-"""Codecs by the name that a run's parameters give them."""
+"""The codec that a run's parameters name, and the error feedback that goes with it.
+
+Error feedback: the part that a codec loses of one contribution is added to the next (Karimireddy et al. 2019)."""
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from neuroshard.compression.bf16 import Bf16Codec
-from neuroshard.compression.codec import Codec
-from neuroshard.compression.fp32 import Fp32Codec
-from neuroshard.compression.int4 import Int4Codec
-from neuroshard.compression.int8 import Int8Codec
-from neuroshard.compression.sparse import SparseCodec
-from neuroshard.compression.top_k import TopKCodec
+import torch
+from torch import Tensor
+
+from neuroshard.compression.codec import Bf16Codec, Codec, Fp32Codec
+from neuroshard.compression.integers import Int4Codec, Int8Codec
+from neuroshard.compression.sparse import SparseCodec, TopKCodec
 from neuroshard.config.run_parameters import CodecName
 
 TOP_K_DECAY = 0.95  # a round (DESIGN 4.5)
@@ -54,3 +55,20 @@ def residual_decay(name: CodecName) -> float:
 def has_outer_momentum(name: CodecName) -> bool:
     """Whether the outer step has its momentum: what top-k holds back would be in the velocity and the residual."""
     return not is_sparse(make_codec(name))
+
+
+def with_residual(contribution: Tensor, residual: Tensor | None) -> Tensor:
+    """What to encode: contribution + residual (d,); without a residual the contribution itself."""
+    return contribution if residual is None else torch.add(contribution, residual)
+
+
+def next_residual(encoded: Tensor, decoded: Tensor | None, decay: float = 1.0) -> Tensor | None:
+    """decay * (encoded - decode(encode(encoded))) (d,): what the others did not get; None when nothing was lost.
+
+    It is kept when the round commits; an abort keeps the old one, and a contribution that was refused leaves none. What
+    clipping or trimming took away is no part of it: that was taken on purpose.
+    """
+    if decoded is None or decoded is encoded:
+        return None
+    lost = torch.sub(encoded, decoded)
+    return lost if decay == 1.0 else lost.mul_(decay)

@@ -1,4 +1,4 @@
-"""Settings from four sources: flags win over the environment, that over config.toml, that over the defaults."""
+"""Load the settings: flags win over the environment, the environment over config.toml, config.toml over defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pydantic import SecretStr, ValidationError
 
-from neuroshard.config.data_dir import NodePaths, default_data_dir, expanded, home_data_dir
+from neuroshard.config.folders import NodePaths, default_data_dir, expanded, home_data_dir
 from neuroshard.config.settings import ALIASES, OPPOSITES, SECRET_KEYS, Applies, Settings, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from neuroshard.types import JsonValue
+
 
 ENVIRONMENT_PREFIX = "NEUROSHARD_"
 MAX_CONFIG_BYTES = 1_000_000

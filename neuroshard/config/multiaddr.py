@@ -1,4 +1,7 @@
-"""The form of a node's address, checked without the network library: /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."""
+"""Check the form of a node's address without the network library.
+
+A complete address is a multiaddr with the node's id: /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW...
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from neuroshard.config.data_dir import NodePaths, expanded
+from neuroshard.config.folders import NodePaths, expanded
 from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
 from neuroshard.config.schedule import SCHEDULE_FORM, checked_spans
 from neuroshard.errors import UsageError
@@ -33,7 +33,7 @@ class Applies(StrEnum):
 
 
 @dataclass(frozen=True)
-class Note:
+class SettingNote:
     """What people are told about a setting: the values allowed, and when a stored change holds."""
 
     allowed: str
@@ -119,97 +119,104 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    token: Annotated[SecretStr | None, Note("a phrase of 12 or 24 words, 64 hex digits, or any text")] = None
-    token_file: Annotated[Folder | None, Note("a file that holds the token")] = None
-    host: Annotated[str, AfterValidator(_bare_host), Note("a host name or address without port")] = "127.0.0.1"
-    port: Annotated[Whole, Field(ge=0, le=65_535), Note("0 to 65535; 0 takes any free port")] = 8000
-    data_dir: Annotated[Folder, Note("a folder this user can write", Applies.NOT_STORED)] = Path()
+    token: Annotated[SecretStr | None, SettingNote("a phrase of 12 or 24 words, 64 hex digits, or any text")] = None
+    token_file: Annotated[Folder | None, SettingNote("a file that holds the token")] = None
+    host: Annotated[str, AfterValidator(_bare_host), SettingNote("a host name or address without port")] = "127.0.0.1"
+    port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes any free port")] = 8000
+    data_dir: Annotated[Folder, SettingNote("a folder this user can write", Applies.NOT_STORED)] = Path()
     genesis: Annotated[
         str,
         AfterValidator(_known_source),
-        Note("a folder, or an address that starts with https://, http:// or file://"),
+        SettingNote("a folder, or an address that starts with https://, http:// or file://"),
     ] = DEFAULT_GENESIS
-    device: Annotated[Literal["auto", "cuda", "mps", "cpu"], Note("auto, cuda, mps or cpu")] = "auto"
-    memory: Annotated[Whole | None, Field(ge=1), Note("megabytes, at least 1; unset: measured")] = None
-    cpu_threads: Annotated[Whole | None, Field(ge=1, le=1024), Note("1 to 1024; unset: measured")] = None
+    device: Annotated[Literal["auto", "cuda", "mps", "cpu"], SettingNote("auto, cuda, mps or cpu")] = "auto"
+    memory: Annotated[Whole | None, Field(ge=1), SettingNote("megabytes, at least 1; unset: measured")] = None
+    cpu_threads: Annotated[Whole | None, Field(ge=1, le=1024), SettingNote("1 to 1024; unset: measured")] = None
     max_storage: Annotated[
-        Whole, Field(ge=20), Note("megabytes of shards and their descriptions, at least 20", Applies.AT_ONCE)
+        Whole, Field(ge=20), SettingNote("megabytes of shards and their descriptions, at least 20", Applies.AT_ONCE)
     ] = 2000
     max_checkpoint_storage: Annotated[
-        Whole, Field(ge=1), Note("megabytes of all checkpoints and copies, at least 1", Applies.AT_ONCE)
+        Whole, Field(ge=1), SettingNote("megabytes of all checkpoints and copies, at least 1", Applies.AT_ONCE)
     ] = 50_000
     checkpoint_min_seconds: Annotated[
-        Real, Field(ge=0, le=86_400), Note("seconds between checkpoints, 0 to 86400", Applies.AT_ONCE)
+        Real, Field(ge=0, le=86_400), SettingNote("seconds between checkpoints, 0 to 86400", Applies.AT_ONCE)
     ] = 30.0
     checkpoint_write_gb_per_day: Annotated[
-        Real, Field(ge=0.001), Note("gigabytes a day, at least 0.001", Applies.AT_ONCE)
+        Real, Field(ge=0.001), SettingNote("gigabytes a day, at least 0.001", Applies.AT_ONCE)
     ] = 200.0
     inner_steps: Annotated[
-        Whole | None, Field(ge=1, le=1_000_000), Note("1 to 1000000; only for a run of one's own; unset: 500")
+        Whole | None, Field(ge=1, le=1_000_000), SettingNote("1 to 1000000; only for a run of one's own; unset: 500")
     ] = None
     max_stages: Annotated[
-        Whole | None, Field(ge=1, le=4096), Note("1 to 4096 stages of a run; unset: as many as fit the memory")
+        Whole | None, Field(ge=1, le=4096), SettingNote("1 to 4096 stages of a run; unset: as many as fit the memory")
     ] = None
     spare_stages: Annotated[
-        Whole, Field(ge=0, le=4096), Note("0 to 4096 stages beyond max_stages, held while nobody else does")
+        Whole, Field(ge=0, le=4096), SettingNote("0 to 4096 stages beyond max_stages, held while nobody else does")
     ] = 0
     run: Annotated[
-        Annotated[str, AfterValidator(_run_id)] | None, Note("the 64 hex digits of a run's id; unset: the default run")
+        Annotated[str, AfterValidator(_run_id)] | None,
+        SettingNote("the 64 hex digits of a run's id; unset: the default run"),
     ] = None
-    peer: Annotated[Addresses, Field(max_length=64), Note(f"at most 64 addresses like {MULTIADDR_FORM}")] = ()
-    p2p_port: Annotated[Whole, Field(ge=0, le=65_535), Note("0 to 65535; 0 takes any free port")] = 0
+    peer: Annotated[Addresses, Field(max_length=64), SettingNote(f"at most 64 addresses like {MULTIADDR_FORM}")] = ()
+    p2p_port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes any free port")] = 0
     p2p_host: Annotated[
         str,
         AfterValidator(_own_address),
-        Note("an IP address of this computer; a loopback address also turns LAN discovery and port mapping off"),
+        SettingNote("an IP address of this computer; a loopback address also turns LAN discovery and port mapping off"),
     ] = "0.0.0.0"  # noqa: S104 - other nodes must reach this one
     max_upload: Annotated[
-        Real | None, Field(gt=0), Note("megabits a second, more than 0, to other nodes; unset: no limit")
+        Real | None, Field(gt=0), SettingNote("megabits a second, more than 0, to other nodes; unset: no limit")
     ] = None
-    network: Annotated[bool, Note("true or false; false: this node meets no others")] = True
-    lan_discovery: Annotated[bool, Note("true or false; whether nodes on the local network find this one")] = True
-    port_mapping: Annotated[bool, Note("true or false; whether to ask the router to open a port")] = True
-    relay: Annotated[bool, Note("true or false; whether to be reached through a relay behind a router")] = True
-    training: Annotated[bool, Note(_YES_NO)] = True
+    network: Annotated[bool, SettingNote("true or false; false: this node meets no others")] = True
+    lan_discovery: Annotated[bool, SettingNote("true or false; whether nodes on the local network find this one")] = (
+        True
+    )
+    port_mapping: Annotated[bool, SettingNote("true or false; whether to ask the router to open a port")] = True
+    relay: Annotated[bool, SettingNote("true or false; whether to be reached through a relay behind a router")] = True
+    training: Annotated[bool, SettingNote(_YES_NO)] = True
     train_when: Annotated[
         Literal["always", "idle"],
-        Note("always, or idle: only while nobody touches keyboard or mouse", Applies.AT_ONCE),
+        SettingNote("always, or idle: only while nobody touches keyboard or mouse", Applies.AT_ONCE),
     ] = "always"
     idle_minutes: Annotated[
-        Real, Field(ge=0.1, le=1440), Note("0.1 to 1440 minutes without keyboard and mouse", Applies.AT_ONCE)
+        Real, Field(ge=0.1, le=1440), SettingNote("0.1 to 1440 minutes without keyboard and mouse", Applies.AT_ONCE)
     ] = 5.0
-    pause_on_battery: Annotated[bool, Note(_YES_NO, Applies.AT_ONCE)] = True
+    pause_on_battery: Annotated[bool, SettingNote(_YES_NO, Applies.AT_ONCE)] = True
     pause_on_full_screen: Annotated[
-        bool, Note("true or false; whether to pause while a program fills the screen", Applies.AT_ONCE)
+        bool, SettingNote("true or false; whether to pause while a program fills the screen", Applies.AT_ONCE)
     ] = True
-    pause_for_programs: Annotated[Programs, Note("at most 64 names of programs, such as blender", Applies.AT_ONCE)] = ()
-    training_schedule: Annotated[Spans, Note(f"{SCHEDULE_FORM}; none: always", Applies.AT_ONCE)] = ()
-    network_schedule: Annotated[Spans, Note(f"{SCHEDULE_FORM}; none: always", Applies.AT_ONCE)] = ()
+    pause_for_programs: Annotated[
+        Programs, SettingNote("at most 64 names of programs, such as blender", Applies.AT_ONCE)
+    ] = ()
+    training_schedule: Annotated[Spans, SettingNote(f"{SCHEDULE_FORM}; none: always", Applies.AT_ONCE)] = ()
+    network_schedule: Annotated[Spans, SettingNote(f"{SCHEDULE_FORM}; none: always", Applies.AT_ONCE)] = ()
     monthly_quota: Annotated[
         Real | None,
         Field(gt=0),
-        Note("gigabytes a calendar month, sent and received, more than 0; unset: no limit", Applies.AT_ONCE),
+        SettingNote("gigabytes a calendar month, sent and received, more than 0; unset: no limit", Applies.AT_ONCE),
     ] = None
     cpu_percent: Annotated[
-        Whole, Field(ge=1, le=100), Note("1 to 100 percent of the time, in which training computes", Applies.AT_ONCE)
+        Whole,
+        Field(ge=1, le=100),
+        SettingNote("1 to 100 percent of the time, in which training computes", Applies.AT_ONCE),
     ] = 100
     gpu_max_temperature: Annotated[
-        Whole | None, Field(ge=30, le=110), Note("30 to 110 degrees Celsius; unset: no limit", Applies.AT_ONCE)
+        Whole | None, Field(ge=30, le=110), SettingNote("30 to 110 degrees Celsius; unset: no limit", Applies.AT_ONCE)
     ] = None
     gpu_max_power: Annotated[
-        Whole | None, Field(ge=10, le=2000), Note("10 to 2000 watts; unset: no limit", Applies.AT_ONCE)
+        Whole | None, Field(ge=10, le=2000), SettingNote("10 to 2000 watts; unset: no limit", Applies.AT_ONCE)
     ] = None
-    browser: Annotated[bool, Note(_YES_NO)] = True
-    update_check: Annotated[bool, Note("true or false; whether to ask once a day for a newer version")] = False
+    browser: Annotated[bool, SettingNote(_YES_NO)] = True
+    update_check: Annotated[bool, SettingNote("true or false; whether to ask once a day for a newer version")] = False
     update_url: Annotated[
-        str | None, Note("the https:// address of an update manifest; unset: that of this version's publisher")
+        str | None, SettingNote("the https:// address of an update manifest; unset: that of this version's publisher")
     ] = None
     update_key: Annotated[
         Annotated[str, AfterValidator(_public_key)] | None,
-        Note("the 64 hex digits of the key that signs the manifest at update_url"),
+        SettingNote("the 64 hex digits of the key that signs the manifest at update_url"),
     ] = None
-    log_json: Annotated[bool, Note(_YES_NO)] = False
-    verbose: Annotated[bool, Note(_YES_NO)] = False
+    log_json: Annotated[bool, SettingNote(_YES_NO)] = False
+    verbose: Annotated[bool, SettingNote(_YES_NO)] = False
 
     @property
     def paths(self) -> NodePaths:
@@ -230,9 +237,9 @@ OPPOSITES = {
 SECRET_KEYS = frozenset({"token"})
 
 
-def note_of(key: str) -> Note:
+def note_of(key: str) -> SettingNote:
     """The note of one setting. Raises KeyError for an unknown name."""
-    return next(item for item in Settings.model_fields[key].metadata if isinstance(item, Note))
+    return next(item for item in Settings.model_fields[key].metadata if isinstance(item, SettingNote))
 
 
 def application_table() -> dict[str, Applies]:

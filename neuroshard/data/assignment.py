@@ -1,17 +1,19 @@
-"""Which shards a node reads and which shards nobody trains on: pure functions that every peer recomputes alike.
+"""Shard assignment: a node's shard order, held-out shards, early rotation, and ranges of held shards.
 
-Every block of 64 consecutive shards holds out exactly one, so "is this shard held out" costs 64 hashes whatever the
-size of the data set, and the number of held-out shards is exact: max(1, total // 64).
-"""
+Pure functions; every peer computes the same result. Every block of 64 consecutive shards holds out exactly one, so
+the check of one shard costs 64 hashes for a data set of any size, and the number of held-out shards is exact:
+max(1, total // 64)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from neuroshard.errors import DataError
-from neuroshard.identity.hashing import hash_parts
-from neuroshard.types import NodeId, RunId, ShardId
+from neuroshard.identity.signing import hash_parts
+from neuroshard.status.data import ShardUse
+from neuroshard.types import JsonValue, NodeId, RunId, ShardId, ShardRange
 
 BLOCK_SHARDS = 64  # one shard in so many is held out
 _SHARD_DOMAIN = "neuroshard/shard"
@@ -101,3 +103,153 @@ def _trainable_of_rank(run_id: RunId, rank: int, total_shards: int) -> ShardId:
     block = min(rank // (BLOCK_SHARDS - 1), held_out_count(total_shards) - 1)
     index = rank + block
     return ShardId(index + 1 if index >= held_out_shard(run_id, block, total_shards) else index)
+
+
+class RotationReason(StrEnum):
+    """Why a node went on to another shard."""
+
+    EXHAUSTED = "exhausted"  # every window was used
+    MEMORISED = "memorised"  # losses are flat and almost zero
+    OVERFITTED = "overfitted"  # better on this shard than on held-out data, by more than the margin
+    UNUSABLE = "unusable"  # missing or damaged after several attempts
+
+    @property
+    def explanation(self) -> str:
+        """The reason in words."""
+        return _EXPLANATIONS[self]
+
+
+_EXPLANATIONS = {
+    RotationReason.EXHAUSTED: "all windows of the shard were used",
+    RotationReason.MEMORISED: "the losses became flat and almost zero: the shard is memorised",
+    RotationReason.OVERFITTED: "the loss on the shard became much better than on held-out data",
+    RotationReason.UNUSABLE: "the shard is missing or damaged at its source",
+}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A node's change to another shard. Losses cannot be recomputed by others, so peers take this on its signature."""
+
+    shard: ShardId  # read from now on
+    first_step: int  # the first step that uses it
+    reason: RotationReason  # why the shard before it was left
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The value to sign."""
+        return {"shard": self.shard, "first_step": self.first_step, "reason": self.reason.value}
+
+
+@dataclass(frozen=True)
+class RotationRule:
+    """Thresholds of an early rotation (DESIGN 3.4); losses in nats a token."""
+
+    losses: int = 20  # how many recent losses are looked at
+    memorised_variance: float = 0.02
+    memorised_mean: float = 0.05
+    held_out_margin: float = 1.0
+
+
+DEFAULT_ROTATION_RULE = RotationRule()
+
+
+def plateau_reason(
+    losses: Sequence[float], held_out_loss: float | None, rule: RotationRule = DEFAULT_ROTATION_RULE
+) -> RotationReason | None:
+    """Whether the training losses noted on the current shard ask for the next one, and why.
+
+    Fewer than `rule.losses` losses never do, so that one lucky step moves nobody. Non-finite losses never do either:
+    comparisons with them are false.
+    """
+    recent = losses[-rule.losses :]
+    if len(recent) < rule.losses:
+        return None
+    mean = sum(recent) / len(recent)
+    variance = sum((loss - mean) ** 2 for loss in recent) / len(recent)
+    if variance < rule.memorised_variance and mean < rule.memorised_mean:
+        return RotationReason.MEMORISED
+    if held_out_loss is not None and held_out_loss - mean > rule.held_out_margin:
+        return RotationReason.OVERFITTED
+    return None
+
+
+UPCOMING = 6  # shards after the one in use
+MOST_ROWS = 24
+
+
+def shards_by_use(
+    assignment: Assignment, order: int, held_out: Iterable[ShardId], cached: Iterable[ShardId]
+) -> dict[ShardId, ShardUse]:
+    """What each shard is for: the one in use, those that follow, those held out, then what else is cached.
+
+    A shard has the first use that it comes up with; at most MOST_ROWS are told.
+    """
+    uses: dict[ShardId, ShardUse] = {assignment.shard_at(order): ShardUse.IN_USE}
+    for place in range(order + 1, order + 1 + min(UPCOMING, assignment.length - 1)):
+        uses.setdefault(assignment.shard_at(place), ShardUse.NEXT if place == order + 1 else ShardUse.ASSIGNED)
+    for shard in held_out:
+        uses.setdefault(shard, ShardUse.HELD_OUT)
+    for shard in cached:
+        if len(uses) >= MOST_ROWS:
+            break
+        uses.setdefault(shard, ShardUse.READ)
+    return uses
+
+
+MAX_RANGES = 16  # that are told; of more the longest
+CELLS = 128  # of the picture of a data set, at most
+
+
+def ranges_of(shards: Iterable[int], most: int = MAX_RANGES) -> tuple[ShardRange, ...]:
+    """Ascending ranges of these shards; the longest ones when there are more than `most`."""
+    ranges: list[list[int]] = []
+    for shard in sorted(set(shards)):
+        if ranges and ranges[-1][1] == shard:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([shard, shard + 1])
+    longest = sorted(ranges, key=lambda bounds: bounds[0] - bounds[1])[:most]
+    return tuple(ShardRange(start, stop) for start, stop in sorted(longest))
+
+
+def has_shard(ranges: Sequence[ShardRange], shard: int) -> bool:
+    """Whether the shard is in one of them."""
+    return any(one.start <= shard < one.stop for one in ranges)
+
+
+def copies_by_cell(held: Iterable[Sequence[ShardRange]], total_shards: int) -> tuple[float, ...]:
+    """How many nodes have a shard, as a mean over each of at most CELLS equal stretches of the data set.
+
+    `held` has the ranges of every node. Each node counts in each shard once, its ranges being disjoint.
+    """
+    cells = min(CELLS, total_shards)
+    bounds = [cell * total_shards // cells for cell in range(cells + 1)]
+    sums = [0] * cells
+    for ranges in held:
+        for one in ranges:
+            for cell in range(_cell_of(one.start, bounds), cells):
+                if bounds[cell] >= one.stop:
+                    break
+                sums[cell] += min(one.stop, bounds[cell + 1]) - max(one.start, bounds[cell])
+    return tuple(count / (bounds[cell + 1] - bounds[cell]) for cell, count in enumerate(sums))
+
+
+def _cell_of(shard: int, bounds: Sequence[int]) -> int:
+    """The cell that a shard lies in; past the last one for a shard that the data set does not have."""
+    total, cells = bounds[-1], len(bounds) - 1
+    if shard >= total:
+        return cells
+    guess = shard * cells // total
+    while bounds[guess + 1] <= shard:
+        guess += 1
+    return guess
+
+
+def covered_shard_count(held: Iterable[Sequence[ShardRange]], total_shards: int) -> int:
+    """How many shards at least one node has."""
+    every = sorted((one.start, min(one.stop, total_shards)) for ranges in held for one in ranges)
+    count = reached = 0
+    for start, stop in every:
+        count += max(0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return count

@@ -12,14 +12,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuroshard.data.assignment import Assignment, held_out_count, held_out_shards
+from neuroshard.data.assignment import (
+    DEFAULT_ROTATION_RULE,
+    Assignment,
+    Rotation,
+    RotationReason,
+    RotationRule,
+    held_out_count,
+    held_out_shards,
+    plateau_reason,
+    ranges_of,
+    shards_by_use,
+)
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import Genesis
 from neuroshard.data.entropy import unigram_entropy
-from neuroshard.data.loading import ShardLoader, UnusableShardError
-from neuroshard.data.opening import Genesis
-from neuroshard.data.rotation import DEFAULT_ROTATION_RULE, Rotation, RotationReason, RotationRule, plateau_reason
-from neuroshard.data.shard_ranges import ranges_of
-from neuroshard.data.shard_table import shards_by_use
+from neuroshard.data.shard_loader import ShardLoader, UnusableShardError
 from neuroshard.data.windows import (
     Batch,
     TokenArray,

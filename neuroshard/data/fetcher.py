@@ -1,4 +1,4 @@
-"""Brings files from a source until they are complete and right: resume, back-off, size and digest checks, progress."""
+"""Downloads files from a source, or from peers while the source fails: resume, back-off, checks, progress."""
 
 from __future__ import annotations
 
@@ -8,24 +8,65 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random, SystemRandom
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from neuroshard.data.intake import FileRequest, Intake, IntakeThreads, MemorySink, Sink, Transfer
-from neuroshard.data.opened_file import OpenedFile
-from neuroshard.data.other_givers import OtherGivers, SourceChoice
-from neuroshard.data.retry import (
+from neuroshard.data.source import ShardSource
+from neuroshard.data.transfer import (
     DEFAULT_RETRY_POLICY,
+    ChunkWriter,
     FileMissingError,
+    FileRequest,
+    MemorySink,
+    OpenedFile,
     RetryPolicy,
+    Sink,
     SourceBusyError,
+    Transfer,
+    TransferThreads,
     retry_delay,
 )
-from neuroshard.data.source import ShardSource
 from neuroshard.errors import DataError, DataUnavailableError, StorageError
 from neuroshard.status.data import DownloadStatus
+
+REST_SECONDS = 30.0  # so long a source that could not be reached is not the first to be asked
+
+
+class AlternativeSource(Protocol):
+    """Those who may have a file, whose `address` names its exact contents: a digest that is known before it comes.
+
+    Nothing that they give is trusted: who gives something else is found out and left alone.
+    """
+
+    def may_have(self, name: str, address: str) -> bool:
+        """Whether it makes sense to ask now."""
+        ...
+
+    def open(self, name: str, address: str) -> AbstractAsyncContextManager[OpenedFile]:
+        """Begin to read a file from its start.
+
+        Raises DataUnavailableError when nobody gives it, FileDamagedError for what is not the file.
+        """
+        ...
+
+
+class SourceChoice:
+    """Who is asked next: the source first, the others when it fails, and the source again."""
+
+    def __init__(self, rest_seconds: float = REST_SECONDS) -> None:
+        self._rest_seconds = rest_seconds
+        self._down_until = float("-inf")
+
+    def note_source(self, now: float, *, is_down: bool) -> None:
+        """What the last attempt at the source has shown; seconds of the event loop's clock."""
+        self._down_until = now + self._rest_seconds if is_down else float("-inf")
+
+    def asks_others(self, now: float, *, asked_others: bool | None) -> bool:
+        """Whether the next attempt goes to the others; `asked_others`: whether the last one at this file did."""
+        return now < self._down_until if asked_others is None else not asked_others
+
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -44,7 +85,7 @@ class Fetcher:
         self,
         source: ShardSource,
         *,
-        others: OtherGivers | None = None,
+        others: AlternativeSource | None = None,
         rng: Random | None = None,
         policy: RetryPolicy = DEFAULT_RETRY_POLICY,
         wall_clock: Callable[[], float] = time.time,
@@ -86,7 +127,7 @@ class Fetcher:
         async def accept() -> _T:
             return await anyio.to_thread.run_sync(finish)
 
-        with IntakeThreads() as threads:
+        with TransferThreads() as threads:
             return await self._fetch(Transfer(request, sink), accept, threads)
 
     async def wait(self, name: str, error: DataError | StorageError, failures: int) -> None:
@@ -106,7 +147,7 @@ class Fetcher:
         self._active.pop(name, None)
 
     async def _fetch(
-        self, transfer: Transfer, accept: Callable[[], Awaitable[_T]], threads: IntakeThreads | None = None
+        self, transfer: Transfer, accept: Callable[[], Awaitable[_T]], threads: TransferThreads | None = None
     ) -> _T:
         request = transfer.request
         failures = refusals = 0
@@ -117,7 +158,7 @@ class Fetcher:
                 asked_others = self._asks_others(request, asked_others)
                 failure: DataError
                 try:
-                    await self._attempt(Intake(transfer, threads), failures + 1, from_others=asked_others)
+                    await self._attempt(ChunkWriter(transfer, threads), failures + 1, from_others=asked_others)
                     value = await accept()
                 except DataUnavailableError as error:
                     failure = error
@@ -172,7 +213,7 @@ class Fetcher:
         transfer.restart()
         return self._others.open(request.name, request.address)
 
-    async def _attempt(self, intake: Intake, attempt: int, *, from_others: bool) -> None:
+    async def _attempt(self, intake: ChunkWriter, attempt: int, *, from_others: bool) -> None:
         """One try to get the rest of a file. Every `progress_bytes` must come within `stall_seconds`."""
         transfer = intake.transfer
         name = transfer.request.name

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 import httpx
 
-from neuroshard.data.opened_file import OpenedFile
-from neuroshard.data.retry import FileDamagedError, FileMissingError, FileUnchangedError, SourceBusyError
+from neuroshard.data.transfer import FileDamagedError, FileMissingError, FileUnchangedError, OpenedFile, SourceBusyError
 from neuroshard.errors import DataUnavailableError, UsageError
 
 _MAX_REDIRECTS = 3

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuroshard.identity.hashing import hash_parts
+from neuroshard.identity.signing import hash_parts
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId
 
 TokenArray: TypeAlias = "NDArray[np.unsignedinteger[Any]]"  # uint16 or uint32

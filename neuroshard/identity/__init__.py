@@ -1,10 +1,12 @@
 """Token, wallet, node key, signatures and signed claims. Knows nothing of networks, models or training."""
 
-from neuroshard.identity.canonical import canonical_json, parse_json
 from neuroshard.identity.claims import (
     ClaimExpiredError,
     ClaimTooLargeError,
+    Delegation,
+    DelegationExpiredError,
     ForeignClaimError,
+    KnownDelegations,
     MalformedClaimError,
     NodeIdentity,
     SignedClaim,
@@ -12,22 +14,19 @@ from neuroshard.identity.claims import (
     sign_claim,
     verify_claim,
 )
-from neuroshard.identity.delegation import Delegation, DelegationExpiredError, KnownDelegations
-from neuroshard.identity.hashing import hash_parts
-from neuroshard.identity.node_key import NodeKey
-from neuroshard.identity.peer_id import node_id_of, public_key_of
-from neuroshard.identity.phrase import new_phrase
-from neuroshard.identity.run_json import (
+from neuroshard.identity.node_key import NodeKey, node_id_of, public_key_of
+from neuroshard.identity.run_parameters import (
     RunParametersError,
+    SignedRunParameters,
     architecture_from_json,
     genesis_pins_from_json,
+    run_id,
     run_parameters_from_json,
     run_parameters_to_json,
 )
-from neuroshard.identity.run_signing import SignedRunParameters, run_id
-from neuroshard.identity.signing import SignatureError, Signer, sign_json, verify_json, verify_signature
-from neuroshard.identity.token import TokenSecret, parse_token
-from neuroshard.identity.wallet import Wallet, wallet_id_of
+from neuroshard.identity.signing import SignatureError, Signer, hash_parts, sign_json, verify_json, verify_signature
+from neuroshard.identity.strict_json import canonical_json, parse_json
+from neuroshard.identity.wallet import TokenSecret, Wallet, new_phrase, parse_token, wallet_id_of
 
 __all__ = [
     "ClaimExpiredError",

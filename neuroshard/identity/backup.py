@@ -1,7 +1,8 @@
-"""An identity, sealed with a passphrase: the wallet's token and a node's key in a small file. Nothing here logs.
+"""An identity backup: the wallet's token and the node key in a small file, sealed with a passphrase. Nothing here logs.
 
-The key is scrypt's (RFC 7914) of the passphrase, the cipher ChaCha20-Poly1305 (RFC 8439); what stands beside the sealed
-part is authenticated with it. A version fixes every parameter, so a file cannot ask for memory or time.
+The key is derived from the passphrase with scrypt (RFC 7914), the cipher is ChaCha20-Poly1305 (RFC 8439), and the
+readable fields are authenticated with the sealed part. A version fixes every parameter, so a file cannot demand memory
+or time.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from neuroshard.errors import StorageError, TokenError
-from neuroshard.identity.canonical import canonical_json, parse_json
-from neuroshard.identity.fields import exact_object, hex_field, text_field
-from neuroshard.identity.token import MAX_TOKEN_CHARACTERS, SCRYPT_N, SCRYPT_R
+from neuroshard.identity.strict_json import canonical_json, exact_object, hex_field, parse_json, text_field
+from neuroshard.identity.wallet import MAX_TOKEN_CHARACTERS, SCRYPT_N, SCRYPT_R
 from neuroshard.types import JsonValue
 
 MAX_BACKUP_BYTES = 64 * 1024

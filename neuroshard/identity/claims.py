@@ -1,21 +1,121 @@
-"""Claims: what a node says under its name, so that every reader can check who said it, for what purpose and when."""
+"""Signed claims of a node, and the wallet's delegation to the node key.
+
+Every reader can check the author, the purpose and the time of a claim. A delegation is valid for a limited time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from neuroshard.errors import DataError
-from neuroshard.identity.canonical import canonical_json, parse_json
-from neuroshard.identity.delegation import Delegation, KnownDelegations
-from neuroshard.identity.fields import exact_object, hex_field, number_field, text_field
-from neuroshard.identity.node_key import NodeKey
-from neuroshard.identity.signing import SIGNATURE_BYTES, purpose_message, verify_signature
+from neuroshard.identity.node_key import NodeKey, node_id_of
+from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Signer, purpose_message, verify_signature
+from neuroshard.identity.strict_json import (
+    canonical_json,
+    exact_object,
+    hex_field,
+    number_field,
+    parse_json,
+    text_field,
+)
+from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import JsonValue, NodeId, WalletId
+
+MOST_KNOWN = 1024
+_DELEGATION_FIELDS = {"node_public_key", "wallet_public_key", "expires_at", "signature"}
+
+
+class DelegationExpiredError(DataError):
+    """The wallet's delegation for this node has run out."""
+
+
+@dataclass(frozen=True)
+class Delegation:
+    """Node key, wallet key and expiry (whole seconds since 1970), signed by the wallet."""
+
+    node_public_key: bytes
+    wallet_public_key: bytes
+    expires_at: int
+    signature: bytes
+
+    @classmethod
+    def issue(cls, wallet: Signer, node_public_key: bytes, expires_at: float) -> Delegation:
+        """A delegation that the wallet signs; `expires_at` is cut to whole seconds."""
+        message = _delegation_message(node_public_key, wallet.public_key, int(expires_at))
+        return cls(node_public_key, wallet.public_key, int(expires_at), wallet.sign(message))
+
+    @cached_property
+    def node_id(self) -> NodeId:
+        """The node that may act."""
+        return node_id_of(self.node_public_key)
+
+    @property
+    def wallet_id(self) -> WalletId:
+        """The wallet it acts for."""
+        return wallet_id_of(self.wallet_public_key)
+
+    def verify(self, now: float, known: KnownDelegations | None = None) -> None:
+        """Raises SignatureError when the wallet did not sign this, DelegationExpiredError when it has run out.
+
+        The signature of one that is `known` holds; others that hold are known afterwards.
+        """
+        if known is None or self not in known:
+            message = _delegation_message(self.node_public_key, self.wallet_public_key, self.expires_at)
+            verify_signature(self.wallet_public_key, message, self.signature)
+            if known is not None:
+                known.add(self)
+        if now >= self.expires_at:
+            raise DelegationExpiredError(f"The delegation of node {self.node_id} expired.")
+
+    def to_json(self) -> Mapping[str, JsonValue]:
+        """Keys and signature in hex."""
+        return {
+            "node_public_key": self.node_public_key.hex(),
+            "wallet_public_key": self.wallet_public_key.hex(),
+            "expires_at": self.expires_at,
+            "signature": self.signature.hex(),
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Delegation:
+        """Strict reading, without verifying. Raises ValueError that names the field."""
+        fields = exact_object(value, _DELEGATION_FIELDS, "delegation")
+        return cls(
+            node_public_key=hex_field(fields["node_public_key"], PUBLIC_KEY_BYTES, "node_public_key"),
+            wallet_public_key=hex_field(fields["wallet_public_key"], PUBLIC_KEY_BYTES, "wallet_public_key"),
+            expires_at=int(number_field(fields["expires_at"], "expires_at")),
+            signature=hex_field(fields["signature"], SIGNATURE_BYTES, "signature"),
+        )
+
+
+class KnownDelegations:
+    """Delegations whose signatures were checked: one comes with every claim of its node. The youngest few are kept."""
+
+    def __init__(self, most: int = MOST_KNOWN) -> None:
+        self._most = most
+        self._known: dict[Delegation, None] = {}
+
+    def __contains__(self, delegation: Delegation) -> bool:
+        return delegation in self._known
+
+    def add(self, delegation: Delegation) -> None:
+        """Remember one whose signature holds."""
+        while len(self._known) >= self._most:
+            del self._known[next(iter(self._known))]
+        self._known[delegation] = None
+
+
+def _delegation_message(node_public_key: bytes, wallet_public_key: bytes, expires_at: int) -> bytes:
+    node, wallet = node_public_key.hex(), wallet_public_key.hex()
+    return purpose_message("delegation", {"node": node, "wallet": wallet, "expires_at": expires_at})
+
 
 MAX_CLAIM_BYTES = 64 * 1024
 MAX_CLOCK_SKEW_SECONDS = 300.0
 _MAX_DOMAIN_CHARACTERS = 64
-_FIELDS = {"domain", "payload", "issued_at", "signature", "delegation"}
+_CLAIM_FIELDS = {"domain", "payload", "issued_at", "signature", "delegation"}
 
 
 class MalformedClaimError(DataError):
@@ -62,7 +162,7 @@ class SignedClaim:
         """Read what `encode` wrote, without verifying. Raises ClaimTooLargeError or MalformedClaimError."""
         _checked_size(data, max_bytes)
         try:
-            fields = exact_object(parse_json(data, max_bytes), _FIELDS, "claim")
+            fields = exact_object(parse_json(data, max_bytes), _CLAIM_FIELDS, "claim")
             return cls(
                 domain=text_field(fields["domain"], _MAX_DOMAIN_CHARACTERS, "domain"),
                 payload=fields["payload"],
@@ -102,7 +202,7 @@ class NodeIdentity:
 
 def sign_claim(identity: NodeIdentity, domain: str, payload: JsonValue, now: float) -> SignedClaim:
     """A claim of this node, issued at `now`. Raises ValueError when the payload holds a number that is not finite."""
-    signature = identity.key.sign(_message(domain, payload, now, identity.delegation))
+    signature = identity.key.sign(_claim_message(domain, payload, now, identity.delegation))
     return SignedClaim(domain, payload, now, signature, identity.delegation)
 
 
@@ -124,7 +224,7 @@ def verify_claim(
     node_id = claim.delegation.node_id
     if sender is not None and node_id != sender:
         raise ForeignClaimError(f"A claim of node {node_id} came in the name of {sender}.")
-    message = _message(claim.domain, claim.payload, claim.issued_at, claim.delegation)
+    message = _claim_message(claim.domain, claim.payload, claim.issued_at, claim.delegation)
     verify_signature(claim.delegation.node_public_key, message, claim.signature)
     claim.delegation.verify(now, known)
     if claim.issued_at > now + MAX_CLOCK_SKEW_SECONDS:
@@ -134,7 +234,7 @@ def verify_claim(
     return VerifiedClaim(node_id, claim.delegation.wallet_id, claim.payload, claim.issued_at)
 
 
-def _message(domain: str, payload: JsonValue, issued_at: float, delegation: Delegation) -> bytes:
+def _claim_message(domain: str, payload: JsonValue, issued_at: float, delegation: Delegation) -> bytes:
     # the wallet is part of it: a claim must not be moved to another wallet that delegated to the same node
     return purpose_message(
         "claim",

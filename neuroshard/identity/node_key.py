@@ -1,4 +1,7 @@
-"""The node's own key: made on first start, kept in one private file, never overwritten."""
+"""The node key, created on first start in one private file and never overwritten, and node ids.
+
+A node id is the libp2p peer id of an Ed25519 key (libp2p specification "Peer Ids and Keys").
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,47 @@ import logging
 import os
 import stat
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
-from neuroshard.config.atomic_write import write_atomically
+import base58
+
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError
-from neuroshard.identity.canonical import parse_json
-from neuroshard.identity.fields import exact_object, hex_field
-from neuroshard.identity.peer_id import node_id_of
-from neuroshard.identity.signing import SEED_BYTES, SigningKey
+from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SEED_BYTES, SigningKey
+from neuroshard.identity.strict_json import exact_object, hex_field, parse_json
 from neuroshard.types import NodeId
+
+# identity multihash (code 0, length 36) of the protobuf message {Type = Ed25519 (1), Data = 32 bytes}
+_PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
+MOST_REMEMBERED = 2048  # of each way
+_MAX_CHARACTERS = 64  # an Ed25519 peer id has 52; decoding is quadratic in the length
+
+
+@lru_cache(MOST_REMEMBERED)  # base58 is arithmetic on a long number, and the same nodes speak all the time
+def node_id_of(public_key: bytes) -> NodeId:
+    """The peer id ("12D3KooW...") of a raw Ed25519 public key of 32 bytes. Raises ValueError for another length."""
+    if len(public_key) != PUBLIC_KEY_BYTES:
+        raise ValueError(f"an Ed25519 public key has {PUBLIC_KEY_BYTES} bytes, not {len(public_key)}")
+    return NodeId(base58.b58encode(_PREFIX + public_key).decode())
+
+
+@lru_cache(MOST_REMEMBERED)
+def public_key_of(node_id: str) -> bytes:
+    """The raw Ed25519 public key inside a node id. Raises ValueError when it is no peer id of such a key."""
+    if len(node_id) > _MAX_CHARACTERS or not node_id.isascii():
+        raise ValueError(f"{node_id[:_MAX_CHARACTERS]!r} is not a node id")
+    try:
+        raw = base58.b58decode(node_id)
+    except ValueError:
+        raise ValueError(f"{node_id!r} is not a node id: it is not base58") from None
+    if len(raw) != len(_PREFIX) + PUBLIC_KEY_BYTES or not raw.startswith(_PREFIX):
+        raise ValueError(f"{node_id!r} is not the peer id of an Ed25519 key")
+    public_key = raw[len(_PREFIX) :]
+    if node_id_of(public_key) != node_id:  # base58 readers forgive white space; a node has one name
+        raise ValueError(f"{node_id!r} is not written as a peer id is")
+    return public_key
+
 
 MAX_KEY_FILE_BYTES = 4096
 _FORMAT = 1

@@ -1,15 +1,16 @@
-"""Ed25519 signatures (RFC 8032) over canonical JSON and over messages that name their purpose."""
+"""Ed25519 signatures (RFC 8032) over canonical JSON and over messages that name their purpose; the hash of tuples."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from neuroshard.errors import DataError
-from neuroshard.identity.canonical import canonical_json
+from neuroshard.identity.strict_json import canonical_json
 from neuroshard.types import JsonValue
 
 SEED_BYTES = 32
@@ -95,3 +96,16 @@ def verify_json(public_key: bytes, value: JsonValue, signature: str) -> None:
     except ValueError:
         raise SignatureError("A signature is not written in hex digits.") from None
     verify_signature(public_key, canonical_json(value), raw)
+
+
+def hash_parts(*parts: bytes | str | int) -> bytes:
+    """SHA-256 (32 bytes) over the parts, each preceded by its length as 8 big-endian bytes.
+
+    Text counts as UTF-8 and a whole number as its decimal digits; the prefixes keep ("ab", "c") and ("a", "bc") apart.
+    """
+    digest = sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.digest()

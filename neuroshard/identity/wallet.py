@@ -1,16 +1,142 @@
-"""The wallet: the Ed25519 key behind a token, and its public name."""
+"""The wallet: from the text of a token or a BIP39 phrase to its secret and its Ed25519 key. Nothing here logs."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import unicodedata
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Literal
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from mnemonic import Mnemonic
 
+from neuroshard.errors import TokenError
 from neuroshard.identity.signing import SigningKey
-from neuroshard.identity.token import TokenSecret
 from neuroshard.types import WalletId
+
+PHRASE_LENGTHS = (12, 15, 18, 21, 24)
+_LIKELY_PHRASE_LENGTHS = range(10, 27)  # a phrase with a word lost or doubled
+
+
+def new_phrase(words: int = 12) -> str:
+    """A new random phrase of 12 or 24 words. Raises ValueError for another number."""
+    if words not in (12, 24):
+        raise ValueError(f"a phrase has 12 or 24 words, not {words}")
+    return Mnemonic("english").generate(strength=words * 32 // 3)
+
+
+def phrase_word_list() -> tuple[str, ...]:
+    """The 2,048 words that phrases are made of."""
+    return tuple(Mnemonic("english").wordlist)
+
+
+def phrase_words(text: str) -> tuple[str, ...] | None:
+    """The words of `text` when it is meant as a phrase, else None; lower case, any spacing.
+
+    Meant as one is whatever has a phrase's number of words, and whatever has nearly one and consists of listed words:
+    a slip of the pen must be told, not become another wallet.
+    """
+    words = tuple(unicodedata.normalize("NFKD", text).lower().split())
+    if len(words) in PHRASE_LENGTHS:
+        return words
+    if len(words) not in _LIKELY_PHRASE_LENGTHS:
+        return None
+    listed = set(Mnemonic("english").wordlist)
+    known = sum(word in listed for word in words)
+    return words if known >= 0.8 * len(words) else None
+
+
+def phrase_seed(words: tuple[str, ...]) -> bytes:
+    """The 64-byte seed of BIP39 (PBKDF2-HMAC-SHA512, 2,048 rounds, no passphrase).
+
+    Raises TokenError that says which word is unknown, or that the number of words or the checksum is wrong.
+    """
+    mnemonic = Mnemonic("english")
+    if len(words) not in PHRASE_LENGTHS:
+        raise TokenError(
+            f"A wallet phrase has 12 or 24 words; this one has {len(words)}.",
+            "Look for a word that is missing or there twice.",
+        )
+    listed = set(mnemonic.wordlist)
+    for position, word in enumerate(words, start=1):
+        if word not in listed:
+            raise TokenError(
+                f"Word {position} of the wallet phrase, {word[:20]!r}, is not in the BIP39 word list.",
+                "Look for a typing error. A token that is no phrase must not have the length of one.",
+            )
+    if not mnemonic.check(" ".join(words)):
+        raise TokenError(
+            "The checksum of the wallet phrase is wrong.",
+            "A word is mistyped or two are exchanged; the node does not start with another wallet instead.",
+        )
+    return Mnemonic.to_seed(" ".join(words))
+
+
+TokenKind = Literal["phrase", "hex", "text"]
+MAX_TOKEN_CHARACTERS = 4096
+STRONG_TEXT_CHARACTERS = 20
+# Changing any of these changes the wallet of everybody who uses a text token.
+# 64 MiB and two passes: the least that OWASP's password storage cheat sheet accepts for scrypt (RFC 7914).
+SCRYPT_N = 2**16
+SCRYPT_R = 8
+SCRYPT_P = 2
+_SCRYPT_SALT = b"neuroshard/token/scrypt/1"
+_SCRYPT_MEMORY = 80 * 1024 * 1024  # of OpenSSL's limit; N r 128 bytes are 64 MiB of it
+
+
+@dataclass(frozen=True)
+class TokenSecret:
+    """What a token decodes to; `warning` is one sentence for its owner, or None."""
+
+    kind: TokenKind
+    seed: bytes = field(repr=False)
+    warning: str | None = None
+
+
+def parse_token(text: str) -> TokenSecret:
+    """Secret of a BIP39 phrase (64-byte seed), of 64 hex digits (32 bytes) or of any other text (32 bytes by scrypt).
+
+    Raises TokenError when the token is empty or too long, and when a phrase or a hex key is damaged:
+    a damaged token is never read as some other token.
+    """
+    token = unicodedata.normalize("NFKD", text).strip()
+    if not token:
+        raise TokenError("The wallet token is empty.", "`neuroshard wallet new` makes one.")
+    if len(token) > MAX_TOKEN_CHARACTERS:
+        raise TokenError(f"The wallet token has {len(token)} characters; at most {MAX_TOKEN_CHARACTERS} are read.")
+    words = phrase_words(token)
+    if words is not None:
+        return TokenSecret("phrase", phrase_seed(words))
+    if re.fullmatch(r"[0-9a-fA-F]{64}", token):
+        return TokenSecret("hex", bytes.fromhex(token))
+    if re.fullmatch(r"(0[xX])?[0-9a-fA-F]{62,66}", token):
+        raise TokenError("The wallet token looks like a hex key, but it does not have exactly 64 hex digits.")
+    return TokenSecret("text", _stretched(token), _weakness(token))
+
+
+def _stretched(token: str) -> bytes:
+    return hashlib.scrypt(
+        token.encode("utf-8", "surrogatepass"),
+        salt=_SCRYPT_SALT,
+        n=SCRYPT_N,
+        r=SCRYPT_R,
+        p=SCRYPT_P,
+        maxmem=_SCRYPT_MEMORY,
+        dklen=32,
+    )
+
+
+def _weakness(token: str) -> str | None:
+    if len(token) >= STRONG_TEXT_CHARACTERS and len(set(token)) >= 8:
+        return None
+    return (
+        "This token is short or simple: whoever guesses it owns the wallet. "
+        "`neuroshard wallet new` makes one that cannot be guessed."
+    )
+
 
 _WALLET_LABEL = b"neuroshard/wallet/ed25519/1"
 

@@ -1,21 +1,38 @@
-"""What training one stage takes in memory, item by item; pure arithmetic, calibrated against measured peaks.
+"""The memory that training needs, item by item, and the architecture and batch size that fit into a limit.
 
-On a CPU node everything lies in the same memory. A step and an outer round never run at the same moment, yet both
-count: what one thread frees is not always there for the next, and measured peaks lie near the sum.
-"""
+Pure arithmetic, calibrated against measured peaks. It does not load PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
-from neuroshard.model.family import parameter_count
-from neuroshard.model.memory_limit import MEGABYTE
-from neuroshard.model.network_memory import planned_bytes
-from neuroshard.model.row_chunks import chunk_bytes_on, chunk_rows
+from neuroshard.errors import TooLittleMemoryError
+from neuroshard.model.architecture import (
+    LARGEST_DEPTH,
+    SMALLEST_DEPTH,
+    architecture_for,
+    flops_per_token,
+    parameter_count,
+)
+from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
 from neuroshard.types import Architecture, LayerRange
+
+CPU_CHUNK_BYTES = 16 << 20  # of fp32 logits: near the cache, and large enough for full matmul speed
+ACCELERATOR_CHUNK_BYTES = 256 << 20  # kernels there need some thousand rows to be busy
+
+
+def chunk_bytes_on(device: str) -> int:
+    """Bytes of fp32 logits at once on a kind of device: "cpu", or an accelerator's name."""
+    return CPU_CHUNK_BYTES if device == "cpu" else ACCELERATOR_CHUNK_BYTES
+
+
+def chunk_rows(vocabulary_size: int, chunk_bytes: int) -> int:
+    """Rows of logits computed at once: as many fp32 rows as fit chunk_bytes, in sixteens, but at least 16."""
+    return max(16, chunk_bytes // (64 * vocabulary_size) * 16)
+
 
 # Peak resident memory of whole nodes with dashboard, network and data, on Linux: 391 MB without training; with it, less
 # the vectors below, 339, 332 and 221 MB under limits of 500, 700 and 1,000 MB. The rest is slack.
@@ -25,7 +42,6 @@ FRAGMENTATION = 1.05  # what the allocators keep beyond what is asked of them
 CACHED_TEXTS = 4  # that are continued with a stage at the same time
 OPEN_SESSIONS = 2  # microbatches whose ends are there while they are under way, of a model in one stage
 REMEMBERED_MICROBATCHES = 24  # that a stage has accumulated and whose drivers have not closed their sessions yet
-
 # Of a vector, in a round; of top-k mostly the aggregate, which is less sparse than the contributions.
 ENCODED_SHARE: Mapping[CodecName, float] = {
     "fp32": 1.0,
@@ -229,3 +245,76 @@ def _padded(size: int) -> int:
 
 def _sum(need: DeviceNeed | HostNeed) -> int:
     return sum(int(getattr(need, item.name)) for item in fields(need))
+
+
+LARGEST_BATCH = 8
+LONGEST_STEP_SECONDS = 3.0
+
+StepSeconds = Callable[[Architecture], float]
+
+
+def propose_architecture(
+    tier_mb: int,
+    vocabulary_size: int,
+    sequence_length: int = 512,
+    device: DeviceKind = "cpu",
+    *,
+    device_tier_mb: int | None = None,
+    step_seconds: StepSeconds | None = None,
+    longest_step_seconds: float = LONGEST_STEP_SECONDS,
+) -> Architecture:
+    """The largest member of the family that fits with a batch of one, and whose step is estimated short enough.
+
+    tier_mb limits the process, device_tier_mb an accelerator's own memory. The smallest member that fits is taken even
+    when its step is long. More memory never gives a smaller model. Raises TooLittleMemoryError with the MB needed.
+    """
+    members = (architecture_for(d, vocabulary_size, sequence_length) for d in range(SMALLEST_DEPTH, LARGEST_DEPTH + 1))
+    proposed: Architecture | None = None
+    for member in members:
+        if not memory_need(member, device=device).fits(tier_mb, device_tier_mb):
+            break
+        if proposed is not None and step_seconds is not None and step_seconds(member) > longest_step_seconds:
+            break
+        proposed = member
+    if proposed is None:
+        smallest = architecture_for(SMALLEST_DEPTH, vocabulary_size, sequence_length)
+        raise _too_little(smallest, None, device, tier_mb, device_tier_mb)
+    return proposed
+
+
+def batch_size_for(
+    architecture: Architecture,
+    layers: LayerRange | None,
+    tier_mb: int,
+    device: DeviceKind = "cpu",
+    *,
+    device_tier_mb: int | None = None,
+) -> int:
+    """The largest batch in 1..8 with which these layers (None: all) fit. Raises TooLittleMemoryError when none does."""
+    for batch_size in range(LARGEST_BATCH, 0, -1):
+        if memory_need(architecture, layers, batch_size, device).fits(tier_mb, device_tier_mb):
+            return batch_size
+    raise _too_little(architecture, layers, device, tier_mb, device_tier_mb)
+
+
+def estimated_step_seconds(architecture: Architecture, sequences: int, flops_per_second: float) -> float:
+    """Seconds of an inner step of so many sequences at a sustained rate of floating-point operations."""
+    return flops_per_token(architecture) * sequences * architecture.sequence_length / flops_per_second
+
+
+def _too_little(
+    architecture: Architecture,
+    layers: LayerRange | None,
+    device: DeviceKind,
+    tier_mb: int,
+    device_tier_mb: int | None,
+) -> TooLittleMemoryError:
+    need = memory_need(architecture, layers, 1, device)
+    where, wanted_mb, given = "memory", least_limit_mb(need.host_bytes), tier_mb
+    if device_tier_mb is not None and need.device_bytes > device_tier_mb * MEGABYTE:
+        where, wanted_mb, given = "memory on the device", -(-need.device_bytes // MEGABYTE), device_tier_mb
+    wanted_tier = -(-wanted_mb // TIER_MB) * TIER_MB
+    return TooLittleMemoryError(
+        f"Training this model needs {wanted_tier} MB of {where}; {given} MB may be used, counted in steps of 500 MB.",
+        f"Raise --memory or the container's limit to {wanted_tier} MB, or use a computer that has them.",
+    )

@@ -1,18 +1,161 @@
-"""A contiguous run of layers of a Llama-shaped language model; the weights come from outside.
+"""A contiguous run of layers of a Llama-shaped language model: forward pass, loss, cache of keys and values, sampling.
 
-The head is not tied to the embedding: they live in different stages, and gradients never cross a stage boundary.
-Query, key and value are one matrix, gate and up are another; `llama_export` cuts them for the Hugging Face layout.
-"""
+The weights come from outside."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional
 
-from neuroshard.model.cross_entropy import cross_entropy_sum
-from neuroshard.model.key_value_cache import KeyValueCache
+from neuroshard.model.memory_need import chunk_bytes_on, chunk_rows
 from neuroshard.types import Architecture, LayerRange
+
+IGNORED_LABEL = -100
+SMALLEST_PROBABILITY = 2.0**-126  # of fp32 with all its digits: a token's loss is reported as 87.3 nats at most
+
+
+def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int | None = None) -> Tensor:
+    """Sum of -log softmax(hidden W^T)[label] over rows whose label is not -100.
+
+    hidden (n, d), weight (vocabulary, d), labels (n,) int64 -> scalar fp32. The gradients are computed chunk by
+    chunk in the forward pass, while the logits are at hand; the result can be back-propagated once. A token's loss
+    counts as 87.3 nats at most (its gradient stays exact), so that the softmax is the only pass over the logits.
+    """
+    if chunk_bytes is None:
+        chunk_bytes = chunk_bytes_on(hidden.device.type)
+    rows = chunk_rows(weight.shape[0], chunk_bytes)
+    apply = cast("Callable[..., Tensor]", _ChunkedCrossEntropy.apply)  # pyright: ignore[reportUnknownMemberType]
+    return apply(hidden, weight, labels, rows)
+
+
+def _loss_and_probabilities(logits: Tensor, target: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed loss of a chunk, and softmax(logits) (rows, vocabulary) fp32, in the place of fp32 logits."""
+    if logits.dtype == torch.float32:
+        probabilities = torch.softmax(logits, dim=1, out=logits)
+    else:
+        probabilities = torch.softmax(logits, dim=1, dtype=torch.float32)
+    losses = probabilities.gather(1, target).clamp_min(SMALLEST_PROBABILITY).log().neg()
+    return losses.masked_fill_(~kept, 0.0).sum(), probabilities
+
+
+class _ChunkedCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:
+        device = hidden.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+        hidden_gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        # on an accelerator the question would wait for it, and one more pass costs little there
+        some_ignored = device != "cpu" or bool((labels == IGNORED_LABEL).any())
+        with torch.autocast(device, enabled=False):
+            low_weight = weight.to(dtype)
+            buffer = hidden.new_empty((min(rows, hidden.shape[0]), weight.shape[0]), dtype=dtype)
+            loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+            for start in range(0, hidden.shape[0], rows):
+                part = hidden[start : start + rows].to(dtype)
+                logits = torch.mm(part, low_weight.t(), out=buffer[: part.shape[0]])
+                kept = (labels[start : start + rows] != IGNORED_LABEL)[:, None]
+                target = labels[start : start + rows, None].where(kept, 0)
+                part_loss, gradient = _loss_and_probabilities(logits, target, kept)
+                loss += part_loss
+                if hidden_gradient is None and weight_gradient is None:
+                    continue
+                gradient.scatter_add_(1, target, gradient.new_full((1, 1), -1.0).expand_as(target))
+                if some_ignored:
+                    gradient.masked_fill_(~kept, 0.0)
+                gradient = gradient.to(dtype)
+                if hidden_gradient is not None:
+                    hidden_gradient[start : start + rows] = gradient @ low_weight
+                if weight_gradient is not None and weight_gradient.dtype == dtype:
+                    weight_gradient.addmm_(gradient.t(), part)
+                elif weight_gradient is not None:
+                    weight_gradient += gradient.t() @ part
+        ctx.gradients = (hidden_gradient, weight_gradient)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden_gradient, weight_gradient = ctx.gradients
+        if hidden_gradient is None and weight_gradient is None:
+            raise RuntimeError("the summed cross-entropy can be back-propagated only once")
+        ctx.gradients = (None, None)  # scaled in place below, so they serve once
+        scaled = [None if part is None else part.mul_(grad_outputs[0]) for part in (hidden_gradient, weight_gradient)]
+        return scaled[0], scaled[1], None, None
+
+
+class KeyValueCache:
+    """Rotated keys and values of the last `capacity` tokens for each layer of one stage.
+
+    Positions never restart: a token keeps the RoPE angle of its place in the text, so the cached result equals the
+    uncached one. Past `capacity` tokens the oldest is overwritten (a ring), which is attention with a sliding window of
+    `capacity`; relative distances then stay below `sequence_length`, the range the model was trained on.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        layers: LayerRange,
+        batch: int = 1,
+        capacity: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.capacity = architecture.sequence_length if capacity is None else capacity
+        if batch < 1 or not 1 <= self.capacity <= architecture.sequence_length:
+            raise ValueError(
+                f"a cache needs batch >= 1 and 1 <= capacity <= {architecture.sequence_length}, got {batch}, {capacity}"
+            )
+        self.position = 0  # tokens seen so far: the position of the next one
+        shape = (batch, architecture.key_value_head_count, self.capacity, architecture.head_size)
+        self._keys = {i: torch.zeros(shape, dtype=dtype, device=device) for i in range(layers.start, layers.stop)}
+        self._values = {i: torch.zeros(shape, dtype=dtype, device=device) for i in range(layers.start, layers.stop)}
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Store the keys and values (b, kv heads, t, head size) of the next t tokens of one layer.
+
+        Returns the keys and values to attend to and a boolean mask (t, keys), or None when everything is visible.
+        """
+        count = keys.shape[2]
+        if count == 1:
+            self._store(layer, keys, values)
+            filled = min(self.position + 1, self.capacity)
+            return self._keys[layer][:, :, :filled], self._values[layer][:, :, :filled], None
+        old_positions = self._stored_positions(keys.device)  # (stored,) in slot order
+        all_keys = torch.cat((self._keys[layer][:, :, : len(old_positions)].to(keys.dtype), keys), dim=2)
+        all_values = torch.cat((self._values[layer][:, :, : len(old_positions)].to(values.dtype), values), dim=2)
+        new_positions = torch.arange(self.position, self.position + count, device=keys.device)
+        distance = new_positions[:, None] - torch.cat((old_positions, new_positions))[None, :]
+        self._store(layer, keys, values)
+        return all_keys, all_values, (distance >= 0) & (distance < self.capacity)
+
+    def advance(self, count: int) -> None:
+        """Count t tokens as seen; called once, after every layer stored them."""
+        self.position += count
+
+    def _store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        count = keys.shape[2]
+        kept = min(count, self.capacity)
+        last = self.position + count
+        slots = torch.arange(last - kept, last, device=keys.device) % self.capacity
+        self._keys[layer].index_copy_(2, slots, keys[:, :, count - kept :].to(self._keys[layer].dtype))
+        self._values[layer].index_copy_(2, slots, values[:, :, count - kept :].to(self._values[layer].dtype))
+
+    def _stored_positions(self, device: torch.device) -> Tensor:
+        if self.position <= self.capacity:
+            return torch.arange(self.position, device=device)
+        slots = torch.arange(self.capacity, device=device)
+        return self.position - 1 - (self.position - 1 - slots) % self.capacity
 
 
 class Projection(nn.Module):
@@ -193,3 +336,24 @@ class StageModel(nn.Module):
             raise ValueError(f"{time} tokens are more than the sequence length {self.architecture.sequence_length}")
         device = self.get_buffer("_cosine").device
         return rotary_angles(self.architecture, torch.arange(first, first + time, device=device))
+
+
+def sample_next(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+    """Draw a token id from logits (vocabulary,): softmax(logits / temperature) cut to its smallest top_p nucleus.
+
+    Temperature 0 takes the largest logit. Entries of -inf are never drawn (Holtzman et al. 2020 for the nucleus).
+    Raises ValueError for a temperature below 0, top_p outside (0, 1], or logits with NaN, +inf or nothing to draw.
+    """
+    if not (isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1):
+        raise ValueError(f"temperature must be >= 0 and top_p in (0, 1], got {temperature} and {top_p}")
+    values = logits.detach().to("cpu", torch.float32).flatten()
+    highest = float(values.max())  # NaN when any entry is
+    if not isfinite(highest):
+        raise ValueError("the logits are not finite, or forbid every token")
+    if temperature == 0:
+        return int(values.argmax())
+    scaled = (values - highest) / max(temperature, 1e-6)
+    probabilities, ids = torch.softmax(scaled, dim=0).sort(descending=True, stable=True)
+    before = probabilities.cumsum(0) - probabilities  # mass ahead of each token: 0 for the first, which always stays
+    nucleus = probabilities.where((before < top_p) | (before <= 0), 0)
+    return int(ids[torch.multinomial(nucleus, 1, generator=generator)])

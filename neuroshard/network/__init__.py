@@ -2,8 +2,7 @@
 
 from neuroshard.network.in_memory import InMemoryNetwork, InMemoryTransport
 from neuroshard.network.in_memory_links import Link
-from neuroshard.network.reputation import Reputation
-from neuroshard.network.scores import PeerScores, ScoreReason
+from neuroshard.network.reputation import PeerScores, Reputation, ScoreReason
 from neuroshard.network.transport import (
     Admission,
     Connection,

@@ -1,8 +1,12 @@
-"""Gossip inside one process: messages flood a random mesh, and what every node sends and receives is counted."""
+"""Gossip inside one process: messages flood a random mesh, and counters record the messages of each node.
+
+Each listener has about six neighbours in the mesh.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
@@ -10,18 +14,84 @@ from random import Random
 import anyio
 
 from neuroshard.network.in_memory_links import Links
-from neuroshard.network.in_memory_mesh import Mesh
-from neuroshard.network.reputation import Reputation
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
 from neuroshard.types import NodeId
+
+DEGREE = 6  # neighbours of a node on average
+NEW_NEIGHBOURS = DEGREE // 2  # a newcomer's; as many more come to it later
+LEAST_DEGREE = 4  # with fewer after a neighbour left, a node looks for new ones
+MOST_DEGREE = 12
+
+Separated = Callable[[NodeId, NodeId], bool]
+
+
+class Mesh:
+    """The listeners of one topic and their neighbours. Connections go both ways."""
+
+    def __init__(self, random: Random, are_separated: Separated) -> None:
+        self._random = random
+        self._are_separated = are_separated
+        self._neighbours: dict[NodeId, list[NodeId]] = {}
+        self._members: list[NodeId] = []
+
+    def neighbours(self, node_id: NodeId) -> list[NodeId]:
+        """To whom a node passes gossip on: its neighbours, or a random few listeners for one that does not listen."""
+        if node_id in self._neighbours:
+            return self._neighbours[node_id]
+        others = self._random.sample(self._members, min(DEGREE, len(self._members)))
+        return [other for other in others if not self._are_separated(node_id, other)]
+
+    def add(self, node_id: NodeId) -> None:
+        """A new listener."""
+        self._neighbours[node_id] = []
+        self._connect(node_id, NEW_NEIGHBOURS)
+        self._members.append(node_id)
+
+    def remove(self, node_id: NodeId) -> None:
+        """A listener that is gone; its neighbours look for others when they have too few."""
+        left = self._neighbours.pop(node_id, [])
+        if node_id in self._members:
+            self._members.remove(node_id)
+        for other in left:
+            self._neighbours[other].remove(node_id)
+        for other in left:
+            if len(self._neighbours[other]) < LEAST_DEGREE:
+                self._connect(other, DEGREE)
+
+    def rewire(self) -> None:
+        """Draw all connections anew, after a partition came or went."""
+        members = self._random.sample(self._members, len(self._members))
+        self._neighbours, self._members = {}, []
+        for node_id in members:
+            self.add(node_id)
+
+    def _connect(self, node_id: NodeId, degree: int) -> None:
+        """Add random connections until a node has `degree` of them or nobody is left."""
+        mine = self._neighbours[node_id]
+        for other in self._candidates():
+            if len(mine) >= degree:
+                return
+            theirs = self._neighbours[other]
+            if other == node_id or other in mine or len(theirs) >= MOST_DEGREE:
+                continue
+            if not self._are_separated(node_id, other):
+                mine.append(other)
+                theirs.append(node_id)
+
+    def _candidates(self) -> Iterator[NodeId]:
+        """Members in random order, some of them twice: a few draws nearly always do, and all are tried if need be."""
+        if self._members:
+            yield from self._random.choices(self._members, k=4 * DEGREE)
+            yield from self._random.sample(self._members, len(self._members))
+
 
 SEEN_MESSAGES = 1024  # remembered at least; twice as many at most
 ID_BYTES = 16
 
 
 @dataclass(frozen=True)
-class GossipTraffic:
+class GossipCounters:
     """What one node passed through its connections: topic, id and data of every copy of a message."""
 
     messages_sent: int = 0
@@ -142,9 +212,9 @@ class InMemoryGossip:
         return subscription
 
     @property
-    def traffic(self) -> GossipTraffic:
+    def traffic(self) -> GossipCounters:
         """What passed so far."""
-        return GossipTraffic(
+        return GossipCounters(
             self._sent, self._received, self._sent_bytes, self._received_bytes, self._duplicates, self._refused
         )
 

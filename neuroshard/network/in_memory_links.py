@@ -1,4 +1,4 @@
-"""How messages fare between the nodes of an in-memory network: delay, loss, partition."""
+"""Links between the nodes of an in-memory network: delay, loss, bandwidth and partitions."""
 
 from __future__ import annotations
 

@@ -1,13 +1,182 @@
-"""The one place where peers' scores change: every part that talks to peers reports to it and asks it."""
+"""The reputation of peers: scores change for stated reasons, decay to neutral and lead to bans.
+
+`Reputation` is the one place where scores change: every part that talks to peers reports to it and queries it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import inf
+from types import MappingProxyType
 
-from neuroshard.network.scores import RULES, PeerScores, ScoreReason
 from neuroshard.types import NodeId
+
+BAN_BELOW = -100.0
+LOWEST_SCORE = -200.0
+HALF_LIFE_SECONDS = 600.0
+FIRST_BAN_SECONDS = 600.0  # at least a half life: so a ban never ends with a score that bans again
+LONGEST_BAN_SECONDS = 86_400.0
+FORGIVEN_AFTER_SECONDS = 86_400.0  # without a new ban, the next one is short again
+NEUTRAL_WITHIN = 0.5  # closer to 0 than this is 0
+MAX_PEERS = 4096
+
+
+class ScoreReason(StrEnum):
+    """Why a score changes."""
+
+    MALFORMED_FRAME = "malformed_frame"
+    OVERSIZED = "oversized"
+    DIGEST_MISMATCH = "digest_mismatch"
+    UNEXPECTED_TENSOR = "unexpected_tensor"
+    BAD_SIGNATURE = "bad_signature"
+    MALFORMED_CLAIM = "malformed_claim"
+    FOREIGN_CLAIM = "foreign_claim"
+    EXPIRED_CLAIM = "expired_claim"
+    REPLAYED_CLAIM = "replayed_claim"
+    BAD_RECORD = "bad_record"
+    REFUSED_GOSSIP = "refused_gossip"
+    FALSE_REPORT = "false_report"
+    BROKEN_WORD = "broken_word"
+    FLOOD = "flood"
+    TOO_SLOW = "too_slow"
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    STRANGER = "stranger"
+    GOOD_ANSWER = "good_answer"
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How much one event counts, how far such events alone can move a score, and what to tell people."""
+
+    weight: float
+    limit: float  # events of this kind never move a score beyond it
+    sentence: str  # "This peer ..."
+
+
+RULES: Mapping[ScoreReason, ScoreRule] = MappingProxyType(
+    {
+        ScoreReason.MALFORMED_FRAME: ScoreRule(-25, LOWEST_SCORE, "It sent bytes that are no frame."),
+        ScoreReason.OVERSIZED: ScoreRule(-25, LOWEST_SCORE, "It announced more bytes than its message may have."),
+        ScoreReason.DIGEST_MISMATCH: ScoreRule(-20, LOWEST_SCORE, "It sent data that does not match its digest."),
+        ScoreReason.UNEXPECTED_TENSOR: ScoreRule(-25, LOWEST_SCORE, "It sent tensors nobody had asked for."),
+        ScoreReason.BAD_SIGNATURE: ScoreRule(-50, LOWEST_SCORE, "It passed on a claim with a forged signature."),
+        ScoreReason.MALFORMED_CLAIM: ScoreRule(-25, LOWEST_SCORE, "It passed on a claim that cannot be read."),
+        ScoreReason.FOREIGN_CLAIM: ScoreRule(-10, LOWEST_SCORE, "It passed on a claim of another run or node."),
+        # a wrong clock is no crime, and it may be this computer's own
+        ScoreReason.EXPIRED_CLAIM: ScoreRule(-2, -50, "It passed on a claim that is too old or from the future."),
+        ScoreReason.REPLAYED_CLAIM: ScoreRule(-5, LOWEST_SCORE, "It repeated a claim that was made before."),
+        ScoreReason.BAD_RECORD: ScoreRule(-20, LOWEST_SCORE, "It stored a record under a name that is not its own."),
+        # others judge by what they know: a late message may be refused here and be fine there
+        ScoreReason.REFUSED_GOSSIP: ScoreRule(-2, -50, "It passed on gossip that was refused."),
+        ScoreReason.FALSE_REPORT: ScoreRule(-30, LOWEST_SCORE, "It did not hold the layers that it reported."),
+        ScoreReason.BROKEN_WORD: ScoreRule(-40, LOWEST_SCORE, "It broke its word in a round."),
+        ScoreReason.FLOOD: ScoreRule(-20, LOWEST_SCORE, "It sends far more than it may."),
+        ScoreReason.TOO_SLOW: ScoreRule(-10, -80, "It sent so slowly that it was cut off."),
+        # neither can lead to a ban: a peer behind a bad line does no harm
+        ScoreReason.TIMEOUT: ScoreRule(-4, -60, "It did not answer in time."),
+        ScoreReason.UNREACHABLE: ScoreRule(-2, -60, "It could not be reached."),
+        # a newcomer may ask before its first word has come here
+        ScoreReason.STRANGER: ScoreRule(-1, -20, "It asked for what only members of the run get."),
+        ScoreReason.GOOD_ANSWER: ScoreRule(1, 20, "It answered well."),
+    }
+)
+
+
+@dataclass(frozen=True)
+class PeerScore:
+    """One peer's score at the time of its last change."""
+
+    score: float = 0.0
+    updated_at: float = 0.0  # seconds of the caller's clock, like all times here
+    banned_until: float = -inf
+    bans: int = 0
+
+    def at(self, now: float) -> float:
+        """The score now: half of it fades in every HALF_LIFE_SECONDS, and close to 0 it is 0."""
+        faded = self.score * 0.5 ** (max(0.0, now - self.updated_at) / HALF_LIFE_SECONDS)
+        return faded if abs(faded) >= NEUTRAL_WITHIN else 0.0
+
+    def is_banned(self, now: float) -> bool:
+        """Whether nothing of this peer is accepted now."""
+        return now < self.banned_until
+
+    def is_forgotten(self, now: float) -> bool:
+        """Whether nothing is left that would distinguish this peer from a stranger."""
+        return self.at(now) == 0.0 and (self.bans == 0 or now >= self.banned_until + FORGIVEN_AFTER_SECONDS)
+
+    def after(self, rule: ScoreRule, now: float) -> PeerScore:
+        """The score after one event. While a peer is banned nothing changes."""
+        if self.is_banned(now):
+            return self
+        score = _moved(self.at(now), rule)
+        changed = replace(self, score=score, updated_at=max(now, self.updated_at))
+        return changed._banned(now) if score < BAN_BELOW and rule.weight < 0 else changed
+
+    def _banned(self, now: float) -> PeerScore:
+        bans = 0 if now >= self.banned_until + FORGIVEN_AFTER_SECONDS else self.bans
+        seconds = min(FIRST_BAN_SECONDS * 2.0 ** min(bans, 32), LONGEST_BAN_SECONDS)
+        return replace(self, banned_until=now + seconds, bans=bans + 1)
+
+
+def _moved(score: float, rule: ScoreRule) -> float:
+    """`score` plus the weight, but not beyond the rule's limit; a score that is beyond it already stays."""
+    if rule.weight >= 0:
+        return max(score, min(score + rule.weight, rule.limit))
+    return min(score, max(score + rule.weight, rule.limit))
+
+
+@dataclass(frozen=True)
+class PeerScores:
+    """The scores of all peers that are not neutral, at most `capacity`."""
+
+    entries: Mapping[NodeId, PeerScore] = field(default_factory=dict[NodeId, PeerScore])  # least recently changed first
+    capacity: int = MAX_PEERS
+
+    def report(self, peer: NodeId, reason: ScoreReason, now: float) -> PeerScores:
+        """The scores after one event."""
+        before = self.entries.get(peer, PeerScore())
+        after = before.after(RULES[reason], now)
+        if after is before:
+            return self
+        entries = dict(self.entries)
+        entries.pop(peer, None)
+        if len(entries) >= self.capacity:
+            del entries[_least_needed(entries, now)]
+        entries[peer] = after
+        return replace(self, entries=entries)
+
+    def score(self, peer: NodeId, now: float) -> float:
+        """0 is neutral, LOWEST_SCORE the worst."""
+        entry = self.entries.get(peer)
+        return 0.0 if entry is None else entry.at(now)
+
+    def is_banned(self, peer: NodeId, now: float) -> bool:
+        """Whether nothing of this peer is accepted now."""
+        entry = self.entries.get(peer)
+        return entry is not None and entry.is_banned(now)
+
+    def banned(self, now: float) -> tuple[NodeId, ...]:
+        """All peers banned now."""
+        return tuple(node for node, entry in self.entries.items() if entry.is_banned(now))
+
+
+def _least_needed(entries: Mapping[NodeId, PeerScore], now: float) -> NodeId:
+    """The peer whose entry is given up: forgotten ones first, then the longest unchanged that is not banned.
+
+    When all are banned it is the one whose ban ends first, so that strangers cannot push out bans with new names.
+    """
+    unbanned: NodeId | None = None
+    for node, entry in entries.items():
+        if entry.is_forgotten(now):
+            return node
+        if unbanned is None and not entry.is_banned(now):
+            unbanned = node
+    return unbanned or min(entries, key=lambda node: entries[node].banned_until)
 
 
 class Reputation:

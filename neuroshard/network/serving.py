@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.transport import (
     MAX_REASON_CHARACTERS,
     Admission,
@@ -15,7 +16,6 @@ from neuroshard.network.transport import (
     RequestRefusedError,
 )
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits
 
 REFUSED_KIND = "refused"
 MAX_WAITING_PER_SLOT = 4  # requests of a kind that may wait for each one that is answered

@@ -1,4 +1,4 @@
-"""The interfaces between rooms that talk to peers and whatever carries their messages."""
+"""The interfaces of the network (requests, gossip, directory), their errors, and the check of a directory record."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from neuroshard.errors import NeuroShardError
+from neuroshard.identity import DelegationExpiredError, MalformedClaimError, SignedClaim, VerifiedClaim, verify_claim
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.reputation import Reputation
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits
+
+
+class Requester(Protocol):
+    """The part of a Transport that a hop needs."""
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """See Transport.request."""
+        ...
+
 
 MAX_GOSSIP_BYTES = 64 * 1024
 MAX_REASON_CHARACTERS = 500
@@ -172,3 +184,35 @@ class Network:
     gossip: Gossip
     directory: Directory
     reputation: Reputation = field(default_factory=Reputation)
+
+
+RECORD_DOMAIN = "announcement"
+MAX_RECORD_BYTES = 16 * 1024
+RECORD_SECONDS = 3600.0  # older ones are gone; nodes announce themselves again well before
+
+RecordCheck: TypeAlias = Callable[[VerifiedClaim], bool]
+"""Whether a claim that holds says what a record must; only those who make and read records know that. Pure and fast."""
+
+
+def any_record(_claim: VerifiedClaim) -> bool:
+    """The check of a directory that does not care what its records say."""
+    return True
+
+
+def checked_record(owner: NodeId | None, record: bytes, now: float, accepts: RecordCheck = any_record) -> VerifiedClaim:
+    """The claim in a record that lies under `owner` (None: whoever signed it).
+
+    Raises DataError: ClaimTooLargeError, MalformedClaimError also for what `accepts` refuses, ForeignClaimError for a
+    record under another's name, SignatureError, ClaimExpiredError or DelegationExpiredError.
+    """
+    claim = SignedClaim.decode(record, MAX_RECORD_BYTES)
+    if now >= claim.delegation.expires_at:  # cheaper than the signatures
+        raise DelegationExpiredError(f"The delegation of node {claim.delegation.node_id} expired.")
+    verified = verify_claim(claim, RECORD_DOMAIN, now, owner, max_age_seconds=RECORD_SECONDS)
+    if not accepts(verified):
+        raise MalformedClaimError(f"The record of node {verified.node_id} does not say what a record must.")
+    return verified
+
+
+class NetworkFailedError(NeuroShardError):
+    """A background task of the network failed; the cause says how."""

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import cast
 
-from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.state_file import write_atomically
 from neuroshard.types import NodeId
 
 log = logging.getLogger(__name__)

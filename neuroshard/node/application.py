@@ -30,12 +30,11 @@ from neuroshard.node.startup_stages import LOADING, startup_stages
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.tasks import accompanied
 from neuroshard.node.update_watch import watch_for_updates
-from neuroshard.status.board import StatusBoard
-from neuroshard.status.commands import CommandChannel
+from neuroshard.pipeline.control import RequestedPause
+from neuroshard.runs.offer import RunOffer
+from neuroshard.status.board import CommandChannel, StatusBoard
 from neuroshard.status.snapshot import MemoryStatus, NodeState
-from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.telemetry.counters import Counters
-from neuroshard.training.control import PauseWish
 
 if TYPE_CHECKING:
     from neuroshard.node.demo import DemoOptions
@@ -75,7 +74,7 @@ class Beginning:
     loop: CommandLoop
     society: Society
     arrival: Arrival
-    wish: PauseWish
+    wish: RequestedPause
 
 
 class Application:
@@ -90,7 +89,7 @@ class Application:
         return trio.run(self._main)  # pyright: ignore[reportUnknownMemberType]
 
     async def _main(self) -> ExitReport:
-        place, wish = self._place, PauseWish()
+        place, wish = self._place, RequestedPause()
         settings, publisher = place.configuration.settings, Publisher(place.board)
         publisher.warn(*restore_pause(wish, settings.data_dir))
         if not settings.training:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from neuroshard.model.family import parameter_count
+from neuroshard.model.architecture import parameter_count
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.run_choice import FoundRun, NoRun, RunFinder
 from neuroshard.node.startup_stages import RUN
+from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import ModelStatus, NodeState, RunStatus
-from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.types import WalletId
 
 

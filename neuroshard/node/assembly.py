@@ -14,11 +14,12 @@ import anyio.to_thread
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.refresh import SourceWatch
 from neuroshard.data.source import FolderSource, ShardSource, open_source
+from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import NodeIdentity, Wallet
+from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.memory_limit import tier_mb
 from neuroshard.node.arrival import tell_run
 from neuroshard.node.cores import default_threads
@@ -35,10 +36,9 @@ from neuroshard.node.run_choice import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, N
 from neuroshard.node.stage_training import Ground
 from neuroshard.node.startup_stages import DATA, DEMO_DATA, HARDWARE, MODEL, RUN
 from neuroshard.node.tasks import accompanied
+from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import MemoryStatus, NodeState
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.training.compute import ComputeThread
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Assembly:
             self._memory,
             placing.swarm,
             self._sharing.shelf,
-            SourceWatch(data.genesis, run.parameters.genesis),
+            SourceMonitor(data.genesis, run.parameters.genesis),
             windows,
         )
         return ground, stages
@@ -136,7 +136,7 @@ class Assembly:
             raise UsageError("A trainer drives a run of others, and none was found.", HOW_TO_JOIN)
         self._tell_run(data.run, found)
         swarm = self._enter(data.run, fetcher.source.description).swarm
-        watch = SourceWatch(data.genesis, data.run.parameters.genesis)
+        watch = SourceMonitor(data.genesis, data.run.parameters.genesis)
         shelf = self._sharing.shelf
         return Ground(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, shelf, watch, ())
 

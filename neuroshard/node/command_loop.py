@@ -17,10 +17,10 @@ from neuroshard.errors import NeuroShardError, NotReadyError, StorageError
 from neuroshard.node.configuration import Configuration
 from neuroshard.node.kindness.kept_pause import keep_pause
 from neuroshard.node.stopping import StopRequest
-from neuroshard.status.board import StatusBoard
-from neuroshard.status.commands import (
-    Answer,
+from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause
+from neuroshard.status.board import (
     Command,
+    CommandAnswer,
     CommandChannel,
     CommandResult,
     Generate,
@@ -28,15 +28,15 @@ from neuroshard.status.commands import (
     Resume,
     SaveCheckpoint,
     Shutdown,
+    StatusBoard,
     UpdateSettings,
 )
-from neuroshard.status.kindness import Action, Decision
+from neuroshard.status.owner_policy import TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.control import PAUSED_BY_USER, PauseWish
 
 if TYPE_CHECKING:
     from neuroshard.node.stage_training import RunningNode
-    from neuroshard.training.loop import Trainer
+    from neuroshard.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class CommandLoop:
         board: StatusBoard,
         configuration: Configuration,
         stop: StopRequest,
-        wish: PauseWish,
+        wish: RequestedPause,
     ) -> None:
         """`wish` is obeyed by whatever trains next as well; what people ask for is kept for the next start."""
         self._channel = channel
@@ -60,7 +60,7 @@ class CommandLoop:
         self._configuration = configuration
         self._stop = stop
         self._wish = wish
-        self._decision = Decision()
+        self._decision = TrainingDecision()
         self._node: RunningNode | None = None
         self._is_between = False  # one set of stages and the next
         self._commanded = anyio.Event()
@@ -82,15 +82,15 @@ class CommandLoop:
         node.apply_settings(self._configuration.settings)
         self._throttle()
 
-    def obey(self, decision: Decision) -> None:
+    def obey(self, decision: TrainingDecision) -> None:
         """Let what the owner's rules say hold, from now on and for whatever trains next."""
         before = self._wish.holds, self._wish.reason
         self._decision = decision
         self._wish.expire()
-        self._wish.follow_rule(decision.reason if decision.action is Action.PAUSE else "", decision.until)
+        self._wish.follow_rule(decision.reason if decision.action is TrainingAction.PAUSE else "", decision.until)
         self._throttle()
         if self._node is not None and before != (self._wish.holds, self._wish.reason):
-            self._node.trainer.look_at_wish()
+            self._node.trainer.recheck_pause()
 
     def detach(self) -> None:
         """Until other stages are attached there is not."""
@@ -115,7 +115,7 @@ class CommandLoop:
         arrived, self._arrived = self._arrived, anyio.Event()
         arrived.set()
 
-    async def _answer(self, command: Command, answer: Future[Answer]) -> None:
+    async def _answer(self, command: Command, answer: Future[CommandAnswer]) -> None:
         if not answer.set_running_or_notify_cancel():
             return  # nobody waits for it any more
         try:
@@ -126,7 +126,7 @@ class CommandLoop:
             if not answer.done():  # cancelled, or a defect that ends the node: nobody may wait for ever
                 answer.set_exception(NotReadyError(STOPPING))
 
-    async def _carry_out(self, command: Command) -> Answer:
+    async def _carry_out(self, command: Command) -> CommandAnswer:
         if self._stop.reason is not None and not isinstance(command, Shutdown):
             raise NotReadyError(STOPPING)  # also before the status says so
         match command:

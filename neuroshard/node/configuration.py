@@ -9,7 +9,7 @@ from neuroshard.config.loading import LoadedSettings, Source, shown_value, sourc
 from neuroshard.config.saving import SavedSettings, save_settings
 from neuroshard.config.settings import Settings
 from neuroshard.model.memory_limit import Bounds
-from neuroshard.status.commands import CommandResult
+from neuroshard.status.board import CommandResult
 from neuroshard.types import JsonValue
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from neuroshard.config.atomic_write import write_atomically
-from neuroshard.config.put_aside import put_aside
-from neuroshard.identity.canonical import parse_json
+from neuroshard.config.state_file import set_damaged_aside, write_atomically
+from neuroshard.identity.strict_json import parse_json
 from neuroshard.node.publisher import Publisher
 from neuroshard.status.board import StatusBoard
-from neuroshard.status.contribution import Work
+from neuroshard.status.history import WorkDone
 from neuroshard.status.snapshot import NodeState, NodeStatus
-from neuroshard.telemetry.contribution import ContributionRecord
+from neuroshard.telemetry.work_history import WorkHistory
 from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ class WorkMeter:
         self._bytes = (0, 0)
         self._counts: tuple[LayerRange | None, int, int] | None = None  # layers, steps, tokens; None: of no trainer
 
-    def look(self, status: NodeStatus) -> Work | None:
+    def look(self, status: NodeStatus) -> WorkDone | None:
         """What was done since the last look; None when nothing was.
 
         What a trainer restores or inherits is no work: its counts begin with those it has when it leaves its start-up.
@@ -50,7 +49,7 @@ class WorkMeter:
         sent, received = status.network.bytes_sent, status.network.bytes_received
         before, self._bytes = self._bytes, (sent, received)
         is_training = status.state is NodeState.TRAINING and not status.is_standing_by
-        work = Work(
+        work = WorkDone(
             status.time,
             tokens,
             steps,
@@ -59,7 +58,7 @@ class WorkMeter:
             min(max(elapsed, 0.0), MOST_ELAPSED_SECONDS) if is_training else 0.0,
             status.training.loss_ema if tokens else None,
         )
-        return work if work != Work(status.time) else None
+        return work if work != WorkDone(status.time) else None
 
     def _advance(self, status: NodeStatus) -> tuple[int, int]:
         """Steps and tokens since the last look at the same trainer."""
@@ -135,12 +134,12 @@ class ContributionKeeper:
         self._is_saved, self._has_failed = True, False
 
 
-def read_record(path: Path) -> tuple[ContributionRecord, tuple[str, ...]]:
+def read_record(path: Path) -> tuple[WorkHistory, tuple[str, ...]]:
     """The record of earlier starts, and warnings. One that cannot be read is put aside, and a new one begins."""
     try:
         with path.open("rb") as file:
-            return ContributionRecord.from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES)), ()
+            return WorkHistory.from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES)), ()
     except FileNotFoundError:
-        return ContributionRecord(), ()
+        return WorkHistory(), ()
     except (OSError, ValueError) as error:
-        return ContributionRecord(), (put_aside(path, str(error), "a new record of your contribution begins"),)
+        return WorkHistory(), (set_damaged_aside(path, str(error), "a new record of your contribution begins"),)

@@ -13,16 +13,15 @@ from typing import Any, TypeVar
 import anyio
 
 from neuroshard.config.run_parameters import GenesisPins
+from neuroshard.data.data_set import Genesis, open_genesis, pinned_part
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.layout import MANIFEST_NAME
-from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, UNKNOWN_SOURCE, ManifestTrust, parse_manifest
-from neuroshard.data.intake import FileRequest
-from neuroshard.data.opening import Genesis, open_genesis, pinned_part
+from neuroshard.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, UNKNOWN_SOURCE, ManifestTrust, parse_manifest
 from neuroshard.data.source import FolderSource, open_source
 from neuroshard.data.tokenizer import TokenizerTable
+from neuroshard.data.transfer import FileRequest
 from neuroshard.errors import DataError, DataUnavailableError
+from neuroshard.model.memory_limit import planned_bytes
 from neuroshard.model.memory_need import MEGABYTE, PROCESS_BYTES
-from neuroshard.model.network_memory import planned_bytes
 from neuroshard.node.own_run import OwnRun, OwnRuns
 from neuroshard.node.tasks import accompanied
 

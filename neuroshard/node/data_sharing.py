@@ -10,19 +10,16 @@ from random import Random
 
 import anyio
 
-from neuroshard.data.opened_file import OpenedFile
-from neuroshard.data.shard_ranges import has_shard
+from neuroshard.data.assignment import has_shard
+from neuroshard.data.transfer import OpenedFile
+from neuroshard.exchange.data_files import DATA, PARTS_AT_ONCE, REQUEST_LIMITS, DataClient, DataServer, DataStore
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.messages import Frame
 from neuroshard.network import Network, RequestRefusedError, ScoreReason
 from neuroshard.node.dialled_requests import DialledRequests
 from neuroshard.node.libp2p_opening import upload_limit
 from neuroshard.node.society import Society
-from neuroshard.swarm.data_sharing.asker import DataAsker
-from neuroshard.swarm.data_sharing.frames import DATA, REQUEST_LIMITS
-from neuroshard.swarm.data_sharing.giver import PARTS_AT_ONCE, DataGiver
-from neuroshard.swarm.data_sharing.shelf import DataShelf
-from neuroshard.swarm.membership import Membership
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 
 _SHARD = re.compile(r"shard_([0-9]{1,9})\.pt", re.ASCII)
 
@@ -31,16 +28,16 @@ _SHARD = re.compile(r"shard_([0-9]{1,9})\.pt", re.ASCII)
 class Exchange:
     """Both directions, once the run is known."""
 
-    giver: DataGiver
-    asker: DataAsker
+    giver: DataServer
+    asker: DataClient
 
 
 class DataSharing:
-    """One for a node; as OtherGivers it gives nothing before the run is known."""
+    """One for a node; as AlternativeSource it gives nothing before the run is known."""
 
     def __init__(self, society: Society, store: Path, random: Random | None = None) -> None:
         """`store`: where the descriptions of data sets are kept."""
-        self.shelf = DataShelf(store)
+        self.shelf = DataStore(store)
         self._society = society
         self._random = random or Random()  # noqa: S311 - whom to ask first, no secret
         self._exchange: Exchange | None = None
@@ -61,12 +58,12 @@ class DataSharing:
         await anyio.sleep_forever()
 
     def may_have(self, name: str, address: str) -> bool:
-        """See OtherGivers."""
+        """See AlternativeSource."""
         exchange = self._known()
         return exchange is not None and exchange.asker.may_have(name, address)
 
     def open(self, name: str, address: str) -> AbstractAsyncContextManager[OpenedFile]:
-        """See OtherGivers."""
+        """See AlternativeSource."""
         exchange = self._known()
         if exchange is None:
             raise AssertionError("nobody may have it")
@@ -82,9 +79,9 @@ class DataSharing:
         society = self._society
         if self._exchange is None and society.participant is not None and society.served is not None:
             membership, run_id = society.participant.membership, society.served.run_id
-            giver = DataGiver(run_id, self.shelf.find, membership.knows, report=self._report)
+            giver = DataServer(run_id, self.shelf.find, membership.knows, report=self._report)
             giver.limit_upload(upload_limit(society.settings))
-            asker = DataAsker(
+            asker = DataClient(
                 run_id,
                 DialledRequests(society.networking, membership),
                 lambda name: holders(membership, name),

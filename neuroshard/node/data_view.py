@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from neuroshard.data.refresh import SourceWatch
-from neuroshard.data.shard_ranges import copies_by_cell, held_somewhere
+from neuroshard.data.assignment import copies_by_cell, covered_shard_count
+from neuroshard.data.source_monitor import SourceMonitor
+from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.node.society import Society
 from neuroshard.status.data import DataCoverage, DataStatus
-from neuroshard.swarm.global_view import GlobalView
 from neuroshard.types import NodeId, ShardRange
 
 COVERAGE_SECONDS = 2.0  # between two; adding up the reports of a thousand nodes takes some milliseconds
@@ -21,7 +21,7 @@ class DataView:
 
     def __init__(
         self,
-        watch: SourceWatch,
+        watch: SourceMonitor,
         society: Society,
         total_shards: int,
         clock: Callable[[], float] = time.monotonic,
@@ -47,4 +47,4 @@ def coverage_of(view: GlobalView, node_id: NodeId, own: Sequence[ShardRange], to
     """Which shards the nodes of a run have: `own` are those of this node now, the others' are in their reports."""
     others = (member.report.cached for node, member in view.members.items() if node != node_id)
     held = [ranges for ranges in (own, *others) if ranges]
-    return DataCoverage(len(held), held_somewhere(held, total_shards), copies_by_cell(held, total_shards))
+    return DataCoverage(len(held), covered_shard_count(held, total_shards), copies_by_cell(held, total_shards))

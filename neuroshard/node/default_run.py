@@ -9,10 +9,10 @@ import anyio
 
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.intake import FileRequest
+from neuroshard.data.transfer import FileRequest
 from neuroshard.errors import DataError
 from neuroshard.identity import SignatureError, Signer, canonical_json, parse_json, sign_json, verify_json
-from neuroshard.identity.fields import exact_object, hex_field, text_field
+from neuroshard.identity.strict_json import exact_object, hex_field, text_field
 from neuroshard.types import JsonValue, RunId
 
 log = logging.getLogger(__name__)

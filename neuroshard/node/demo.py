@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
+from neuroshard.dataset import BuiltGenesis, FolderText, GenesisServer, StandardLibraryText, build_genesis
+from neuroshard.dataset.build_text import StageProgress
 from neuroshard.errors import StorageError
-from neuroshard.genesis import BuiltGenesis, FolderText, GenesisServer, StandardLibraryText, build_genesis
-from neuroshard.genesis.documents import StageProgress
 from neuroshard.identity import Wallet
 
 DEMO_FOLDER = "demo"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import anyio
 
 from neuroshard.errors import NeuroShardError
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.node.networking import Networking
-from neuroshard.swarm.membership import Membership
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits
 
 DIAL_SECONDS = 10.0
 

@@ -12,9 +12,9 @@ from neuroshard.data.feed import DataFeed
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.identity import NodeIdentity
-from neuroshard.model.family import parameter_count
+from neuroshard.model.architecture import parameter_count
+from neuroshard.model.memory_limit import least_limit_mb, planned_bytes
 from neuroshard.model.memory_need import MEGABYTE, driving_bytes
-from neuroshard.model.network_memory import least_limit_mb, planned_bytes
 from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
 from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.record_keeper import RecordKeeper
@@ -24,15 +24,13 @@ from neuroshard.node.sample_keeper import SampleKeeper, author_of
 from neuroshard.node.stage_training import MOST_IN_FLIGHT, Ground, RunningNode
 from neuroshard.node.startup_stages import FIRST_STEP
 from neuroshard.node.texts import text_generator
+from neuroshard.pipeline.control import RequestedPause
+from neuroshard.pipeline.routing import SwarmRouting, replica_choice
 from neuroshard.status.snapshot import ModelStatus
-from neuroshard.training.control import PauseWish
-from neuroshard.training.drive_store import DriveStore
-from neuroshard.training.journaled_feed import JournaledFeed
-from neuroshard.training.loop import Trainer
-from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
+from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.record import TrainingRecord
-from neuroshard.training.replica_choice import replica_choice
-from neuroshard.training.swarm_routing import SwarmRouting
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import Role
 
 
@@ -43,7 +41,7 @@ def begin_driving(
     publisher: Publisher,
     startup: StartupProgress,
     *,
-    wish: PauseWish,
+    wish: RequestedPause,
 ) -> RunningNode:
     """The parts of a trainer. Raises StorageError, TooLittleMemoryError."""
     parameters, architecture = ground.run.parameters, ground.run.parameters.architecture
@@ -58,8 +56,10 @@ def begin_driving(
     feed, cache = _feed(ground, settings, identity, record)
     choice = replica_choice(parameters.routing, identity.node_id, ground.swarm.lane_root)
     routing = SwarmRouting(parameters.stage_count, ground.swarm.workers, ground.swarm.hop, choice, ground.swarm.missing)
-    journaled = JournaledFeed(feed, store.note_position)
-    driving = Driving(identity.node_id, journaled, routing, in_flight, first_session=store.first_session(time.time()))
+    journaled = WriteAheadFeed(feed, store.note_position)
+    driving = DriverParts(
+        identity.node_id, journaled, routing, in_flight, first_session=store.first_session(time.time())
+    )
     generator = text_generator(architecture, Tokenizer(ground.data.table), ground.swarm, ground.compute, ())
     trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record], wish=wish)
     if wish.holds:

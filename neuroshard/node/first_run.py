@@ -11,15 +11,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from neuroshard.api.hosts import dashboard_url, is_loopback
-from neuroshard.api.secret import load_or_create_secret
+from neuroshard.api.access import entry_address, load_or_create_secret
+from neuroshard.api.address import dashboard_url, is_loopback
+from neuroshard.api.app import SetupContext, create_setup_app
 from neuroshard.api.server import ApiServer, bind
-from neuroshard.api.setup.app import SetupContext, create_setup_app
-from neuroshard.api.setup.desk import Finished, SetupDesk, Surroundings
-from neuroshard.api.setup.entry import entry_address
-from neuroshard.config.data_dir import prepare_data_dir
-from neuroshard.config.first_settings import FirstSettings, store_first_settings
+from neuroshard.api.setup import Finished, SetupDraft, SetupFacts
+from neuroshard.config.folders import prepare_data_dir
+from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.config.loading import LoadedSettings, read_config
+from neuroshard.config.saving import FirstSettings, store_first_settings
 from neuroshard.config.settings import SECRET_KEYS, Settings
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError, UsageError
 from neuroshard.model.memory_limit import available_mb, probe_memory
@@ -29,7 +29,6 @@ from neuroshard.node.desktop import can_show_pages, open_browser_at
 from neuroshard.node.outside_requests import outside_requests
 from neuroshard.node.seat import Seat, show_first_instance
 from neuroshard.node.stopping import StopRequest
-from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
 
 LOOPBACK = "127.0.0.1"
 WAIT_SECONDS = 0.2  # how often the main thread looks up, so that signals work on Windows as well
@@ -129,16 +128,16 @@ def _places() -> tuple[Place, ...] | str:
         return error.message
 
 
-def surroundings_of(places: tuple[Place, ...] | str) -> Surroundings:
+def surroundings_of(places: tuple[Place, ...] | str) -> SetupFacts:
     """What the wizard tells of this computer; `places` are those of autostart, or why there are none."""
     measured = {"memory": available_mb(probe_memory(), None), "cpu_threads": default_threads()}
     if isinstance(places, str):
-        return Surroundings(measured, autostart_possible=False, autostart_how=places)
+        return SetupFacts(measured, autostart_possible=False, autostart_how=places)
     try:
         now = status(places)
     except StorageError as error:  # no reason not to set the node up
-        return Surroundings(measured, autostart_possible=False, autostart_how=str(error))
-    return Surroundings(measured, autostart_possible=True, autostart_how=f"{now.kind} {now.path}")
+        return SetupFacts(measured, autostart_possible=False, autostart_how=str(error))
+    return SetupFacts(measured, autostart_possible=True, autostart_how=f"{now.kind} {now.path}")
 
 
 class _FirstRun:
@@ -154,7 +153,7 @@ class _FirstRun:
         self._loaded, self._load = loaded, load
         self._autostart = _places()
         self._ended = threading.Event()
-        self.desk = SetupDesk(loaded, surroundings_of(self._autostart), self._finish)
+        self.desk = SetupDraft(loaded, surroundings_of(self._autostart), self._finish)
 
     def wait(self) -> None:
         """Until it is finished or stopped, or its page was closed long ago: no process is left behind."""

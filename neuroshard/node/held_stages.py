@@ -6,14 +6,14 @@ import json
 import logging
 from pathlib import Path
 
-from neuroshard.config.atomic_write import write_atomically
-from neuroshard.config.data_dir import make_folder
+from neuroshard.config.folders import make_folder
+from neuroshard.config.state_file import write_atomically
 from neuroshard.identity import NodeIdentity
-from neuroshard.identity.canonical import parse_json
-from neuroshard.model.stage_plan import plan_of
+from neuroshard.identity.strict_json import parse_json
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import plan_of
 from neuroshard.node.own_run import OwnRun
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.training.checkpoint.store import stage_folder
+from neuroshard.state.checkpoint_store import stage_folder
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from neuroshard.network import ScoreReason
 from neuroshard.node.confirmed_holders import ASK_AGAIN_SECONDS
 from neuroshard.node.lost_nodes import DISBELIEF_SECONDS
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.training.transfer.errors import DonorError
-from neuroshard.training.transfer.standings import standing_of
+from neuroshard.state.replica_status import query_status
+from neuroshard.state.transfer_messages import DonorError
 from neuroshard.types import NodeId
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class HolderWatch:
     async def _ask(self, node: NodeId, stage: int, confirmed: list[tuple[NodeId, int]]) -> None:
         self._asked_at[node, stage] = anyio.current_time()
         try:
-            standing = await standing_of(self.swarm.asking, self.swarm.name_of(stage), node)
+            standing = await query_status(self.swarm.asking, self.swarm.name_of(stage), node)
         except DonorError:
             self._does_not_answer(node, stage)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from neuroshard.config.data_dir import NodePaths
+from neuroshard.config.folders import NodePaths
 from neuroshard.config.loading import LoadedSettings, read_token
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 

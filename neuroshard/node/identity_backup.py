@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from neuroshard.config.atomic_write import sync_folder, write_atomically
-from neuroshard.config.data_dir import NodePaths, prepare_data_dir
-from neuroshard.config.first_settings import TOKEN_FILE
+from neuroshard.config.folders import NodePaths, prepare_data_dir
 from neuroshard.config.loading import LoadedSettings, load_settings, read_token
-from neuroshard.config.saving import save_settings
+from neuroshard.config.saving import TOKEN_FILE, save_settings
+from neuroshard.config.state_file import sync_folder, write_atomically
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError
 from neuroshard.identity import NodeKey, Wallet, parse_token
 from neuroshard.identity.backup import MAX_BACKUP_BYTES, Identity, seal, unseal

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from neuroshard.config.atomic_write import write_atomically
-from neuroshard.config.data_dir import make_folder
+from neuroshard.config.folders import make_folder
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import DataError, StorageError
-from neuroshard.swarm.run_offer import (
+from neuroshard.runs.offer import (
     MAX_OFFER_BYTES,
     OfferChoice,
     RunOffer,

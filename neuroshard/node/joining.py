@@ -12,27 +12,23 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from neuroshard.consensus.sync_strategies import parts_of, snapshot_layout
+from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.errors import StorageError
 from neuroshard.network import ScoreReason
+from neuroshard.network.blocking import BlockingRunner
 from neuroshard.node.copy_order import likely_keepers
 from neuroshard.node.stage_swarm import GONE, StageSwarm
 from neuroshard.node.tasks import accompanied
-from neuroshard.swarm.offload import Offload
-from neuroshard.swarm.schedule import may_download_averaged
-from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
+from neuroshard.state.outer_state import outer_root
+from neuroshard.state.receiver import ReceivedState, StateReceiver
+from neuroshard.state.replica_status import ReplicaStatus, choose_donor, query_statuses
+from neuroshard.state.schedule import may_download_averaged
+from neuroshard.state.transfer_messages import ANY, ANY_AGE, DonorError, LyingDonorError, SnapshotManifest, StageName
 from neuroshard.training.record import StageIdentity
-from neuroshard.training.rounds.vote_book import KEPT_STEPS, ROUNDS_FOLDER, FolderBook
-from neuroshard.training.strategy import parts_of
-from neuroshard.training.transfer.download import Progress, StageFile
-from neuroshard.training.transfer.errors import DonorError, LyingDonorError
-from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.install import install
-from neuroshard.training.transfer.layout import outer_root, snapshot_layout
-from neuroshard.training.transfer.manifest import ANY, ANY_AGE, SnapshotManifest
-from neuroshard.training.transfer.partial_file import PartialFile
-from neuroshard.training.transfer.receiver import Received, Receiver
-from neuroshard.training.transfer.standing import Standing, best_of
-from neuroshard.training.transfer.standings import standings_of
+from neuroshard.training.state_transfer import install
 from neuroshard.types import LayerRange, NodeId
 
 log = logging.getLogger(__name__)
@@ -59,7 +55,7 @@ class Joining:
     tell: Tell
     expects_others: bool = True  # a run that this node was invited to
     may_catch_up: bool = False  # with rounds that ended while it was away, by their aggregates
-    offload: Offload = anyio.to_thread.run_sync
+    offload: BlockingRunner = anyio.to_thread.run_sync
     tell_percent: Callable[[int], None] = lambda _: None  # of the state that is fetched
     _liars: set[NodeId] = field(default_factory=set[NodeId])
     _waits_since: float | None = None  # for a young step
@@ -69,7 +65,7 @@ class Joining:
         self._layout = snapshot_layout(self.identity.architecture, layers, self.swarm.outer)
         file = StageFile(self.swarm.name_of(layers), self.identity.architecture, self._layout)
         self._stage = file.stage
-        self._receiver = Receiver(self.swarm.asking, file)
+        self._receiver = StateReceiver(self.swarm.asking, file)
 
     async def prepare(self) -> bool:
         """Return when this node may train: with a state of its own that is good, or one it has fetched, or a new run.
@@ -82,9 +78,9 @@ class Joining:
             await self._hear_of_others()
         while True:
             asked = candidates(self.swarm, self.identity.layers)
-            standings = await standings_of(self.swarm.asking, self._stage, asked)
+            standings = await query_statuses(self.swarm.asking, self._stage, asked)
             standings |= local_copy(self.swarm, self._stage)
-            best = best_of({node: told for node, told in standings.items() if node not in self._liars}, own)
+            best = choose_donor({node: told for node, told in standings.items() if node not in self._liars}, own)
             if best is None:
                 if own is not None or not was_trained(self.swarm):
                     return own is not None
@@ -95,7 +91,7 @@ class Joining:
                 return True
             await anyio.sleep(LOOK_SECONDS)
 
-    async def _may_go_on(self, own: Standing | None, best: Standing) -> bool:
+    async def _may_go_on(self, own: ReplicaStatus | None, best: ReplicaStatus) -> bool:
         """Whether the rounds between the own state and the best are few, and the first can be asked for.
 
         This node knows its end, or its voters by the certificate before. Then it trains on from its own state and takes
@@ -106,10 +102,10 @@ class Joining:
         kept = KEPT_STEPS * parts_of(self.swarm.versions.at(own.outer_step).outer)
         if not 0 < best.outer_step - own.outer_step <= kept:
             return False
-        ended = await self.offload(FolderBook(self.store.folder / ROUNDS_FOLDER).ended)
+        ended = await self.offload(FileVoteLog(self.store.folder / ROUNDS_FOLDER).ended)
         return any(own.root in (certificate.value.root, certificate.value.next_root) for certificate in ended)
 
-    def _may_begin(self, best: Standing, standings: Iterable[Standing]) -> bool:
+    def _may_begin(self, best: ReplicaStatus, standings: Iterable[ReplicaStatus]) -> bool:
         """Whether to fetch the best state now: averaged gradients change all of it at every step.
 
         That of a lone node at once: its steps wait for whoever fetches it.
@@ -131,7 +127,7 @@ class Joining:
             while len(self.swarm.membership.view.members.keys() - {self.swarm.node_id}) == 0:
                 await anyio.sleep(HEAR_SECONDS)
 
-    async def _joined(self, first: NodeId, standings: Mapping[NodeId, Standing]) -> bool:
+    async def _joined(self, first: NodeId, standings: Mapping[NodeId, ReplicaStatus]) -> bool:
         """Fetch and install the state; whether it worked."""
         try:
             await self.offload(partial(self.store.ensure_room, self._layout.file_bytes))
@@ -149,7 +145,7 @@ class Joining:
             return True
         return False
 
-    async def _fetched(self, first: NodeId, standings: Mapping[NodeId, Standing]) -> Received:
+    async def _fetched(self, first: NodeId, standings: Mapping[NodeId, ReplicaStatus]) -> ReceivedState:
         preferred, name = ANY, self.store.folder / PARTIAL_NAME
         with suppress(OSError):
             preferred = await self.offload(partial(name.read_text, encoding="ascii"))
@@ -185,7 +181,7 @@ class Joining:
             self.tell_percent(100 * progress.bytes_done // max(1, progress.bytes_total))
             await anyio.sleep(TELL_SECONDS)
 
-    def _own_standing(self) -> Standing | None:
+    def _own_standing(self) -> ReplicaStatus | None:
         """Of the newest checkpoint, if steps were made; blocks."""
         generations = self.store.generations()
         if not generations or generations[0].step == 0:
@@ -197,7 +193,7 @@ class Joining:
             root = outer_root(tensors, self._layout, newest.outer_step)
         except OSError:
             root = ""  # the restore will tell what is wrong with it
-        return Standing(is_live=True, steps=newest.step, outer_step=newest.outer_step, root=root)
+        return ReplicaStatus(is_live=True, steps=newest.step, outer_step=newest.outer_step, root=root)
 
     def _own_files(self) -> list[Path]:
         """Files that may hold some of the chunks already; blocks."""
@@ -222,11 +218,11 @@ def was_trained(swarm: StageSwarm) -> bool:
 async def is_obtainable(swarm: StageSwarm, stage: int) -> bool:
     """Whether somebody who answers has a stage's state, or it does not exist yet."""
     name = swarm.name_of(stage)
-    standings = await standings_of(swarm.asking, name, candidates(swarm, name.layers)) | local_copy(swarm, name)
-    return best_of(standings) is not None or not was_trained(swarm)
+    standings = await query_statuses(swarm.asking, name, candidates(swarm, name.layers)) | local_copy(swarm, name)
+    return choose_donor(standings) is not None or not was_trained(swarm)
 
 
-def local_copy(swarm: StageSwarm, stage: StageName) -> dict[NodeId, Standing]:
+def local_copy(swarm: StageSwarm, stage: StageName) -> dict[NodeId, ReplicaStatus]:
     """The copy of the stage that this node keeps itself."""
     standing = swarm.donor.standing(stage)
     return {} if standing is None or standing.is_live else {swarm.node_id: standing}
@@ -261,7 +257,7 @@ def _named(layers: LayerRange) -> str:
     return f"Layers {layers.start + 1}-{layers.stop}"
 
 
-def _told(layers: LayerRange, progress: Progress) -> str:
+def _told(layers: LayerRange, progress: DownloadProgress) -> str:
     done, total = progress.bytes_done / 1e6, progress.bytes_total / 1e6
     what = f"Fetching layers {layers.start + 1}-{layers.stop} from others"
     if total == 0:

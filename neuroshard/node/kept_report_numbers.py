@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from neuroshard.config.atomic_write import write_atomically
-from neuroshard.config.data_dir import make_folder
-from neuroshard.swarm.report_numbers import ReportNumbers
+from neuroshard.config.folders import make_folder
+from neuroshard.config.state_file import write_atomically
+from neuroshard.membership.reports import ReportNumbers
 
 log = logging.getLogger(__name__)
 

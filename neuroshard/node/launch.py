@@ -12,12 +12,13 @@ from contextlib import ExitStack
 from dataclasses import asdict
 
 from neuroshard import __version__
+from neuroshard.api.access import load_or_create_secret
+from neuroshard.api.address import dashboard_url
 from neuroshard.api.app import create_app
 from neuroshard.api.context import ApiContext
-from neuroshard.api.hosts import dashboard_url
-from neuroshard.api.secret import load_or_create_secret
 from neuroshard.api.server import ApiServer, bind
-from neuroshard.config.data_dir import prepare_data_dir
+from neuroshard.config.folders import prepare_data_dir
+from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.config.loading import LoadedSettings
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NeuroShardError
@@ -30,15 +31,11 @@ from neuroshard.node.outside_requests import outside_requests
 from neuroshard.node.seat import Seat, show_first_instance
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.summary import summary
-from neuroshard.status.board import StatusBoard
-from neuroshard.status.commands import CommandChannel
-from neuroshard.status.paths import PathsStatus
-from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus
+from neuroshard.status.board import CommandChannel, StatusBoard
+from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus, PathsStatus
 from neuroshard.telemetry.counters import Counters
-from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, configure_logging
+from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, LogRing, configure_logging
 from neuroshard.telemetry.redaction import Redactor
-from neuroshard.telemetry.ring import LogRing
-from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
 
 log = logging.getLogger(__name__)
 

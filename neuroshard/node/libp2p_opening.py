@@ -6,15 +6,14 @@ from contextlib import AbstractAsyncContextManager
 
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
-from neuroshard.model.memory_limit import available_mb, probe_memory
-from neuroshard.model.network_memory import network_memory
+from neuroshard.membership.claim_intake import is_announcement
+from neuroshard.model.memory_limit import available_mb, network_memory, probe_memory
 from neuroshard.network import Network, Reputation
-from neuroshard.network.budget import frame_budget
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
-from neuroshard.network.libp2p.receive_memory import ReceiveLimits
-from neuroshard.network.outside_ports import OutsidePorts
+from neuroshard.network.libp2p.peer_limits import ReceiveLimits
+from neuroshard.network.limits import frame_budget
+from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.node.networking import NetworkOpener
-from neuroshard.swarm.claim_kinds import is_announcement
 
 PEERS_FILE = "network/peers.json"
 BITS_PER_BYTE = 8
@@ -31,7 +30,7 @@ def memory_limit_mb(settings: Settings) -> int:
 
 
 def libp2p_opener(
-    settings: Settings, identity: NodeIdentity, outside: OutsidePorts | None = None, *, serves_others: bool = False
+    settings: Settings, identity: NodeIdentity, outside: ExternalAddresses | None = None, *, serves_others: bool = False
 ) -> NetworkOpener:
     """Opens libp2p networks with the owner's limits. `serves_others`: as a relay of nodes that cannot be dialled.
 
@@ -55,7 +54,7 @@ def libp2p_opener(
     return opened
 
 
-def network_parts(limit_mb: int, reputation: Reputation, outside: OutsidePorts | None = None) -> NetworkParts:
+def network_parts(limit_mb: int, reputation: Reputation, outside: ExternalAddresses | None = None) -> NetworkParts:
     """What one network gets from the rest of the node, which may use so much memory in all."""
     memory = network_memory(limit_mb)
     return NetworkParts(

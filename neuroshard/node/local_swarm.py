@@ -13,10 +13,10 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
-from neuroshard.api.hosts import dashboard_url
-from neuroshard.config.program import this_program
+from neuroshard.api.address import dashboard_url
+from neuroshard.config.folders import this_program
+from neuroshard.config.instance_lock import read_lock_owner
 from neuroshard.node.demo import WALLET_FILE, demo_token
-from neuroshard.training.checkpoint.lock import read_lock_owner
 from neuroshard.types import RunId
 
 log = logging.getLogger(__name__)

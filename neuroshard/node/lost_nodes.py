@@ -6,7 +6,7 @@ from typing import cast
 
 import anyio
 
-from neuroshard.swarm.membership import Membership
+from neuroshard.membership.swarm_view import Membership
 from neuroshard.types import NodeId
 
 DISBELIEF_SECONDS = 600.0  # at most, whatever such a node reports meanwhile

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from neuroshard.errors import NetworkRefusedError, NeuroShardError
 from neuroshard.network import Network
-from neuroshard.network.bulk_gate import BulkGate, GatedTransport
+from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
 from neuroshard.node.address_book import AddressBook, KnownAddress, remember_addresses, remembered_addresses
 from neuroshard.node.supervisor import keep_running
 from neuroshard.status.snapshot import NetworkState
@@ -47,7 +47,7 @@ class Networking:
         peers_file: Path,
         given: Sequence[str] = (),
         loopback_only: bool = False,
-        gate: BulkGate | None = None,
+        gate: TransferPolicy | None = None,
     ) -> None:
         """What is large passes `gate`."""
         self.book = AddressBook(node_id)
@@ -61,7 +61,7 @@ class Networking:
         self._works: list[NetworkWork] = []
         self._failure = ""
         self._was_up = False
-        self.gate = gate or BulkGate()
+        self.gate = gate or TransferPolicy()
         self._forbidden = ""
         self._living: anyio.CancelScope | None = None
 
@@ -148,7 +148,7 @@ class Networking:
             async with self._open() as network:
                 scope.shield = True
                 if not leave.is_set():
-                    gated = replace(network, transport=GatedTransport(network.transport, self.gate))
+                    gated = replace(network, transport=PolicyTransport(network.transport, self.gate))
                     self._network, self._failure, self._was_up = gated, "", True
                     self._wake()
                 await leave.wait()

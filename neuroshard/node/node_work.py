@@ -6,7 +6,7 @@ from functools import partial
 
 import anyio
 
-from neuroshard.data import descriptions
+from neuroshard.data.storage import METADATA_FOLDER
 from neuroshard.node.application import Beginning, Workplace
 from neuroshard.node.assembly import Assembly
 from neuroshard.node.data_sharing import DataSharing
@@ -36,7 +36,7 @@ class NodeWork:
         place, beginning = self._place, self._beginning
         publisher, society, startup = beginning.publisher, beginning.society, beginning.startup
         settings, wish = place.configuration.settings, beginning.wish
-        sharing = DataSharing(society, settings.paths.data_cache / descriptions.FOLDER)
+        sharing = DataSharing(society, settings.paths.data_cache / METADATA_FOLDER)
         society.networking.attach(sharing.live)
         assembly = Assembly(
             settings=settings,

@@ -16,7 +16,7 @@ from neuroshard.node.stage_training import RunningNode
 from neuroshard.node.standby import Standby
 from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus
 from neuroshard.telemetry.counters import Counters
-from neuroshard.training.view import TrainerSnapshot
+from neuroshard.training.trainer import TrainerSnapshot
 
 PUBLISH_SECONDS = 0.5
 RESTING_SECONDS = 2.0  # a paused node's numbers hardly change; what it does next is told at once
@@ -60,7 +60,7 @@ class Observer:
         idle = self._idle_sentence(seen)
         if seen.state is not self._told:
             self._told = seen.state
-            self._society.speak_soon()
+            self._society.report_soon()
         memory = replace(self._node.memory, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
         self._publisher.change(
             state=seen.state,

@@ -11,12 +11,12 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuroshard.config.atomic_write import write_atomically
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import DataError, StorageError
 from neuroshard.identity import SignedRunParameters, Wallet, hash_parts
 from neuroshard.node.joined_runs import JoinedRuns
-from neuroshard.swarm.run_offer import RunOffer, better_of
+from neuroshard.runs.offer import RunOffer, better_of
 from neuroshard.types import RunId
 
 log = logging.getLogger(__name__)

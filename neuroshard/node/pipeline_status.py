@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.membership.stage_coverage import StageRange, layers_of, missing_sentence
+from neuroshard.model.architecture import StagePlan
 from neuroshard.network import Network
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.stage_swarm import AT_WORK, GONE, HOLDING, StageSwarm
-from neuroshard.status.pipeline import PipelineFlow, PipelineStage, PipelineStatus, SecondCopy
+from neuroshard.status.pipeline import PipelineFlow, PipelineStage, PipelineStatus, StateCopyStatus
 from neuroshard.status.snapshot import NodeState, NodeStatus
-from neuroshard.swarm.stage_coverage import StageRange, layers_of, missing_sentence
 from neuroshard.types import LayerRange, NodeId
 
 LOOK_SECONDS = 1.0
@@ -83,19 +83,19 @@ def pipeline_status(
     return PipelineStatus(stages, missing_sentence(missing), flow)
 
 
-def _copy_of(swarm: StageSwarm, stage: PipelineStage) -> SecondCopy | None:
+def _copy_of(swarm: StageSwarm, stage: PipelineStage) -> StateCopyStatus | None:
     """By the word of its single holder."""
     holder = next(iter((*stage.ready, *stage.paused)), None)
     if not stage.has_single_holder:
         return None
     if holder == swarm.node_id:
         standing = swarm.donor.standing(swarm.name_of(stage.index))
-        return None if standing is None or not standing.is_live else SecondCopy(standing.copied_seconds)
+        return None if standing is None or not standing.is_live else StateCopyStatus(standing.copied_seconds)
     told = swarm.told_copies.get(stage.index)
     if told is None or told.holder != holder:
         return None
     age = None if told.age_seconds is None else told.age_seconds + anyio.current_time() - told.told_at
-    return SecondCopy(age)
+    return StateCopyStatus(age)
 
 
 async def tell_stages(

@@ -11,15 +11,14 @@ import anyio
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.errors import TooLittleMemoryError
-from neuroshard.model.memory_limit import MEGABYTE, TIER_MB
-from neuroshard.model.network_memory import least_limit_mb, planned_bytes
-from neuroshard.model.stage_plan import StagePlan, plan_of
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import StagePlan, plan_of
+from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
 from neuroshard.node.networking import Networking
 from neuroshard.node.proposal import Room
 from neuroshard.node.stage_memory import best_load, least_load, need_of
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.swarm.placement import choose_stages, fitting_windows
-from neuroshard.swarm.stage_coverage import StageRange
+from neuroshard.placement.stage_choice import choose_stages, fitting_windows
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from functools import partial
 
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.identity import hash_parts
-from neuroshard.model.family import architecture_for
-from neuroshard.model.memory_need import DeviceKind
-from neuroshard.model.proposal import (
+from neuroshard.model.architecture import architecture_for
+from neuroshard.model.memory_need import (
     LARGEST_BATCH,
+    DeviceKind,
     batch_size_for,
     estimated_step_seconds,
     propose_architecture,

@@ -11,7 +11,7 @@ from typing import Any
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.status.board import StatusBoard
-from neuroshard.status.snapshot import NodeState, StageState, StartupStage
+from neuroshard.status.snapshot import NodeState, StartupStep, StartupStepState
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class StartupProgress:
 
     def __init__(self, publisher: Publisher, names: tuple[str, ...]) -> None:
         self._publisher = publisher
-        self._stages = {name: StartupStage(name) for name in names}
+        self._stages = {name: StartupStep(name) for name in names}
         self._show()
 
     @contextmanager
@@ -57,25 +57,25 @@ class StartupProgress:
         try:
             yield
         except NeuroShardError as error:
-            self._set(replace(self._stages[name], state=StageState.FAILED, detail=str(error)))
+            self._set(replace(self._stages[name], state=StartupStepState.FAILED, detail=str(error)))
             raise
-        self._set(replace(self._stages[name], state=StageState.DONE, fraction=None))
-        going_on = next((stage for stage in self._stages.values() if stage.state is StageState.RUNNING), None)
+        self._set(replace(self._stages[name], state=StartupStepState.DONE, fraction=None))
+        going_on = next((stage for stage in self._stages.values() if stage.state is StartupStepState.RUNNING), None)
         if going_on is not None:
             self._publisher.state(NodeState.STARTING, going_on.detail or f"{going_on.name} ...")
 
     def tell(self, name: str, detail: str, fraction: float | None = None) -> None:
         """Show how far a running stage is; fraction in 0..1."""
-        self._set(replace(self._stages[name], state=StageState.RUNNING, detail=detail, fraction=fraction))
+        self._set(replace(self._stages[name], state=StartupStepState.RUNNING, detail=detail, fraction=fraction))
 
     def complete(self) -> None:
         """Everything works: all stages are done."""
-        if any(stage.state is not StageState.DONE for stage in self._stages.values()):
-            done = StageState.DONE
+        if any(stage.state is not StartupStepState.DONE for stage in self._stages.values()):
+            done = StartupStepState.DONE
             self._stages = {name: replace(stage, state=done) for name, stage in self._stages.items()}
             self._show()
 
-    def _set(self, stage: StartupStage) -> None:
+    def _set(self, stage: StartupStep) -> None:
         self._stages[stage.name] = stage
         self._show()
 

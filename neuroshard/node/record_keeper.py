@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from neuroshard.errors import StorageError
 from neuroshard.training.drive_store import DriveStore
-from neuroshard.training.loop import Trainer
+from neuroshard.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,17 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
 from neuroshard.node.stage_safety import unobtainable
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.swarm.relocation import Move, MoveReason, MoveTimes, Unrest, may_go_on, should_move
-from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.placement.relocation import (
+    Move,
+    MoveReason,
+    PendingRelocation,
+    RelocationTiming,
+    may_proceed,
+    should_move,
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +31,13 @@ class Relocating:
 
     swarm: StageSwarm
     windows: tuple[StageRange, ...]  # the longest runs that this computer holds
-    times: MoveTimes = field(default_factory=MoveTimes)
+    times: RelocationTiming = field(default_factory=RelocationTiming)
     has_state: Callable[[int], bool] = lambda _: False  # of a stage, on this disk
     may_go: Callable[[], bool] = lambda: True
 
     async def wanted(self) -> StageRange:
         """Wait until it is this node's turn to go; the stages to go to."""
-        unrest = Unrest()
+        unrest = PendingRelocation()
         while True:
             await anyio.sleep(LOOK_SECONDS)
             coverage, now = self._coverage(), anyio.current_time()
@@ -58,7 +65,7 @@ class Relocating:
         swarm.go_to(move.stages)
         try:
             await anyio.sleep(self.times.claim_seconds)
-            is_first = self.may_go() and may_go_on(mover, move, before, swarm.coverage())
+            is_first = self.may_go() and may_proceed(mover, move, before, swarm.coverage())
         finally:
             if not is_first:
                 swarm.go_to(None)

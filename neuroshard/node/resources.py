@@ -11,7 +11,7 @@ import torch
 
 from neuroshard.node.probe import Device
 from neuroshard.status.snapshot import ResourceStatus
-from neuroshard.telemetry.thread_shares import sample_threads, thread_shares
+from neuroshard.telemetry.counters import sample_threads, thread_shares
 
 DISK_SECONDS = 60.0  # walking the data folder costs more than the rest together
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from neuroshard.data.rotation import Rotation
+from neuroshard.data.assignment import Rotation
 from neuroshard.identity import NodeIdentity, sign_claim
 from neuroshard.types import RunId
 

@@ -11,14 +11,14 @@ from typing import TypeAlias
 import anyio
 
 from neuroshard.config.settings import Settings
+from neuroshard.data.data_set import Genesis
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.opening import Genesis
 from neuroshard.errors import UsageError
 from neuroshard.node.default_run import DefaultRun, default_run_of
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_exchange import RunExchange
 from neuroshard.node.tasks import accompanied
-from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.runs.offer import RunOffer
 from neuroshard.types import RunId
 
 NEARBY_SECONDS = 3.0  # how long a start without a run listens for others on the local network

@@ -23,7 +23,7 @@ from neuroshard.identity import (
     run_parameters_from_json,
     run_parameters_to_json,
 )
-from neuroshard.model.family import architecture_for
+from neuroshard.model.architecture import architecture_for
 from neuroshard.node.later_names import LATER_NAMES, check_not_later
 from neuroshard.node.proposal import INNER_STEPS, SEQUENCE_LENGTH, STAGED_MICROBATCHES, Proposal, run_parameters
 from neuroshard.node.run_yaml import read_yaml

@@ -9,24 +9,17 @@ from pathlib import Path
 
 import anyio
 
-from neuroshard.config.atomic_write import write_atomically
-from neuroshard.config.data_dir import NodePaths, prepare_data_dir
+from neuroshard.config.folders import NodePaths, prepare_data_dir
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
-from neuroshard.data import descriptions
+from neuroshard.config.state_file import write_atomically
+from neuroshard.data.storage import METADATA_FOLDER
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import SignedRunParameters, Wallet, genesis_pins_from_json
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.node.data_opening import largest_tokenizer_bytes, pins_of_source
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.run_config import NAMES, RunConfig, apply_config, new_parameters
-from neuroshard.swarm.run_offer import (
-    MAX_OFFER_BYTES,
-    MAY_CHANGE,
-    OfferChoice,
-    RunOffer,
-    better_of,
-    changed_fields,
-)
+from neuroshard.runs.offer import MAX_OFFER_BYTES, MAY_CHANGE, OfferChoice, RunOffer, better_of, changed_fields
 
 OPENING_SECONDS = 120.0
 _FILE_MODE = 0o644  # nothing in it is secret; it may lie beside a public manifest
@@ -52,7 +45,7 @@ def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = 
     async def opened() -> GenesisPins:
         return await pins_of_source(
             location,
-            NodePaths.below(owner.data_dir).data_cache / descriptions.FOLDER,
+            NodePaths.below(owner.data_dir).data_cache / METADATA_FOLDER,
             wanted=wanted,
             max_tokenizer_bytes=largest_tokenizer_bytes(tier_mb(available_mb(probe_memory(), None))),
             seconds=seconds,

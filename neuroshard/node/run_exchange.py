@@ -14,17 +14,15 @@ from math import inf
 import anyio
 
 from neuroshard.errors import DataError, NeuroShardError
+from neuroshard.membership.announcements import directory_namespace
+from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, ClaimIntake, Refusal
+from neuroshard.messages import Frame
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.tasks import accompanied
-from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES
-from neuroshard.swarm.claim_reading import Refusal
-from neuroshard.swarm.claims_intake import ClaimIntake
-from neuroshard.swarm.directory_groups import directory_namespace
-from neuroshard.swarm.run_offer import OfferChoice, RunOffer, checked_offer, read_offer
+from neuroshard.runs.offer import OfferChoice, RunOffer, checked_offer, read_offer
 from neuroshard.types import NodeId, RunId
-from neuroshard.wire import Frame
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
-from neuroshard.config.atomic_write import write_atomically
 from neuroshard.config.multiaddr import checked_multiaddr
-from neuroshard.data.genesis.layout import MANIFEST_NAME
-from neuroshard.data.genesis.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from neuroshard.config.state_file import write_atomically
+from neuroshard.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, parse_manifest
 from neuroshard.errors import DataError, StorageError, UsageError
 from neuroshard.identity import Wallet
 from neuroshard.identity.wallet import wallet_id_of
@@ -28,7 +27,7 @@ from neuroshard.node.default_run import (
     write_default_run,
 )
 from neuroshard.node.run_creation import OPENING_SECONDS
-from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.runs.offer import RunOffer
 
 _FILE_MODE = 0o644  # it is served with the manifest
 

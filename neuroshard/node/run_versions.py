@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.swarm.run_offer import OfferChoice, RunOffer, better_of, changed_fields
+from neuroshard.runs.offer import OfferChoice, RunOffer, better_of, changed_fields
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,14 @@ from threading import Event
 import anyio
 import anyio.to_thread
 
-from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import NotReadyError
-from neuroshard.identity.canonical import parse_json
+from neuroshard.identity.strict_json import parse_json
+from neuroshard.network.blocking import BlockingRunner
 from neuroshard.node.publisher import Publisher
-from neuroshard.status.commands import Generate, GeneratedText, GenerationSummary
-from neuroshard.status.samples import Sample, SamplesStatus
-from neuroshard.swarm.offload import Offload
-from neuroshard.training.loop import Trainer
-from neuroshard.training.samples import (
+from neuroshard.status.board import Generate, GeneratedText, GenerationSummary
+from neuroshard.status.history import SamplesStatus, TextSample
+from neuroshard.training.text_generation import (
     MOST_CHARACTERS,
     MOST_TOKENS,
     PROMPTS,
@@ -31,6 +30,7 @@ from neuroshard.training.samples import (
     samples_from_json,
     samples_to_json,
 )
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import RunId
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class SampleKeeper:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        offload: Offload = anyio.to_thread.run_sync,
+        offload: BlockingRunner = anyio.to_thread.run_sync,
     ) -> None:
         """`author` is None where the model is not whole; `clock` in seconds since the epoch."""
         self._path = data_dir / FOLDER / f"{run_id}.json"
@@ -120,7 +120,7 @@ class SampleKeeper:
             log.info("The model could not write a sample now: %s", error)
             return False
         last, seconds = author.look().steps, round(self._monotonic() - begun, 3)
-        self._samples = (*self._samples, Sample(step, max(step, last), self._clock(), seconds, tuple(texts)))
+        self._samples = (*self._samples, TextSample(step, max(step, last), self._clock(), seconds, tuple(texts)))
         self._show()
         await self._save()
         return True
@@ -154,7 +154,7 @@ class SampleKeeper:
             log.warning("What the model wrote cannot be saved in %s: %s.", self._path, error.strerror)
 
 
-def _read(path: Path) -> tuple[tuple[str, ...], tuple[Sample, ...]]:
+def _read(path: Path) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
     """The samples of earlier starts; what cannot be read is left alone until the next one is written."""
     try:
         with path.open("rb") as file:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from neuroshard.config.data_dir import NodePaths
+from neuroshard.config.folders import NodePaths
 from neuroshard.config.run_parameters import GenesisPins
-from neuroshard.data import descriptions
-from neuroshard.data.descriptions import Descriptions, tokenizer_copy
+from neuroshard.data.storage import METADATA_FOLDER, MetadataStore, tokenizer_copy
 from neuroshard.data.tokenizer.table import DEFAULT_MAX_FILE_BYTES, TokenizerTable
 from neuroshard.errors import DataError
 from neuroshard.node.own_run import find_run
-from neuroshard.training.checkpoint.catalogue import SavedStage
+from neuroshard.state.checkpoint_catalogue import SavedStage
 
 
 def table_of(stages: Sequence[SavedStage], file: Path | None = None) -> TokenizerTable | None:
@@ -50,7 +49,7 @@ def _given(file: Path, pins: GenesisPins | None) -> bytes:
 def _kept(stages: Sequence[SavedStage]) -> bytes | None:
     for paths, pins in _pinned(stages):
         digest = pins.tokenizer_sha256
-        data = Descriptions(paths.data_cache / descriptions.FOLDER).read(tokenizer_copy(digest), digest)
+        data = MetadataStore(paths.data_cache / METADATA_FOLDER).read(tokenizer_copy(digest), digest)
         if data is not None:
             return data
     return None

@@ -8,11 +8,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuroshard.api.hosts import dashboard_url
-from neuroshard.api.secret import load_or_create_secret
-from neuroshard.api.setup.entry import entry_address
+from neuroshard.api.access import entry_address, load_or_create_secret
+from neuroshard.api.address import dashboard_url
+from neuroshard.config.instance_lock import InstanceLock, LockOwner
 from neuroshard.node.desktop import open_browser_at
-from neuroshard.training.checkpoint.lock import InstanceLock, LockOwner
 
 
 @dataclass(frozen=True)

@@ -18,23 +18,23 @@ import anyio
 import trio
 
 from neuroshard import __version__
-from neuroshard.config.data_dir import prepare_data_dir
+from neuroshard.config.folders import prepare_data_dir
+from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.config.loading import LoadedSettings, load_settings, resolve_data_dir
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import TokenSecret, Wallet
+from neuroshard.membership.handshake import HANDSHAKE
+from neuroshard.messages import Frame
 from neuroshard.network import Network, RequestRefusedError
-from neuroshard.network.outside_ports import OutsidePorts
+from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.node.identity import node_identity
 from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.surroundings import use_surroundings
 from neuroshard.node.tasks import accompanied
-from neuroshard.swarm.hello import HELLO
 from neuroshard.telemetry.logs import configure_logging
-from neuroshard.training.checkpoint.lock import AlreadyRunningError, InstanceLock
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ async def _main(loaded: LoadedSettings) -> None:
     wallet = Wallet.from_secret(TokenSecret("hex", secrets.token_bytes(32)))  # nothing it says lasts longer
     identity = node_identity(wallet, settings.data_dir)
     log.info("NeuroShard %s: a seed, node %s", __version__, identity.node_id)
-    outside = OutsidePorts()
+    outside = ExternalAddresses()
     networking = Networking(
         identity.node_id,
         libp2p_opener(settings, identity, outside, serves_others=True),
@@ -101,7 +101,7 @@ async def _refuse_what_needs_a_run(network: Network) -> None:
     async def refuse(_sender: NodeId, _request: Frame) -> Frame:
         raise RequestRefusedError("This is a seed: it serves no run. Look for nodes of the run in the directory.")
 
-    for kind in (HELLO, RUN_KIND):
+    for kind in (HANDSHAKE, RUN_KIND):
         network.transport.serve(kind, refuse)
     await anyio.lowlevel.checkpoint()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import isfinite
 
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.reports import MAX_LOSS, TrainingReport
 from neuroshard.status.snapshot import NodeStatus
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.training_report import MAX_LOSS, TrainingReport
 from neuroshard.types import RunId
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from neuroshard.membership.swarm_view import Member
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.global_view import Member
 from neuroshard.types import NodeId
 
 PATIENCE_SECONDS = 600.0  # for every hundredth of the state: a slow line is no reason to give a node up

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 import anyio
 
 from neuroshard.config.settings import Settings
-from neuroshard.data.metered_source import MeteredSource
-from neuroshard.data.source import ShardSource
+from neuroshard.data.source import MeteredSource, ShardSource
 from neuroshard.identity import NodeIdentity
-from neuroshard.model.network_memory import network_memory
-from neuroshard.model.stage_plan import plan_of
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.participant import OwnMessages, Participant
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.model.architecture import plan_of
+from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
-from neuroshard.network.outside_ports import OutsidePorts
-from neuroshard.network.port_mapping import PortMapping
+from neuroshard.network.nat.external_addresses import ExternalAddresses
+from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.kept_report_numbers import kept_report_numbers
 from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener, memory_limit_mb, upload_limit
@@ -29,11 +31,8 @@ from neuroshard.node.run_exchange import RunExchange, RunShelf
 from neuroshard.node.self_description import own_announcement, own_report
 from neuroshard.node.surroundings import use_surroundings
 from neuroshard.node.traffic import Traffic, TrafficMeter
+from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.participant import OwnWords, Participant
-from neuroshard.swarm.run_offer import RunOffer
-from neuroshard.swarm.training_report import TrainingReport
 
 if TYPE_CHECKING:
     from neuroshard.node.stage_swarm import StageSwarm
@@ -81,7 +80,7 @@ class Society:
         now: Callable[[], float] = time.time,
     ) -> Society:
         """With libp2p, unless another way is given or the owner wants no network."""
-        outside = OutsidePorts()
+        outside = ExternalAddresses()
         opener = open_network or libp2p_opener(settings, identity, outside)
         networking = Networking(
             identity.node_id,
@@ -118,7 +117,7 @@ class Society:
             self.identity,
             offer.run_id,
             offer.parameters.genesis.total_shards,
-            OwnWords(report, announcement, kept_report_numbers(self.settings.data_dir)),
+            OwnMessages(report, announcement, kept_report_numbers(self.settings.data_dir)),
             self.networking.book.add,
             plan=plan_of(offer.parameters),
             claim_bytes=network_memory(memory_limit_mb(self.settings)).claims,
@@ -135,7 +134,7 @@ class Society:
         versions, participant = self.exchange.follow(offer), self.participant
         assert participant is not None
         self.swarm = StageSwarm(self.identity, versions, participant.membership, self.networking)
-        self.swarm.speak_soon = participant.speak_soon
+        self.swarm.report_soon = participant.report_soon
         self.networking.attach(self.swarm.live)
         return self.swarm
 
@@ -168,10 +167,10 @@ class Society:
             swarm,
         )
 
-    def speak_soon(self) -> None:
+    def report_soon(self) -> None:
         """Let the others know within a second what this node does now."""
         if self.participant is not None:
-            self.participant.speak_soon()
+            self.participant.report_soon()
 
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs at which others may reach this node now, the one that leads furthest first."""

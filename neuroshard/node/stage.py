@@ -9,33 +9,30 @@ from functools import partial
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.config.settings import Settings
+from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds
+from neuroshard.consensus.matchmaking import Replica
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.stage_rounds import StageRounds, lone_exchange
+from neuroshard.consensus.vote_log import ROUNDS_FOLDER, FileVoteLog
 from neuroshard.identity import NodeIdentity
-from neuroshard.model.tensor_schema import TensorSchema
+from neuroshard.model.weights import TensorSchema
 from neuroshard.node.own_run import OwnRun
 from neuroshard.node.probe import Device
 from neuroshard.node.stage_memory import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.training.assembly import Stage, build_stage
-from neuroshard.training.checkpoint.keeper import CheckpointKeeper
-from neuroshard.training.checkpoint.limits import StorageLimits
-from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore, stage_folder
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds, lone_exchange
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver
+from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
+from neuroshard.state.disk_space import StorageLimits, state_folders
+from neuroshard.training.gradient_sync import make_outer_sync
 from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import StageParts
-from neuroshard.training.precision import Precision
 from neuroshard.training.record import StageIdentity, TrainingRecord
-from neuroshard.training.rounds.gathering import Replica
-from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
-from neuroshard.training.rounds.vote_book import ROUNDS_FOLDER, FolderBook
-from neuroshard.training.saving import Saver
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.sync_choice import sync_of
-from neuroshard.training.transfer.live_snapshots import LiveSnapshots
-from neuroshard.training.transfer.space import folders_of_states
+from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage
+from neuroshard.training.state_transfer import StateDonor
 from neuroshard.types import LayerRange
 
 log = logging.getLogger(__name__)
@@ -49,11 +46,11 @@ class LiveStage:
     """
 
     record: TrainingRecord
-    keeper: CheckpointKeeper
+    keeper: CheckpointSaver
     is_restored: bool
     warnings: tuple[str, ...]
     parts: StageParts
-    snapshots: LiveSnapshots  # for those who need its state
+    snapshots: StateDonor  # for those who need its state
     group: GroupRounds
 
     @property
@@ -71,7 +68,7 @@ def checkpoint_policy(settings: Settings, stages: int = 1) -> CheckpointPolicy:
 def storage_limits(settings: Settings, stages: int = 1) -> StorageLimits:
     """Space for the checkpoints of one of so many stages, beside all that lies in this data folder already."""
     limit = settings.max_checkpoint_storage * 1_000_000
-    counted = folders_of_states(settings.data_dir)
+    counted = state_folders(settings.data_dir)
     return StorageLimits(own_bytes=limit // stages, all_bytes=limit, counted=counted)
 
 
@@ -135,7 +132,7 @@ async def bring_up_stage(
         )
     if stage.is_restored:
         log.info("Going on at step %s.", f"{stage.record.progress.steps:,}")
-    service = StageService(
+    service = StageServer(
         compute,
         stage.executor,
         sequences_per_step=run.parameters.sequences_per_step,
@@ -164,15 +161,15 @@ def _outer_part(
     *,
     index: int,
     stage: Stage,
-) -> tuple[OuterSync, GroupRounds, LiveSnapshots, HeldOutVote]:
+) -> tuple[OuterSync, GroupRounds, StateDonor, HeldOutVote]:
     """The outer step with whoever holds the stage too, and what others are told of it."""
     model, record = stage.executor.model, stage.record
     outer_at = _outer_parameters(swarm.versions.at)
     rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)
-    outer = sync_of(compute, stage, lone_exchange, swarm.versions.at, index)
-    snapshots = LiveSnapshots(stage.keeper, outer, lambda: record.progress.steps)
+    outer = make_outer_sync(compute, stage, lone_exchange, swarm.versions.at, index)
+    snapshots = StateDonor(stage.keeper, outer, lambda: record.progress.steps)
     replica = Replica(
-        Member(home.identity.node_id, home.identity.wallet_id),
+        GroupMember(home.identity.node_id, home.identity.wallet_id),
         swarm.name_of(index),
         rounds,
         run.parameters.sequences_per_step,
@@ -189,8 +186,8 @@ def _outer_part(
         swarm.asking,
         lone_exchange,
         swarm.sign,
-        Judging(outer.root_after, vote.objection),
-        book=FolderBook(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
+        AcceptanceCheck(outer.root_after, vote.objection),
+        book=FileVoteLog(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
         told=swarm.rounds.earlier(swarm.name_of(index)),
     )
     snapshots.replicas = lambda: 1 + len(swarm.replicas(index))

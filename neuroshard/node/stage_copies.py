@@ -15,21 +15,18 @@ import anyio.to_thread
 
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.config.settings import Settings
+from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.errors import StorageError
+from neuroshard.network.blocking import BlockingRunner
 from neuroshard.node.copy_duty import CopyTimes, copy_is_due
 from neuroshard.node.copy_order import rank_of
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.swarm.offload import Offload
-from neuroshard.training.transfer.copy_places import copy_folder
-from neuroshard.training.transfer.download import ReceivingOptions, StageFile
-from neuroshard.training.transfer.errors import DonorError
-from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.kept_copy import PARTIAL_FILE, KeptCopy
-from neuroshard.training.transfer.layout import snapshot_layout
-from neuroshard.training.transfer.partial_file import PartialFile
-from neuroshard.training.transfer.receiver import Receiver
-from neuroshard.training.transfer.space import check_space
-from neuroshard.training.transfer.standings import standings_of
+from neuroshard.state.backup_copy import PARTIAL_FILE, BackupCopy
+from neuroshard.state.disk_space import check_space, copy_folder
+from neuroshard.state.download import PartialFile, ReceivingOptions, StageFile
+from neuroshard.state.receiver import StateReceiver
+from neuroshard.state.replica_status import query_statuses
+from neuroshard.state.transfer_messages import DonorError, StageName
 from neuroshard.types import Architecture, NodeId
 
 log = logging.getLogger(__name__)
@@ -39,7 +36,7 @@ log = logging.getLogger(__name__)
 class _Duty:
     """One stage's copy here."""
 
-    copy: KeptCopy
+    copy: BackupCopy
     stage: StageName
     architecture: Architecture
     outer: OuterOptimization
@@ -69,14 +66,14 @@ class StageCopies:
     architecture: Architecture
     times: CopyTimes = field(default_factory=CopyTimes)
     now: Callable[[], float] = time.time
-    offload: Offload = anyio.to_thread.run_sync
+    offload: BlockingRunner = anyio.to_thread.run_sync
 
     def __post_init__(self) -> None:
         data_dir, run_id = self.settings().data_dir, self.swarm.run_id
         self._fetching = defaultdict[NodeId, anyio.Lock](anyio.Lock)  # a holder's line is shared with one copy at most
         self._duties = [
             _Duty(
-                KeptCopy(copy_folder(data_dir, run_id, layers), self.now),
+                BackupCopy(copy_folder(data_dir, run_id, layers), self.now),
                 self.swarm.name_of(layers),
                 self.architecture,
                 self.swarm.outer,
@@ -84,7 +81,7 @@ class StageCopies:
             for layers in self.swarm.plan
         ]
 
-    def kept(self, stage: int) -> KeptCopy:
+    def kept(self, stage: int) -> BackupCopy:
         """The copy of a stage here, if there is one."""
         return self._duties[stage].copy
 
@@ -128,7 +125,7 @@ class StageCopies:
 
     async def _renew(self, duty: _Duty, holder: NodeId, *, is_first: bool) -> None:
         try:
-            standing = (await standings_of(self.swarm.asking, duty.stage, [holder])).get(holder)
+            standing = (await query_statuses(self.swarm.asking, duty.stage, [holder])).get(holder)
             if standing is None or not standing.is_live or standing.steps == 0:
                 return
             others_copy = standing.copied_seconds
@@ -147,7 +144,7 @@ class StageCopies:
     async def _pull(self, duty: _Duty, holder: NodeId) -> None:
         file_bytes = duty.file.layout.file_bytes
         options = ReceivingOptions(chunks_at_once=1, share=self.times.share)
-        receiver = Receiver(self.swarm.asking, duty.file, options)
+        receiver = StateReceiver(self.swarm.asking, duty.file, options)
         manifest = await receiver.manifest(holder, self.times.fresh_seconds)
         taken_at = self.now() - manifest.age_seconds  # by this computer's clock
         work = manifest.meta.outer_step, manifest.meta.step

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_need import (
     REMEMBERED_MICROBATCHES,
     MemoryNeed,
     PipelineLoad,
     memory_need,
 )
-from neuroshard.model.stage_plan import plan_of
 from neuroshard.node.proposal import Room
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.training.service_limits import ServiceLimits
-from neuroshard.training.sessions import SessionLimits
-from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.pipeline.sessions import SessionLimits
+from neuroshard.pipeline.stage_server import ServiceLimits
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange
 
 LEAST_OPEN = 4  # microbatches at a time: with fewer the other stages of a pipeline mostly wait

@@ -9,7 +9,7 @@ import anyio
 
 from neuroshard.node.joining import is_obtainable
 from neuroshard.node.stage_swarm import StageSwarm, ToldCopy
-from neuroshard.training.transfer.standings import standings_of
+from neuroshard.state.replica_status import query_statuses
 from neuroshard.types import NodeId
 
 LOOK_SECONDS = 10.0
@@ -34,7 +34,7 @@ class StageSafety:
         told = dict[int, ToldCopy]()
 
         async def ask(stage: int, holder: NodeId) -> None:
-            answers = await standings_of(self.swarm.asking, self.swarm.name_of(stage), [holder])
+            answers = await query_statuses(self.swarm.asking, self.swarm.name_of(stage), [holder])
             if holder in answers:
                 told[stage] = ToldCopy(holder, answers[holder].copied_seconds, anyio.current_time())
 

@@ -11,22 +11,14 @@ from typing import TypeAlias
 import anyio
 from torch import Tensor
 
+from neuroshard.consensus.effects import AnyBody
+from neuroshard.consensus.group_rounds import RoundRequestHandlers
+from neuroshard.consensus.message_frames import signed_by
+from neuroshard.consensus.round_messages import Signed
+from neuroshard.data.held_out_losses import MeasuredWith, signed_losses, verified_losses
 from neuroshard.identity import NodeIdentity, SignedClaim
-from neuroshard.model.stage_plan import StagePlan
-from neuroshard.network import Network, ScoreReason
-from neuroshard.node.confirmed_holders import VALID_SECONDS, ConfirmedHolders
-from neuroshard.node.dialled_requests import DialledRequests
-from neuroshard.node.lost_nodes import LostNodes
-from neuroshard.node.networking import Networking
-from neuroshard.node.run_versions import RunVersions
-from neuroshard.node.slow_starts import SlowStarts
-from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.certified.messages import Signed
-from neuroshard.swarm.certified.packets import signed_by
-from neuroshard.swarm.certified.setting import AnyBody
-from neuroshard.swarm.global_view import GlobalView, Member
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.stage_coverage import (
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.stage_coverage import (
     StageCoverage,
     StageHolder,
     StageRange,
@@ -34,21 +26,26 @@ from neuroshard.swarm.stage_coverage import (
     missing_sentence,
     stages_of,
 )
-from neuroshard.swarm.training_report import TrainingReport
-from neuroshard.training.held_out_claim import MeasuredWith, signed_losses, verified_losses
-from neuroshard.training.pipeline import Hop, LocalHop
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.rounds.door import RoundDoor
-from neuroshard.training.stage_endpoint import StageEndpoint, StageEndpoints
-from neuroshard.training.stage_frames import StageAddress
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.transfer.donor import Donor
-from neuroshard.training.transfer.download import Asking
-from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.wire_precision import WirePrecision
+from neuroshard.membership.swarm_view import GlobalView, Member, Membership
+from neuroshard.messages import Frame, FrameLimits
+from neuroshard.model.architecture import StagePlan
+from neuroshard.network import Network, ScoreReason
+from neuroshard.node.confirmed_holders import VALID_SECONDS, ConfirmedHolders
+from neuroshard.node.dialled_requests import DialledRequests
+from neuroshard.node.lost_nodes import LostNodes
+from neuroshard.node.networking import Networking
+from neuroshard.node.run_versions import RunVersions
+from neuroshard.node.slow_starts import SlowStarts
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
+from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision
+from neuroshard.pipeline.stage_requests import StageRequestHandler, StageRequestHandlers
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.state.download import ReplicaClient
+from neuroshard.state.snapshot_server import SnapshotServer
+from neuroshard.state.transfer_messages import StageName
+from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, WalletId
-from neuroshard.wire import Frame, FrameLimits
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES})
 HOLDING = AT_WORK | {NodeState.PAUSED}
@@ -89,7 +86,7 @@ class StageSwarm:
         versions: RunVersions,
         membership: Membership,
         networking: Networking,
-        options: HopOptions | None = None,
+        options: StageClientOptions | None = None,
     ) -> None:
         offer, parameters = versions.offer, versions.offer.parameters
         self._identity = identity
@@ -101,14 +98,14 @@ class StageSwarm:
         self.membership = membership
         self.outer = parameters.outer  # no later version changes what is kept of it beside the weights
         self._version = offer.initial.parameters.version  # no later one changes what stages say to each other
-        self._options = options or HopOptions(WirePrecision(parameters.wire_precision))
+        self._options = options or StageClientOptions(WirePrecision(parameters.wire_precision))
         self._networking = networking
         self._requests = DialledRequests(networking, membership)
         self._shapes = [
             StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size) for layers in self.plan
         ]
-        self._endpoints = StageEndpoints(self._shapes)
-        self._local: dict[int, LocalHop] = {}
+        self._endpoints = StageRequestHandlers(self._shapes)
+        self._local: dict[int, LocalStageClient] = {}
         self.lost = LostNodes(membership)
         self.confirmed = ConfirmedHolders()
         self._slow_starts = SlowStarts()
@@ -118,11 +115,11 @@ class StageSwarm:
         self.windows: tuple[StageRange, ...] = ()  # the longest runs of stages that this computer holds, for the others
         self.ready_percent = 0  # of the states that this node fetches before it can work
         self.destination: StageRange | None = None  # where this node goes, while it still holds other stages
-        self.speak_soon: Callable[[], None] = _unheard  # lets the others know what this node does now
+        self.report_soon: Callable[[], None] = _unheard  # lets the others know what this node does now
         self.told_copies: Mapping[int, ToldCopy] = {}  # of stages that another node holds alone
-        self.donor = Donor(membership.knows, report=self._report)  # of the state of stages that lies here
-        self.rounds = RoundDoor()  # of replicas that are held here
-        self.asking = Asking(self, self._report)  # others for theirs
+        self.donor = SnapshotServer(membership.knows, report=self._report)  # of the state of stages that lies here
+        self.rounds = RoundRequestHandlers()  # of replicas that are held here
+        self.asking = ReplicaClient(self, self._report)  # others for theirs
         self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers
 
     async def live(self, network: Network) -> None:
@@ -147,16 +144,16 @@ class StageSwarm:
         finally:
             self.donor.close()
 
-    def hold(self, stage: int, service: StageService, root: Callable[[], str], outer_step: Callable[[], int]) -> None:
+    def hold(self, stage: int, service: StageServer, root: Callable[[], str], outer_step: Callable[[], int]) -> None:
         """A stage is held here from now on; `root` names its present weights."""
 
         def sign(labels: Tensor, summed: Tensor) -> str:
             weights = MeasuredWith(self.run_id, self.plan[stage], outer_step(), root())
             return signed_losses(self._identity, weights, labels, summed, time.time()).encode().decode()
 
-        self._local[stage] = LocalHop(service, self.node_id, root)
+        self._local[stage] = LocalStageClient(service, self.node_id, root)
         self._endpoints.add(
-            StageEndpoint(
+            StageRequestHandler(
                 service,
                 self._address(stage),
                 self._shapes[stage],
@@ -170,7 +167,7 @@ class StageSwarm:
     def go_to(self, stages: StageRange | None) -> None:
         """Tell the others at once which stages this node goes to, so that nobody else does; None: it stays."""
         self.destination = stages
-        self.speak_soon()
+        self.report_soon()
 
     def release(self) -> None:
         """Nothing is held here any more."""
@@ -292,7 +289,7 @@ class StageSwarm:
         roots = [each.report.state_hash for each in members if each.node_id in workers and each.report.state_hash]
         return bytes.fromhex(max(sorted(set(roots)), key=roots.count, default=self.run_id))
 
-    def hop(self, stage: int, node_id: NodeId) -> Hop:
+    def hop(self, stage: int, node_id: NodeId) -> StageClient:
         """The way to a stage at a node."""
         if node_id == self.node_id:
             return self._local[stage]
@@ -302,7 +299,7 @@ class StageSwarm:
             return verified_losses(claim, sender, weights, labels, summed, now=time.time())
 
         address, shapes = self._address(stage), self._shapes[stage]
-        return RemoteHop(
+        return RemoteStageClient(
             self, node_id, address, shapes, self._options, report=self._report, check=check, moved=self.moved_bytes
         )
 

@@ -12,10 +12,13 @@ from neuroshard.config.settings import Settings
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.refresh import SourceWatch
+from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import Tokenizer
+from neuroshard.exchange.data_files import DataStore
 from neuroshard.identity import NodeIdentity
-from neuroshard.model.family import parameter_count
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import parameter_count
+from neuroshard.network.blocking import first_of
 from neuroshard.node.data_opening import OpenedData
 from neuroshard.node.held_stages import note_stages
 from neuroshard.node.joining import Joining
@@ -35,22 +38,17 @@ from neuroshard.node.stage_memory import StageWork, best_load, stage_work
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.startup_stages import CHECKPOINT, FIRST_STEP
 from neuroshard.node.texts import text_generator
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.control import RequestedPause
+from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.routing import FixedRouting, SwarmRouting, replica_choice
+from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
-from neuroshard.swarm.data_sharing.shelf import DataShelf
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.training.assembly import steps_behind
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.control import PauseWish, first_of
-from neuroshard.training.drive_store import DriveStore
-from neuroshard.training.journaled_feed import JournaledFeed
-from neuroshard.training.loop import Trainer
+from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.parts import Driving, TrainerParts
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.precision import Precision
-from neuroshard.training.replica_choice import replica_choice
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.swarm_routing import SwarmRouting
+from neuroshard.training.parts import DriverParts, TrainerParts
+from neuroshard.training.stage_checkpoint import steps_behind
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, NodeId
 
 MOST_IN_FLIGHT = 8  # microbatches of one driver
@@ -69,8 +67,8 @@ class Ground:
     room: Room
     memory: MemoryStatus
     swarm: StageSwarm
-    shelf: DataShelf  # of data for the other nodes
-    watch: SourceWatch  # whether there are newer data
+    shelf: DataStore  # of data for the other nodes
+    watch: SourceMonitor  # whether there are newer data
     windows: tuple[StageRange, ...]  # the longest runs of stages that this computer holds
 
 
@@ -121,7 +119,7 @@ class StageTraining:
         publisher: Publisher,
         startup: StartupProgress,
         *,
-        wish: PauseWish,
+        wish: RequestedPause,
         is_demo: bool,
     ) -> None:
         """`settings` are those that hold now; a `wish` for a pause is obeyed by all trainers."""
@@ -302,20 +300,20 @@ class StageTraining:
 
     def _driving(
         self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore
-    ) -> Driving:
+    ) -> DriverParts:
         """A lone node's routing is fixed; among several nodes it looks for whoever holds a stage.
 
         What it sends to others is noted first: after a kill its own stage goes back to a checkpoint, theirs do not.
         """
         node_id, stage_count = self._identity.node_id, len(swarm.plan)
         if stage_count == 1:
-            return Driving(node_id, feed, FixedRouting((LocalHop(lives[0].parts.service, node_id),)))
+            return DriverParts(node_id, feed, FixedRouting((LocalStageClient(lives[0].parts.service, node_id),)))
         choice = replica_choice(run.parameters.routing, node_id, swarm.lane_root)
         routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         of_step = run.parameters.sequences_per_step // run.parameters.batch_size
         in_flight = max(1, min(MOST_IN_FLIGHT, of_step, lives[0].parts.service.open_of_driver))
-        journaled = JournaledFeed(feed, drives.note_position, swarm.sends_to_others)
-        return Driving(node_id, journaled, routing, in_flight, drives.first_session(time.time()))
+        journaled = WriteAheadFeed(feed, drives.note_position, swarm.sends_to_others)
+        return DriverParts(node_id, journaled, routing, in_flight, drives.first_session(time.time()))
 
 
 def _outer_step_of(outer: OuterSync) -> int:

@@ -8,12 +8,15 @@ from itertools import count
 
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.generation import Reading, TextGenerator
-from neuroshard.training.replica_choice import ChoiceInTurn
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.swarm_routing import SwarmRouting
-from neuroshard.training.text_reading import LocalReading, SwarmReading
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.routing import ChoiceInTurn, SwarmRouting
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.training.text_generation import (
+    InferenceSession,
+    LocalInferenceSession,
+    SwarmInferenceSession,
+    TextGenerator,
+)
 from neuroshard.types import Architecture
 
 
@@ -22,16 +25,16 @@ def text_generator(
     tokenizer: Tokenizer,
     swarm: StageSwarm,
     compute: ComputeThread,
-    held: Sequence[StageService],
+    held: Sequence[StageServer],
 ) -> TextGenerator:
     """Continues texts; `held` are the stages of this node in the order of their layers."""
     if len(held) == len(swarm.plan):
-        begin = partial(LocalReading, compute, [service.texts for service in held], swarm.node_id)
+        begin = partial(LocalInferenceSession, compute, [service.texts for service in held], swarm.node_id)
         return TextGenerator(architecture, tokenizer, begin)
     sessions = count(1)
     routing = SwarmRouting(len(swarm.plan), swarm.workers, swarm.hop, ChoiceInTurn(swarm.node_id), swarm.missing)
 
-    def begin_in_swarm() -> Reading:
-        return SwarmReading(routing, next(sessions), swarm.missing)
+    def begin_in_swarm() -> InferenceSession:
+        return SwarmInferenceSession(routing, next(sessions), swarm.missing)
 
     return TextGenerator(architecture, tokenizer, begin_in_swarm)

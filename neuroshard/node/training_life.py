@@ -10,6 +10,7 @@ from typing import Protocol
 import anyio
 
 from neuroshard.errors import StorageError
+from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.relocating import Relocating
@@ -17,7 +18,6 @@ from neuroshard.node.stage_training import Ground, RunningNode, StageTraining
 from neuroshard.node.stopping import StopRequest
 from neuroshard.node.tasks import Companion, accompanied
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.stage_coverage import StageRange
 
 OTHER_LAYERS = "Saving what it has learned, before it goes on with what the swarm needs now."
 

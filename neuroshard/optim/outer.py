@@ -1,8 +1,11 @@
-"""DiLoCo's outer step: Nesterov momentum on the anchor, the same bytes on every replica (Douillard et al. 2023)."""
+"""DiLoCo's outer step, the same bytes on every replica (Douillard et al. 2023), and the fragments it may concern."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -71,3 +74,123 @@ def momentum_at(outer_step: int, target: float) -> float:
         raise ValueError(f"needs outer_step >= 0 and a target in [0, 1), got {outer_step} and {target}")
     start = min(RAMP_START, target)
     return start + (target - start) * min(1.0, outer_step / RAMP_ROUNDS)
+
+
+SPARTA_SLICES = 20  # a slice is 5 % of the parameters
+STREAMED_FRAGMENTS = 4
+_WIDEST_BLOCK = 4096
+_LEAST_BLOCKS = 16  # of a slice, so that slices are about equally long
+
+Stretch: TypeAlias = tuple[int, int]
+"""First number of a contiguous part of a vector, and the one after its last."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Some of the numbers of a vector (d,), in the order of their places."""
+
+    length: int  # d
+    stretches: tuple[Stretch, ...]
+
+    def __post_init__(self) -> None:
+        places = [place for stretch in self.stretches for place in stretch]
+        if places != sorted(places) or not places or not 0 <= places[0] < places[-1] <= self.length:
+            raise ValueError("a fragment has stretches of the vector, in order and apart, and at least one number")
+
+    @classmethod
+    def whole(cls, length: int) -> Fragment:
+        """All numbers of a vector (length,)."""
+        return cls(length, ((0, length),))
+
+    @cached_property
+    def size(self) -> int:
+        """How many numbers it has, k."""
+        return sum(stop - start for start, stop in self.stretches)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the vector."""
+        return self.size == self.length
+
+    def of(self, vector: Tensor) -> Tensor:
+        """Its numbers (k,) in a vector (d,); the vector itself when whole. Raises ValueError on another length."""
+        self._check(vector, self.length)
+        return vector if self.is_whole else torch.cat([vector[start:stop] for start, stop in self.stretches])
+
+    def put(self, numbers: Tensor, vector: Tensor) -> None:
+        """Write its numbers (k,) into a vector (d,). Raises ValueError on another length."""
+        self._check(vector, self.length)
+        self._check(numbers, self.size)
+        taken = 0
+        for start, stop in self.stretches:
+            vector[start:stop] = numbers[taken : taken + stop - start]
+            taken += stop - start
+
+    def replaced(self, vector: Tensor, numbers: Tensor) -> Tensor:
+        """A vector (d,) with these numbers (k,) in their places; these themselves when the fragment is whole."""
+        if self.is_whole:
+            self._check(numbers, self.size)
+            return numbers
+        copy = vector.clone()
+        self.put(numbers, copy)
+        return copy
+
+    def _check(self, vector: Tensor, length: int) -> None:
+        if vector.shape != (length,):
+            raise ValueError(f"the fragment needs a vector of {length} numbers, got shape {tuple(vector.shape)}")
+
+
+def strided_slice(length: int, index: int, count: int = SPARTA_SLICES) -> Fragment:
+    """Slice `index` of `count` of a vector (length,): its blocks whose number is `index` modulo `count`.
+
+    Raises ValueError for a vector with fewer numbers than slices.
+    """
+    _check_index(length, index, count)
+    width = max(1, min(_WIDEST_BLOCK, length // (count * _LEAST_BLOCKS)))
+    starts = range(index * width, length, count * width)
+    return Fragment(length, tuple((start, min(start + width, length)) for start in starts))
+
+
+def layered_fragment(length: int, layers: Sequence[Stretch], index: int, count: int = STREAMED_FRAGMENTS) -> Fragment:
+    """Fragment `index` of `count` of a vector (length,): its layers whose number is `index` modulo `count`.
+
+    Embeddings, head and the layers that are left over when `count` does not divide their number belong to all
+    fragments: each has a contiguous share of them, so that all are equally long but for a layer's own differences.
+    Raises ValueError for a vector with fewer numbers than fragments.
+    """
+    _check_index(length, index, count)
+    dealt = layers[: len(layers) // count * count]
+    rest, position = list[Stretch](), 0
+    for start, stop in (*dealt, (length, length)):
+        rest.append((position, start))
+        position = stop
+    return Fragment(length, tuple(_joined([*dealt[index::count], *_share(rest, index, count)])))
+
+
+def _share(stretches: Sequence[Stretch], index: int, count: int) -> Iterable[Stretch]:
+    """The part of stretches, end to end, that lies between index / count and (index + 1) / count of their numbers."""
+    total = sum(stop - start for start, stop in stretches)
+    first, last, passed = total * index // count, total * (index + 1) // count, 0
+    for start, stop in stretches:
+        begin, end = max(first - passed, 0), min(last - passed, stop - start)
+        if begin < end:
+            yield start + begin, start + end
+        passed += stop - start
+
+
+def _joined(stretches: Iterable[Stretch]) -> Iterable[Stretch]:
+    """In order, with those made one that touch."""
+    joined = list[Stretch]()
+    for start, stop in sorted(stretches):
+        if joined and joined[-1][1] == start:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _check_index(length: int, index: int, count: int) -> None:
+    if not 0 <= index < count:
+        raise ValueError(f"there are fragments 0 to {count - 1}, not {index}")
+    if length < count:
+        raise ValueError(f"a vector of {length} numbers has no {count} fragments")

@@ -8,7 +8,7 @@ from neuroshard.types import LayerRange, NodeId
 
 
 @dataclass(frozen=True)
-class SecondCopy:
+class StateCopyStatus:
     """The copy that another node keeps of a stage with a single holder."""
 
     age_seconds: float | None  # of its state: what would be lost with the holder; None: there is none yet
@@ -23,7 +23,7 @@ class PipelineStage:
     ready: tuple[NodeId, ...] = ()  # can work on it now
     paused: tuple[NodeId, ...] = ()  # hold its weights and do not work now
     joining: tuple[NodeId, ...] = ()  # get ready for it
-    copy: SecondCopy | None = None  # None: it needs none, or its holder has not said
+    copy: StateCopyStatus | None = None  # None: it needs none, or its holder has not said
 
     @property
     def is_missing(self) -> bool:
@@ -80,7 +80,7 @@ class Takeover:
 
 
 @dataclass(frozen=True)
-class Passage:
+class MicrobatchTrace:
     """One microbatch on its way through all stages, there and back."""
 
     session: int
@@ -141,7 +141,7 @@ class PipelineFlow:
     failures: int = 0
     given_up: int = 0  # microbatches that were left out for good
     unanswered: tuple[int, ...] = ()  # stages for which microbatches wait at present: nobody does them
-    recent: tuple[Passage, ...] = ()  # at most 32, the newest last
+    recent: tuple[MicrobatchTrace, ...] = ()  # at most 32, the newest last
 
     @property
     def tokens_per_second(self) -> float:

@@ -1,18 +1,29 @@
-"""Frozen values that describe a node at one moment: all that the API and the dashboard ever see of it."""
+"""The snapshot of a node: frozen values with everything that the API and the dashboard show of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from neuroshard.status.contribution import ContributionStatus
 from neuroshard.status.data import DataStatus
-from neuroshard.status.kindness import KindnessStatus
-from neuroshard.status.paths import PathsStatus
+from neuroshard.status.history import SamplesStatus, WorkHistoryStatus
+from neuroshard.status.owner_policy import OwnerPolicyStatus
 from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.status.rounds import StageRoundsStatus
-from neuroshard.status.samples import SamplesStatus
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
+
+
+@dataclass(frozen=True)
+class PathsStatus:
+    """Where the node keeps what on this computer."""
+
+    data_dir: str = ""
+    config_file: str = ""
+    data_cache: str = ""
+    checkpoints: str = ""  # of all wallets, runs and stages
+    logs: str = ""
+    node_key: str = ""
+    api_secret: str = ""
 
 
 class NodeState(StrEnum):
@@ -28,7 +39,7 @@ class NodeState(StrEnum):
     STOPPING = "stopping"
 
 
-class StageState(StrEnum):
+class StartupStepState(StrEnum):
     """State of one step of the start-up."""
 
     PENDING = "pending"
@@ -38,11 +49,11 @@ class StageState(StrEnum):
 
 
 @dataclass(frozen=True)
-class StartupStage:
+class StartupStep:
     """One line of the start-up progress shown in the dashboard from the first second."""
 
     name: str  # for people: "Reading the Genesis manifest"
-    state: StageState = StageState.PENDING
+    state: StartupStepState = StartupStepState.PENDING
     detail: str = ""
     fraction: float | None = None  # 0..1 when it can be told
 
@@ -125,7 +136,7 @@ class TrainingStatus:
     unigram_entropy: float | None = None  # nats a token of the held-out text: what knowing only frequencies gives
 
 
-class Verdict(StrEnum):
+class LearningVerdict(StrEnum):
     """Answer to: is the model really learning?"""
 
     VERIFIED = "verified"
@@ -150,7 +161,7 @@ class VerificationStatus:
     """Verdict on learning, resting on held-out data, in words a user can act on."""
 
     training_verified: bool = False
-    status: Verdict = Verdict.INSUFFICIENT_DATA
+    status: LearningVerdict = LearningVerdict.INSUFFICIENT_DATA
     reason: str = "No held-out evaluation yet."
     action: str = "Nothing to do: wait for the first evaluations."
     loss_trend: LossTrend = LossTrend.INSUFFICIENT_DATA
@@ -339,14 +350,14 @@ class NodeStatus:
     state: NodeState = NodeState.STARTING
     state_reason: str = "Starting."
     is_standing_by: bool = False  # it trains, but nobody asks anything of the stages that it holds at present
-    startup: tuple[StartupStage, ...] = ()
+    startup: tuple[StartupStep, ...] = ()
     node_id: NodeId | None = None
     wallet_id: WalletId | None = None
     data_dir: str = ""
     paths: PathsStatus = field(default_factory=PathsStatus)
     is_demo: bool = False
     paused_until: float | None = None
-    kindness: KindnessStatus = field(default_factory=KindnessStatus)
+    kindness: OwnerPolicyStatus = field(default_factory=OwnerPolicyStatus)
     warnings: tuple[str, ...] = ()
     model: ModelStatus | None = None
     memory: MemoryStatus | None = None
@@ -363,6 +374,6 @@ class NodeStatus:
     network: NetworkStatus = field(default_factory=NetworkStatus)
     swarm: SwarmStatus | None = None  # None before the first look at the network
     history: tuple[LossPoint, ...] = ()  # at most 1,000 points, oldest first
-    contribution: ContributionStatus = field(default_factory=ContributionStatus)
+    contribution: WorkHistoryStatus = field(default_factory=WorkHistoryStatus)
     samples: SamplesStatus = field(default_factory=SamplesStatus)
     uptime_seconds: float = 0.0  # at this snapshot, by a clock that does not jump

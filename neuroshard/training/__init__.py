@@ -1,1 +1,1 @@
-"""Training of one stage: the compute thread, inner and outer steps, evaluation, the verdict on learning, generation."""
+"""Training: the step loop, evaluation, the training record, checkpoints of a stage, and text from the model."""

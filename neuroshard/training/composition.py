@@ -1,4 +1,4 @@
-"""Puts a trainer together: a loop for each stage that the node holds, or one for its driving, and the driver."""
+"""Builds the loops of a trainer from its parts: one per stage, or one for a driver without stages, and the driver."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from neuroshard.training.control import Control
+from neuroshard.pipeline.control import Control
+from neuroshard.pipeline.driver import DataWait, Driver, DriverOptions, FirstStageLimits, InFlightLedger, Pace
+from neuroshard.pipeline.microbatch_call import FlowRecord
 from neuroshard.training.drive_loop import DriveLoop
-from neuroshard.training.driver import Driver, DriverOptions, Room
-from neuroshard.training.flow_record import FlowRecord
-from neuroshard.training.held_out_watch import HeldOutWatch
-from neuroshard.training.journal import Journal
-from neuroshard.training.pace import DataWait, Pace
-from neuroshard.training.parts import Driving, TrainerParts
+from neuroshard.training.evaluator import EvaluationSchedule
+from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.record import TrainingRecord
-from neuroshard.training.stage_loop import StageLoop
-from neuroshard.training.stage_trainer import StageTrainer
+from neuroshard.training.stage_loop import StageLoop, StageTrainer
 
 
 @dataclass(frozen=True)
-class Shared:
+class LoopContext:
     """What all loops of a trainer share."""
 
     control: Control
@@ -30,12 +27,12 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Drive:
+class ComposedDriver:
     """What a node that drives has for it."""
 
     driver: Driver
-    journal: Journal
-    watch: HeldOutWatch
+    journal: InFlightLedger
+    watch: EvaluationSchedule
     waiting: DataWait
 
 
@@ -45,10 +42,10 @@ class Composition:
 
     primary: StageLoop | DriveLoop
     stages: tuple[StageLoop, ...]
-    drive: Drive | None
+    drive: ComposedDriver | None
 
 
-def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: Shared) -> Composition:
+def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: LoopContext) -> Composition:
     """The loops, with a record for each. Raises ValueError for parts that do not go together."""
     driving, pace = parts.driving, Pace(shared.monotonic)
     if driving is None:
@@ -57,7 +54,7 @@ def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: Shar
         stages = _stage_loops(parts, records, shared, pace)
         return Composition(stages[0], stages, None)
     waiting, batch_size = DataWait(pace), parts.parameters.batch_size
-    watch = HeldOutWatch(
+    watch = EvaluationSchedule(
         driving, batch_size, control=shared.control, pace=pace, waiting=waiting, wall_clock=shared.wall_clock
     )
     flow = FlowRecord(driving.routing.stage_count, monotonic=shared.monotonic, wall_clock=shared.wall_clock)
@@ -76,7 +73,7 @@ def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: Shar
         return Composition(loop, (), drive_of(loop.room, loop.journal, lambda: loop.steps))
     if parts.stages[0].index != 0:
         raise ValueError("a node that holds stages drives only with the first one")
-    journal = Journal()
+    journal = InFlightLedger()
     stages = _stage_loops(parts, records, shared, pace, (journal, watch))
     first = stages[0]
     return Composition(first, stages, drive_of(parts.stages[0].service.intake, journal, lambda: first.steps))
@@ -85,9 +82,9 @@ def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: Shar
 def _stage_loops(
     parts: TrainerParts,
     records: Sequence[TrainingRecord],
-    shared: Shared,
+    shared: LoopContext,
     pace: Pace,
-    driven: tuple[Journal, HeldOutWatch] | tuple[None, None] = (None, None),
+    driven: tuple[InFlightLedger, EvaluationSchedule] | tuple[None, None] = (None, None),
 ) -> tuple[StageLoop, ...]:
     """`pace`, and what the node drives, belong to the first stage."""
     loops: list[StageLoop] = []
@@ -109,16 +106,16 @@ def _stage_loops(
 
 
 def _drive(
-    driving: Driving,
+    driving: DriverParts,
     batch_size: int,
-    room: Room,
-    journal: Journal,
+    room: FirstStageLimits,
+    journal: InFlightLedger,
     steps: Callable[[], int],
     *,
-    watch: HeldOutWatch,
+    watch: EvaluationSchedule,
     waiting: DataWait,
     flow: FlowRecord,
-) -> Drive:
+) -> ComposedDriver:
     driver = Driver(
         driving.node_id,
         DriverOptions(batch_size, driving.in_flight, driving.first_session),
@@ -130,4 +127,4 @@ def _drive(
         flow=flow,
         next_step=lambda: steps() + 1,
     )
-    return Drive(driver, journal, watch, waiting)
+    return ComposedDriver(driver, journal, watch, waiting)

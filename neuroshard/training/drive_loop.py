@@ -9,13 +9,11 @@ import anyio
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.optim.schedule import learning_rate_at
+from neuroshard.pipeline.control import Control, Requests
+from neuroshard.pipeline.driver import InFlightLedger, Pace, RemoteFirstStage
+from neuroshard.pipeline.microbatch import MicrobatchKey
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.control import Control, Requests
-from neuroshard.training.driver import OpenRoom
-from neuroshard.training.held_out_watch import HeldOutWatch
-from neuroshard.training.journal import Journal
-from neuroshard.training.microbatch import MicrobatchKey
-from neuroshard.training.pace import Pace
+from neuroshard.training.evaluator import EvaluationSchedule
 from neuroshard.training.record import TrainingRecord
 
 DRAIN_SECONDS = 10.0  # microbatches under way may end so long before an end or an evaluation
@@ -29,7 +27,7 @@ class DriveLoop:
         self,
         parameters: RunParameters,
         record: TrainingRecord,
-        watch: HeldOutWatch,
+        watch: EvaluationSchedule,
         control: Control,
         *,
         pace: Pace,
@@ -39,8 +37,8 @@ class DriveLoop:
         """`changed` is told every change of `state`."""
         self.record = record
         self.state = NodeState.STARTING  # or TRAINING, or PAUSED
-        self.room = OpenRoom(parameters.batch_size)
-        self.journal = Journal(self._microbatch_ended)
+        self.room = RemoteFirstStage(parameters.batch_size)
+        self.journal = InFlightLedger(self._microbatch_ended)
         self.pace = pace
         self._parameters = parameters
         self._watch = watch

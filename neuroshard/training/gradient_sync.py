@@ -1,4 +1,4 @@
-"""Gradient averaging in a node: gradients are gathered until the group has enough, then all make the same step."""
+"""Gradient averaging in a node: gradients accumulate until the group has enough, then all make the same step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from torch import Tensor
 
 from neuroshard.compression import with_residual
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
+from neuroshard.consensus.gradient_averaging import AveragingStep, GradientAveraging
+from neuroshard.consensus.stage_rounds import Agreed, RunRound
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import TensorSchema
+from neuroshard.optim.adamw import stage_clip_norm
 from neuroshard.optim.outer import OuterState
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor, StepResult
+from neuroshard.state.outer_state import OuterProgress
 from neuroshard.status.snapshot import DilocoStatus
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StageExecutor, StepResult
-from neuroshard.training.gradient_averaging import AveragingStep, GradientAveraging
-from neuroshard.training.outer_sync import Agreed, Exchange, OuterProgress, OuterSync
+from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.stage_checkpoint import Stage
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class GradientSync(OuterSync):
         compute: ComputeThread,
         model: StageModel,
         parameters: OuterOptimization,
-        exchange: Exchange,
+        exchange: RunRound,
         state: OuterState,
         averaging: Callable[[int], GradientAveraging],
         sequences_per_step: int,
@@ -206,3 +211,44 @@ class GradientSync(OuterSync):
 
 def _after_alone(averaging: GradientAveraging, before: OuterState, offer: _Offer) -> OuterState:
     return averaging.lone_state(before, with_residual(offer.gradient, offer.residual))
+
+
+def make_outer_sync(
+    compute: ComputeThread, stage: Stage, exchange: RunRound, versions: Callable[[int], RunParameters], index: int
+) -> OuterSync:
+    """Of stage number `index`; `versions` gives the parameters of the run that hold at an outer step."""
+    model, state = stage.executor.model, stage.outer_state
+    schema = TensorSchema.of(model)
+
+    def outer_at(outer_step: int) -> OuterOptimization:
+        return versions(outer_step).outer
+
+    def averaging_at(outer_step: int) -> GradientAveraging:
+        parameters = versions(outer_step)
+        max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
+        return GradientAveraging.of(schema, parameters.outer, parameters.inner, max_norm)
+
+    parameters, sequences_per_step = outer_at(state.outer_step), versions(state.outer_step).sequences_per_step
+    if parameters.strategy == "averaging":
+        return GradientSync(
+            compute=compute,
+            model=model,
+            parameters=parameters,
+            exchange=exchange,
+            state=state,
+            averaging=averaging_at,
+            sequences_per_step=sequences_per_step,
+            residual=stage.residual,
+            progress=stage.outer_progress,
+            versions=outer_at,
+        )
+    return OuterSync(
+        compute=compute,
+        model=model,
+        parameters=parameters,
+        exchange=exchange,
+        state=state,
+        residual=stage.residual,
+        progress=stage.outer_progress,
+        versions=outer_at,
+    )

@@ -1,4 +1,4 @@
-"""A member's vote on an aggregate: whether what the members learned, taken together, is worse on held-out data."""
+"""The acceptance check of an aggregate: a member votes no if the group's progress is worse on held-out data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
+from neuroshard.consensus.sync_strategies import OuterStep
 from neuroshard.data.feed import HeldOut
-from neuroshard.model.tensor_schema import flatten, other_weights
+from neuroshard.data.held_out_losses import PINNED_SEQUENCES, Evaluation, nats_per_token, paired_difference
+from neuroshard.model.weights import flatten, other_weights
 from neuroshard.optim.outer import OuterState
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.evaluation import PINNED_SEQUENCES, Evaluation, paired_difference
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.held_out_claim import nats_a_token
-from neuroshard.training.microbatch import AcceleratorFullError
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.strategy import OuterStep
 
 _LOG = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ class HeldOutVote:
             measured = await self._measured(weights, rows)
             if measured is None:
                 return ()
-            losses += nats_a_token(measured[0], rows.shape[1] - 1)
+            losses += nats_per_token(measured[0], rows.shape[1] - 1)
             seconds += measured[1]
         if root:
             self._losses = dict([*self._losses.items(), (root, tuple(losses))][-_REMEMBERED_STATES:])

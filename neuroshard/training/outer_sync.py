@@ -1,14 +1,13 @@
-"""Inner steps, then one round on what the strategy exchanges. Alone it is a round of one."""
+"""Inner steps, then one round on the vector of the sync strategy. A node without peers runs a round of one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 import anyio
 import anyio.to_thread
@@ -16,17 +15,8 @@ import torch
 from torch import Tensor
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
-from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
-from neuroshard.model.transformer import StageModel
-from neuroshard.optim.outer import OuterState
-from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.status.snapshot import DilocoStatus
-from neuroshard.swarm.schedule import round_is_due
-from neuroshard.training.checkpoint.tensor_file import bytes_of
-from neuroshard.training.compute import ComputeThread, Priority
-from neuroshard.training.executor import StageExecutor, StepResult
-from neuroshard.training.lying_tensors import laid_down
-from neuroshard.training.strategy import (
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, RunRound, UnderWay
+from neuroshard.consensus.sync_strategies import (
     OuterStep,
     Strategy,
     part_at,
@@ -34,6 +24,16 @@ from neuroshard.training.strategy import (
     steps_between_rounds,
     strategy_at,
 )
+from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import TensorSchema, flatten, load_vector
+from neuroshard.optim.outer import OuterState
+from neuroshard.optim.schedule import learning_rate_at
+from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.executor import StageExecutor, StepResult
+from neuroshard.state.outer_state import OuterProgress, state_root
+from neuroshard.state.schedule import round_is_due
+from neuroshard.state.tensor_file import map_to_disk
+from neuroshard.status.snapshot import DilocoStatus
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,60 +43,6 @@ _PARTS: Mapping[StrategyName, str] = {  # what a round was about, where it was n
     "sparta": " and a twentieth of the weights",
     "averaging": " and a gradient",
 }
-ROOT_LABEL = b"neuroshard/outer-state"
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """A round that completed."""
-
-    aggregate: Tensor  # (k,)
-    members: int  # this node included
-    sent: Tensor | None = None  # (k,), the own contribution as the others decoded it; None: nothing is lost, or refused
-    late_for: Tensor | None = None  # (k,), the own contribution of earlier that is in it, when training went on since
-    is_without_own: bool = False  # it was agreed on without this node, whose work waits for the next round
-    sequences: int | None = None  # that a member trained on since the round before; None: as many as this node
-    offered: int | None = None  # sequences whose work `late_for` holds; None: all of them
-
-
-@dataclass(frozen=True)
-class Abandoned:
-    """A round that completed nowhere."""
-
-    reason: str
-    is_soon_again: bool = False  # what was counted towards it still counts
-
-
-@dataclass(frozen=True)
-class UnderWay:
-    """A round that goes on beside the next inner steps; another exchange tells how it has ended."""
-
-
-Outcome: TypeAlias = Agreed | Abandoned | UnderWay
-Exchange: TypeAlias = Callable[[Tensor, int], Awaitable[Outcome]]
-"""Runs the round of one outer step with the group: takes the own contribution (k,) and the outer step."""
-
-
-@dataclass(frozen=True)
-class OuterProgress:
-    """Counts around the outer steps; a checkpoint keeps them."""
-
-    inner_steps: int = 0  # since the last round
-    sequences: int = 0  # since the last round
-    successful: int = 0
-    failed: int = 0
-    members: int = 1
-    last_sync: float | None = None  # seconds since the epoch
-    state_root: str = ""
-    last_failure: str = ""
-    wallet_rounds: int = 0  # contributions that certified rounds accepted, over the whole line
-    line_sequences: int = 0  # that a replica trained on until the last round, by the certificates of the whole line
-    since_round: int = 0  # that this replica has trained on since then
-
-    @property
-    def scheduled_sequences(self) -> int:
-        """What the schedule of the learning rate counts: how far the line is, not what this node has done of it."""
-        return self.line_sequences + self.since_round
 
 
 def keeps_weights(agreed: Agreed, parameters: OuterOptimization) -> bool:
@@ -125,14 +71,6 @@ def included_work(agreed: Agreed, strategy: Strategy, residual: Tensor | None) -
     return None if agreed.late_for is None else strategy.included(agreed.late_for, residual)
 
 
-def state_root(state: OuterState) -> str:
-    """Hex SHA-256 over the outer step (8 bytes), the anchor's and the velocity's bytes: what replicas compare."""
-    digest = sha256(ROOT_LABEL + state.outer_step.to_bytes(8, "big"))
-    for vector in (state.anchor, state.velocity):
-        digest.update(bytes_of(vector.contiguous()))
-    return digest.hexdigest()
-
-
 class OuterSync:
     """Holds the outer state of one stage and changes it in one place, when a round has completed."""
 
@@ -142,7 +80,7 @@ class OuterSync:
         compute: ComputeThread,
         model: StageModel,
         parameters: OuterOptimization,
-        exchange: Exchange,
+        exchange: RunRound,
         state: OuterState,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
@@ -159,7 +97,7 @@ class OuterSync:
         self._changes = 0  # of the state: not where it lies
         self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
-        self._lying = list[Tensor]()  # in a file, see `lie_down`
+        self._offloaded = list[Tensor]()  # in a file, see `offload_tensors`
 
     @property
     def state(self) -> OuterState:
@@ -285,20 +223,20 @@ class OuterSync:
         if self._changes == changes:
             self.progress = replace(self.progress, state_root=root)
 
-    async def lie_down(self, folder: Path, is_wanted: Callable[[], bool]) -> None:
-        """Let the state lie in a file there until `get_up`. Raises OSError."""
+    async def offload_tensors(self, folder: Path, is_wanted: Callable[[], bool]) -> None:
+        """Let the state lie in a file there until `reload_tensors`. Raises OSError."""
         state, changes = self._state, self._changes
-        if self._lying:
+        if self._offloaded:
             return
         vectors = (state.anchor, state.velocity)
-        lying = await anyio.to_thread.run_sync(laid_down, vectors, folder, is_wanted)
+        lying = await anyio.to_thread.run_sync(map_to_disk, vectors, folder, is_wanted)
         if lying is not None and self._changes == changes:
-            self._lying = lying
+            self._offloaded = lying
             self._state = replace(state, anchor=lying[0], velocity=lying[1])
 
-    async def get_up(self) -> None:
+    async def reload_tensors(self) -> None:
         """Take what lies in a file, of this state or of one before it, into memory."""
-        state, lying = self._state, self._lying
+        state, lying = self._state, self._offloaded
 
         def standing() -> OuterState:
             anchor, velocity = (
@@ -310,7 +248,7 @@ class OuterSync:
         if lying:
             changes, risen = self._changes, await anyio.to_thread.run_sync(standing)
             if self._changes == changes:
-                self._state, self._lying = risen, []
+                self._state, self._offloaded = risen, []
 
     def note_abandoned(self, outcome: Abandoned) -> None:
         """Count a round that came to nothing; training goes on."""

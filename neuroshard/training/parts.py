@@ -4,52 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.data.feed import HeldOut
-from neuroshard.data.windows import Batch
-from neuroshard.status.data import DataStatus
-from neuroshard.training.evaluation import PINNED_SEQUENCES
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.generation import TextGenerator
+from neuroshard.consensus.group_rounds import GroupRounds
+from neuroshard.pipeline.driver import Feed
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.routing import Routing
+from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.rounds.group_rounds import GroupRounds
-from neuroshard.training.routing import Routing
-from neuroshard.training.saving import Saver
-from neuroshard.training.stage_service import StageService
-from neuroshard.types import DataPosition, NodeId
-
-
-class Feed(Protocol):
-    """What the trainer needs of the data room's DataFeed."""
-
-    @property
-    def position(self) -> DataPosition:
-        """The next unread window."""
-        ...
-
-    async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
-        """The next batch; nothing is consumed when cancelled."""
-        ...
-
-    async def held_out(self, count: int = PINNED_SEQUENCES) -> HeldOut:
-        """The pinned held-out sequences."""
-        ...
-
-    def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
-        """Note the losses of a step."""
-        ...
-
-    def status(self) -> DataStatus:
-        """For the dashboard."""
-        ...
+from neuroshard.training.stage_checkpoint import Saver
+from neuroshard.training.text_generation import TextGenerator
+from neuroshard.types import NodeId
 
 
 @dataclass(frozen=True)
-class Driving:
-    """What a node has that drives microbatches. A lone node's routing knows one LocalHop around its own service."""
+class DriverParts:
+    """Parts of a driver. A lone node's routing has one LocalStageClient, around the node's own stage server."""
 
     node_id: NodeId
     feed: Feed
@@ -63,7 +34,7 @@ class StageParts:
     """One stage that a node holds. All stages of a node share one compute thread."""
 
     index: int  # of the run's stages
-    service: StageService
+    service: StageServer
     outer: OuterSync
     saver: Saver | None = None  # None: nothing is kept, for measurements
     group: GroupRounds | None = None  # rounds with other replicas; None: this node has nobody
@@ -81,7 +52,7 @@ class TrainerParts:
 
     parameters: RunParameters
     stages: tuple[StageParts, ...]  # in the order of their layers
-    driving: Driving | None = None  # None: this node's layers get their work from others
+    driving: DriverParts | None = None  # None: this node's layers get their work from others
     generator: TextGenerator | None = None
     versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` hold all the time
 

@@ -1,23 +1,193 @@
-"""Everything a checkpoint keeps beside tensors, between the trainer's own values and the checkpoint's metadata."""
+"""Training record of a stage: progress, loss history, and their form in a checkpoint's metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from neuroshard.data.assignment import RotationRule
+from neuroshard.data.held_out_losses import EvaluationRecord
 from neuroshard.errors import CheckpointError
+from neuroshard.pipeline.executor import Precision, StepResult
+from neuroshard.pipeline.tensor_checks import NonFinitePolicy
+from neuroshard.state.checkpoint_manifest import CheckpointMeta
+from neuroshard.state.outer_state import OuterProgress
 from neuroshard.status.snapshot import LossPoint
-from neuroshard.training.checkpoint.metadata import CheckpointMeta
-from neuroshard.training.evaluation import EvaluationRecord
-from neuroshard.training.history import LossHistory
-from neuroshard.training.non_finite import NonFinitePolicy
-from neuroshard.training.outer_sync import OuterProgress
-from neuroshard.training.precision import Precision
-from neuroshard.training.progress import NotedLoss, Progress
-from neuroshard.types import Architecture, JsonValue, LayerRange, NodeId, RunId, WalletId
+from neuroshard.types import Architecture, DataPosition, JsonValue, LayerRange, NodeId, RunId, WalletId
+
+CAPACITY = 2_000
+SNAPSHOT_POINTS = 1_000
+RECENT_POINTS = 200
+
+
+class LossHistory:
+    """Points of the curve, oldest first; `tokens` of a point is the total up to its step.
+
+    All points stand for equally many steps: when the capacity is reached, neighbours are merged and from then on
+    twice as many steps make a point.
+    """
+
+    def __init__(self, points: Sequence[LossPoint] = (), capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._points = list(points)
+        self._stride = _stride(points)
+        self._open: LossPoint | None = None  # the point to come, so far
+        self._open_steps = 0
+        self._recent = deque(points[-RECENT_POINTS:], maxlen=RECENT_POINTS)
+        self._snapshot: tuple[LossPoint, ...] | None = None
+        self._shown: list[LossPoint] = []  # complete groups of the last snapshot, so that the next only adds to them
+        self._shown_size = 1
+        self._make_room()
+
+    def __len__(self) -> int:
+        return len(self._points) + (self._open is not None)
+
+    def add(self, point: LossPoint) -> None:
+        """Add a step."""
+        self._recent.append(point)
+        mean = 0.0 if self._open is None else self._open.loss
+        self._open_steps += 1
+        self._open = replace(point, loss=mean + (point.loss - mean) / self._open_steps)
+        self._snapshot = None
+        if self._open_steps >= self._stride:
+            self._points.append(self._open)
+            self._open, self._open_steps = None, 0
+            self._make_room()
+
+    def recent(self, count: int) -> tuple[LossPoint, ...]:
+        """The newest steps one by one, oldest first; at most 200 are kept."""
+        return tuple(self._recent)[-count:]
+
+    def snapshot(self) -> tuple[LossPoint, ...]:
+        """At most 1,000 points for display; the same object until a step is added."""
+        if self._snapshot is None:
+            size = max(1, -(-len(self) // SNAPSHOT_POINTS))
+            if size != self._shown_size:
+                self._shown, self._shown_size = [], size
+            complete = len(self._points) - len(self._points) % size
+            self._shown += merge_neighbours(self._points[len(self._shown) * size : complete], size)
+            rest = self._points[complete:] if self._open is None else [*self._points[complete:], self._open]
+            self._snapshot = (*self._shown, *merge_neighbours(rest, size))
+        return self._snapshot
+
+    def _make_room(self) -> None:
+        while len(self._points) >= self._capacity:
+            self._points = merge_neighbours(self._points, 2)
+            self._stride *= 2
+            self._shown = []
+
+
+def merge_neighbours(points: Sequence[LossPoint], size: int) -> list[LossPoint]:
+    """One point for each `size` neighbours: their mean loss at the place of the last one."""
+    if size == 1:
+        return list(points)
+    return [_merged(points[i : i + size]) for i in range(0, len(points), size)]
+
+
+def successive_noise(losses: Sequence[float]) -> float:
+    """Standard deviation of a curve around its trend: from successive differences, so a trend does not count.
+
+    sigma^2 = sum (x_{i+1} - x_i)^2 / (2 (n - 1)), von Neumann et al. 1941. Zero for fewer than two losses.
+    """
+    if len(losses) < 2:
+        return 0.0
+    squares = [(b - a) ** 2 for a, b in pairwise(losses)]
+    return (sum(squares) / (2 * len(squares))) ** 0.5
+
+
+def _merged(points: Sequence[LossPoint]) -> LossPoint:
+    last = points[-1]
+    loss = sum(point.loss for point in points) / len(points)
+    return LossPoint(last.step, last.time, loss, last.lr, last.tokens)
+
+
+def _stride(points: Sequence[LossPoint]) -> int:
+    """How many steps a point of a stored curve stands for."""
+    if len(points) < 2:
+        return 1
+    gaps = sorted(b.step - a.step for a, b in pairwise(points))
+    return max(1, gaps[len(gaps) // 2])
+
+
+EMA_MEMORY = 0.95
+INITIAL_STEPS = 10  # their mean is what "initial loss" means
+NOTED_LOSSES = RotationRule().losses
+
+
+@dataclass(frozen=True)
+class NotedLoss:
+    """What was told to the data feed after one step; a resumed feed is told it again, so that it rotates alike."""
+
+    step: int
+    train_loss: float
+    held_out_loss: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Counts of one stage; every step makes a new one."""
+
+    steps: int = 0  # applied inner steps
+    tokens: int = 0
+    sequences: int = 0
+    loss: float | None = None  # of the last applied step, nats a token
+    loss_ema: float | None = None
+    initial_loss: float | None = None  # mean of the first steps
+    grad_norm: float | None = None
+    position: DataPosition | None = None  # first window that no step has used
+    noted: tuple[NotedLoss, ...] = ()  # on the present shard, newest last
+    non_finite: NonFinitePolicy = field(default_factory=NonFinitePolicy)
+
+    def at_position(self, position: DataPosition) -> Progress:
+        """After batches up to `position` were taken for a step; a change of shard ends its noted losses."""
+        moved = self.position is None or position.order != self.position.order
+        return replace(self, position=position, noted=() if moved else self.noted)
+
+    def after_step(self, result: StepResult, loss: float | None, tokens: int, sequences: int) -> Progress:
+        """After an optimizer step on these tokens: one that was skipped counts as skipped and nothing else.
+
+        The loss is None where this node has neither measured nor been told it.
+        """
+        if not result.finite:
+            return self.skipped()
+        return replace(self.after_driving(loss, tokens, sequences), grad_norm=result.grad_norm)
+
+    def skipped(self) -> Progress:
+        """After a step that gave no numbers."""
+        return replace(self, non_finite=self.non_finite.after_step(self.steps + 1, finite=False))
+
+    def after_driving(self, loss: float | None, tokens: int, sequences: int) -> Progress:
+        """After a step's worth of data, wherever the step was made."""
+        return replace(
+            self,
+            steps=self.steps + 1,
+            tokens=self.tokens + tokens,
+            sequences=self.sequences + sequences,
+            loss=loss,
+            loss_ema=self._loss_ema_with(loss),
+            initial_loss=self._initial_loss_with(loss),
+            non_finite=self.non_finite.after_step(self.steps + 1, finite=True),
+        )
+
+    def with_noted(self, noted: NotedLoss) -> Progress:
+        """After the feed was told a loss."""
+        return replace(self, noted=(*self.noted, noted)[-NOTED_LOSSES:])
+
+    def _loss_ema_with(self, loss: float | None) -> float | None:
+        if loss is None or self.loss_ema is None:
+            return self.loss_ema if loss is None else loss
+        return EMA_MEMORY * self.loss_ema + (1 - EMA_MEMORY) * loss
+
+    def _initial_loss_with(self, loss: float | None) -> float | None:
+        if loss is None or self.steps >= INITIAL_STEPS:
+            return self.initial_loss
+        return ((self.initial_loss or 0.0) * self.steps + loss) / (self.steps + 1)
+
 
 _TORCH_GENERATOR = "torch"
 

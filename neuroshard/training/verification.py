@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from neuroshard.status.snapshot import LossPoint, LossTrend, Verdict, VerificationStatus
-from neuroshard.training.evaluation import Evaluation, PairedDifference, paired_difference
-from neuroshard.training.history import successive_noise
+from neuroshard.data.held_out_losses import Evaluation, PairedDifference, paired_difference
+from neuroshard.status.snapshot import LearningVerdict, LossPoint, LossTrend, VerificationStatus
+from neuroshard.training.record import successive_noise
 
 STANDARD_ERRORS = 4.0
 MIN_IMPROVEMENT = 0.02  # nats a token; less is nothing to a reader, and rounding can shift all sequences together
@@ -44,12 +44,14 @@ def verify(evidence: Evidence) -> VerificationStatus:
     trend = loss_trend(evidence.recent)
     diverged = _divergence(evidence)
     if diverged is not None:
-        return VerificationStatus(False, Verdict.DIVERGED, diverged, _DIVERGED_ACTION, LossTrend.NEEDS_ATTENTION)
+        return VerificationStatus(
+            False, LearningVerdict.DIVERGED, diverged, _DIVERGED_ACTION, LossTrend.NEEDS_ATTENTION
+        )
     verified = _is_verified(evidence)
     if not evidence.is_training:
         return _not_training(evidence, verified, trend)
     if verified:
-        return VerificationStatus(True, Verdict.VERIFIED, _verified_reason(evidence), "Nothing to do.", trend)
+        return VerificationStatus(True, LearningVerdict.VERIFIED, _verified_reason(evidence), "Nothing to do.", trend)
     return _undecided(evidence, trend)
 
 
@@ -111,7 +113,9 @@ def _not_training(evidence: Evidence, verified: bool, trend: LossTrend) -> Verif
     reason = evidence.state_reason or "Training is not running."
     if verified:
         reason += " Before that, learning was verified on held-out text."
-    return VerificationStatus(verified, Verdict.NOT_TRAINING, reason, "Resume training to go on learning.", trend)
+    return VerificationStatus(
+        verified, LearningVerdict.NOT_TRAINING, reason, "Resume training to go on learning.", trend
+    )
 
 
 def _verified_reason(evidence: Evidence) -> str:
@@ -132,7 +136,9 @@ def _undecided(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
     if evidence.last_non_finite_step is not None and len(counting) < 2:
         step = evidence.last_non_finite_step
         reason = f"A step gave a value that is not a number (step {step}); learning must be shown anew."
-        return VerificationStatus(False, Verdict.INSUFFICIENT_DATA, reason, "Wait for two more evaluations.", trend)
+        return VerificationStatus(
+            False, LearningVerdict.INSUFFICIENT_DATA, reason, "Wait for two more evaluations.", trend
+        )
     if not counting:
         reason = (
             "The model was measured once on held-out text; a second measurement follows when it has trained a while."
@@ -141,15 +147,15 @@ def _undecided(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
             reason = "Those that feed text to the model measure it on held-out text: their dashboards tell."
         elif not evidence.evaluations:
             reason = "The model was not measured on held-out text yet."
-        return VerificationStatus(False, Verdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)
+        return VerificationStatus(False, LearningVerdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)
     if _passes(evidence, counting[-1]):
         reason = f"The held-out loss is {_since_start(evidence).mean:.2f} nats a token better than at the start."
         return VerificationStatus(
-            False, Verdict.IMPROVING, reason, "Wait for the next evaluation to confirm it.", trend
+            False, LearningVerdict.IMPROVING, reason, "Wait for the next evaluation to confirm it.", trend
         )
     if len(counting) < STALL_EVALUATIONS:
         reason = "The held-out loss has not changed by more than chance yet."
-        return VerificationStatus(False, Verdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)
+        return VerificationStatus(False, LearningVerdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)
     return _stalled(evidence, trend)
 
 
@@ -159,4 +165,4 @@ def _stalled(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
     if evidence.learning_rate == 0:
         reason += " The learning rate is 0, so nothing can be learned."
         action = "Set a learning rate above 0."
-    return VerificationStatus(False, Verdict.STALLED, reason, action, trend)
+    return VerificationStatus(False, LearningVerdict.STALLED, reason, action, trend)

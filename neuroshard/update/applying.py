@@ -13,14 +13,12 @@ from typing import NoReturn, Protocol
 
 import anyio
 
-from neuroshard.config.os_lock import try_lock
-from neuroshard.config.program import is_frozen
+from neuroshard.config.folders import is_frozen
+from neuroshard.config.state_file import try_lock
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError
-from neuroshard.update.errors import UpdateFailedError
-from neuroshard.update.fetching import Progress, fetch_artefact
+from neuroshard.update.fetching import FetchProgress, fetch_artefact, flush_to_disk, unpack
 from neuroshard.update.installation import LOCK, Installation
-from neuroshard.update.judgement import AvailableUpdate
-from neuroshard.update.unpacking import flush_to_disk, unpack
+from neuroshard.update.manifest import AvailableUpdate, UpdateFailedError
 
 TRY_SECONDS = 120.0
 PREPARE_SECONDS = 3600.0  # an environment's packages come over the line
@@ -62,7 +60,7 @@ class NodeControl(Protocol):
 
 
 @dataclass(frozen=True)
-class Change:
+class VersionChange:
     """From which version to which an installation went."""
 
     before: str
@@ -76,9 +74,9 @@ def apply_update(
     installation: Installation,
     control: NodeControl,
     *,
-    progress: Progress | None = None,
+    progress: FetchProgress | None = None,
     on_step: OnStep = lambda _step: None,
-) -> Change:
+) -> VersionChange:
     """Fetch, unpack, try and start the new version. `on_step` is told what was just done.
 
     Raises UpdateRefusedError, UpdateFailedError, DataError, StorageError; the version from before is then in use, but
@@ -98,7 +96,7 @@ def apply_update(
         return _tidied(installation, _change(installation, control, version, on_step))
 
 
-def roll_back(installation: Installation, control: NodeControl, on_step: OnStep = lambda _step: None) -> Change:
+def roll_back(installation: Installation, control: NodeControl, on_step: OnStep = lambda _step: None) -> VersionChange:
     """Return to the version before. Raises UpdateFailedError when there is none or it does not come up."""
     with _alone(installation):
         version = installation.previous()
@@ -107,7 +105,7 @@ def roll_back(installation: Installation, control: NodeControl, on_step: OnStep 
         return _change(installation, control, version, on_step)
 
 
-def _tidied(installation: Installation, change: Change) -> Change:
+def _tidied(installation: Installation, change: VersionChange) -> VersionChange:
     """The new version is in use by now: what of the old ones cannot be removed is told, and no failure."""
     try:
         installation.tidy()
@@ -116,7 +114,7 @@ def _tidied(installation: Installation, change: Change) -> Change:
     return change
 
 
-def _change(installation: Installation, control: NodeControl, version: str, on_step: OnStep) -> Change:
+def _change(installation: Installation, control: NodeControl, version: str, on_step: OnStep) -> VersionChange:
     before = installation.current()
     program = installation.program(version)
     node = control.running()
@@ -125,7 +123,7 @@ def _change(installation: Installation, control: NodeControl, version: str, on_s
         on_step("proved")
         installation.switch(version)
         on_step("switched")
-        return Change(before, version, was_running=False)
+        return VersionChange(before, version, was_running=False)
     try:
         control.stop(node)
         on_step("stopped")
@@ -141,7 +139,7 @@ def _change(installation: Installation, control: NodeControl, version: str, on_s
         said = f"Version {version} is installed, but its node could not be started again: {_words(error)}."
         raise UpdateFailedError(said, _what_runs(control)) from error
     on_step("settled")
-    return Change(before, version, was_running=True, note=note)
+    return VersionChange(before, version, was_running=True, note=note)
 
 
 @dataclass(frozen=True)

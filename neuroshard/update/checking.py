@@ -1,30 +1,95 @@
-"""Asks the publisher whether there is a newer version; installs nothing."""
+"""Ask the publisher for a newer version, and remember the newest manifest seen. Installs nothing.
+
+docs/INSTALLING.md explains how another publisher replaces the address and the key."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import sys
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from platform import machine
+from typing import Any
 
-from neuroshard.config.program import installation_root
+from neuroshard.config.folders import installation_root
 from neuroshard.config.settings import Settings
-from neuroshard.errors import UsageError
-from neuroshard.update.errors import UpdateRefusedError
+from neuroshard.config.state_file import write_atomically
+from neuroshard.errors import StorageError, UsageError
 from neuroshard.update.fetching import fetch_manifest
-from neuroshard.update.judgement import AvailableUpdate, judge, newest_seen
-from neuroshard.update.manifest import read_manifest, safe_url, version_number
-from neuroshard.update.memory import UpdateMemory, load_memory, save_memory
-from neuroshard.update.release import RELEASE_KEY, RELEASE_URL, platform_name
+from neuroshard.update.manifest import (
+    AvailableUpdate,
+    SeenManifest,
+    UpdateRefusedError,
+    judge,
+    newest_seen,
+    read_manifest,
+    safe_url,
+    version_number,
+)
+
+FILE_NAME = "update.json"
+MAX_FILE_BYTES = 4096
+DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
-class Publisher:
+class UpdateMemory:
+    """Times in seconds since the epoch."""
+
+    asked_at: float = 0.0
+    seen: SeenManifest = field(default_factory=SeenManifest)
+    available: str = ""  # the version that was offered to this computer then
+
+    def is_due(self, now: float) -> bool:
+        """Whether the publisher may be asked again: once a day; a clock that was ahead delays it by a day at most."""
+        return not 0 <= now - self.asked_at < DAY_SECONDS
+
+
+def load_memory(data_dir: Path) -> UpdateMemory:
+    """What stands in the folder; nothing readable there counts as nothing seen."""
+    try:
+        with (data_dir / FILE_NAME).open("rb") as file:
+            value: Any = json.loads(file.read(MAX_FILE_BYTES))
+        seen = SeenManifest(str(value["seen"]["version"]), float(value["seen"]["issued_at"]))
+        version_number(seen.version)
+        available = str(value["available"])
+        if available:
+            version_number(available)
+        return UpdateMemory(float(value["asked_at"]), seen, available)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return UpdateMemory()
+
+
+def save_memory(data_dir: Path, memory: UpdateMemory) -> None:
+    """Store it. Raises StorageError."""
+    path = data_dir / FILE_NAME
+    try:
+        write_atomically(path, json.dumps(asdict(memory)).encode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}.", "Free or repair the data folder.") from error
+
+
+RELEASE_URL = ""  # nowhere yet: until there is a publisher, `update_url` and `update_key` name one
+RELEASE_KEY = "e5adb0a141a7c27f06923d248ca592e956bffa9ead6818fd38b8b5213219cc8c"
+
+_PROCESSORS = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
+
+
+def platform_name(system: str = sys.platform, processor: str | None = None) -> str:
+    """What a manifest calls this kind of computer: `linux-x86_64`, `win32-x86_64`, `darwin-arm64`."""
+    named = (processor or machine()).lower()
+    return f"{system}-{_PROCESSORS.get(named, named)}"
+
+
+@dataclass(frozen=True)
+class ReleasePublisher:
     """Who tells of new versions."""
 
     url: str
     key: bytes
 
 
-def publisher_of(settings: Settings) -> Publisher:
+def publisher_of(settings: Settings) -> ReleasePublisher:
     """The publisher of this package, or the owner's choice. Raises UsageError."""
     url = settings.update_url or RELEASE_URL
     if not url:
@@ -34,7 +99,7 @@ def publisher_of(settings: Settings) -> Publisher:
     if settings.update_url and not settings.update_key:
         raise UsageError("update_url is set, update_key is not.", "Set the publisher's public key, 64 hex digits.")
     try:
-        return Publisher(safe_url(url), bytes.fromhex(settings.update_key or RELEASE_KEY))
+        return ReleasePublisher(safe_url(url), bytes.fromhex(settings.update_key or RELEASE_KEY))
     except ValueError as error:
         raise UsageError(f"update_url cannot be used: {error}.", "Use an https:// address.") from error
 

@@ -1,31 +1,33 @@
-"""Fetches manifests and archives: capped before a byte comes, continued after a break or a kill, checked at the end."""
+"""Fetch and unpack an update: size limits before the first byte, resumption after a break, the digest at the end.
+
+An archive is unpacked only after its digest was checked, within limits and inside its own folder."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
+import tarfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from random import Random
 
 import anyio
 import anyio.to_thread
 
 from neuroshard.data.http_source import HttpSource
-from neuroshard.data.opened_file import OpenedFile
-from neuroshard.data.retry import DEFAULT_RETRY_POLICY, FileDamagedError, retry_delay
 from neuroshard.data.storage import storage_error
+from neuroshard.data.transfer import DEFAULT_RETRY_POLICY, FileDamagedError, OpenedFile, retry_delay
 from neuroshard.errors import DataError, DataUnavailableError, DiskFullError
-from neuroshard.update.errors import UpdateRefusedError
-from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact
+from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact, UpdateRefusedError
 
 ATTEMPTS = 5
 MANIFEST_SECONDS = 60.0
 _HASH_BYTES = 1 << 20
 
-Progress = Callable[[int, int], None]  # bytes here, bytes in all
+FetchProgress = Callable[[int, int], None]  # bytes here, bytes in all
 
 
 async def fetch_manifest(url: str) -> bytes:
@@ -45,7 +47,7 @@ async def fetch_manifest(url: str) -> bytes:
     return bytes(data)
 
 
-async def fetch_artefact(artefact: Artefact, path: Path, progress: Progress | None = None) -> None:
+async def fetch_artefact(artefact: Artefact, path: Path, progress: FetchProgress | None = None) -> None:
     """The archive at `path`, whole and with its digest; what an earlier try left beside it is continued.
 
     Raises UpdateRefusedError when it is not what was signed, DataUnavailableError when it does not come,
@@ -64,7 +66,7 @@ async def fetch_artefact(artefact: Artefact, path: Path, progress: Progress | No
         raise storage_error(part, error) from error
 
 
-async def _fetch_part(artefact: Artefact, part: Path, progress: Progress) -> None:
+async def _fetch_part(artefact: Artefact, part: Path, progress: FetchProgress) -> None:
     """Bring the file to its full size, with a new attempt after each break."""
     rng = Random()  # noqa: S311 - jitter, not a secret
     _refuse_full_disk(artefact, part)
@@ -87,7 +89,7 @@ async def _fetch_part(artefact: Artefact, part: Path, progress: Progress) -> Non
             await anyio.sleep(retry_delay(DEFAULT_RETRY_POLICY, failures, rng))
 
 
-async def _attempt(artefact: Artefact, part: Path, progress: Progress) -> None:
+async def _attempt(artefact: Artefact, part: Path, progress: FetchProgress) -> None:
     validator_file = _validator_file(part)
     validator = validator_file.read_text(encoding="ascii", errors="ignore") if validator_file.exists() else None
     if validator is None or _size(part) > artefact.size:
@@ -159,3 +161,57 @@ def _digest(path: Path) -> str:
         while block := file.read(_HASH_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+MAX_FILES = 100_000
+
+
+def unpack(archive: Path, folder: Path, most_bytes: int) -> None:
+    """Unpack a .tar.gz into a new `folder`. Raises UpdateRefusedError for one that is damaged, too large or escapes."""
+    folder.mkdir(parents=True)
+    left, files = most_bytes, 0
+    try:
+        with tarfile.open(archive, "r:gz") as content:
+            for member in content:
+                files, left = files + 1, left - member.size
+                if left < 0 or files > MAX_FILES:
+                    raise UpdateRefusedError("The archive unpacks to more than was signed.")
+                _extract(content, member, folder)
+    except (tarfile.TarError, EOFError, FileExistsError) as error:
+        raise UpdateRefusedError(f"The archive of the update cannot be unpacked: {error}.") from error
+
+
+def flush_to_disk(folder: Path) -> None:
+    """Wait until everything below the folder would survive a power cut. Raises OSError."""
+    if hasattr(os, "sync"):
+        os.sync()
+        return
+    for path in folder.rglob("*"):  # Windows: file by file, of those that may be written
+        if path.is_file() and os.access(path, os.W_OK):
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+
+
+def _extract(content: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """One member: a folder, a file or a link, within the folder. tarfile's own filter came with Python 3.11.4 only."""
+    name, target = PurePosixPath(member.name), folder / member.name
+    if name.is_absolute() or ".." in name.parts or not _is_inside(target.parent, folder):
+        raise tarfile.TarError(f"{member.name!r} is outside of its folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = content.extractfile(member) if member.isreg() else None
+    if member.isdir():
+        target.mkdir(exist_ok=True)
+    elif member.issym() and _is_inside(target.parent / member.linkname, folder):
+        target.symlink_to(member.linkname)
+    elif member.islnk() and _is_inside(folder / member.linkname, folder):
+        os.link(folder / member.linkname, target)
+    elif source is not None:
+        with source, target.open("xb") as file:
+            shutil.copyfileobj(source, file)
+        target.chmod(0o755 if member.mode & 0o100 else 0o644)
+    else:
+        raise tarfile.TarError(f"{member.name!r} is no file, no folder and no link within it")
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())

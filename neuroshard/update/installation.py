@@ -1,4 +1,4 @@
-"""Versions side by side in an installation (see neuroshard.config.program), and the pointer that says which starts."""
+"""Versions side by side in an installation (see neuroshard.config.folders), and the pointer that says which starts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuroshard.config.atomic_write import write_atomically
-from neuroshard.config.program import POINTER, VERSIONS
+from neuroshard.config.folders import POINTER, VERSIONS
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError
 from neuroshard.update.manifest import version_number
 

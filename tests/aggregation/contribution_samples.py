@@ -10,9 +10,9 @@ import torch
 
 from neuroshard.aggregation import (
     AggregatorConfig,
+    GateVerdict,
     SliceRows,
     SliceStatistics,
-    Verdict,
     judge_statistics,
     needs_gram,
     reduce_slice,
@@ -28,7 +28,7 @@ def honest_rows(count: int, length: int, seed: int = 0, common: float = 1.5) -> 
     return common * direction + torch.randn(count, length, generator=generator)
 
 
-def judge(contributions: torch.Tensor, total: SliceStatistics | None = None) -> Verdict:
+def judge(contributions: torch.Tensor, total: SliceStatistics | None = None) -> GateVerdict:
     """Verdict over (n, d) fp32 contributions in memory, whose statistics are known or made here."""
     total = slice_statistics(SliceRows.of(contributions)) if total is None else total
     return judge_statistics(total, _copies(contributions, total))
@@ -80,16 +80,16 @@ def cut(rows: torch.Tensor, edges: list[int]) -> list[SliceRows]:
     return [SliceRows.of(rows[:, start:stop]) for start, stop in pairwise(bounds) if start < stop]
 
 
-def accepting_all(count: int) -> Verdict:
+def accepting_all(count: int) -> GateVerdict:
     """The verdict that refuses and clips nobody, for tests of what comes after the gates."""
-    return Verdict(tuple(range(count)), {}, (1.0,) * count, robust=count >= 3)
+    return GateVerdict(tuple(range(count)), {}, (1.0,) * count, robust=count >= 3)
 
 
 def aggregated(
     rows: torch.Tensor,
     config: AggregatorConfig,
     *,
-    verdict: Verdict | None = None,
+    verdict: GateVerdict | None = None,
     tolerated: int = 0,
     work: list[float] | None = None,
 ) -> torch.Tensor:

@@ -28,8 +28,7 @@ from neuroshard.aggregation import (
     needs_gram,
     trim_count,
 )
-from neuroshard.aggregation.sorting import comparators, middle_rows
-from neuroshard.aggregation.sums import BLOCK, LANES, dot_product, fold_products, folded
+from neuroshard.aggregation.slices import BLOCK, LANES, comparators, dot_product, fold_products, folded, middle_rows
 from neuroshard.config.run_parameters import OuterOptimization
 from tests.aggregation.contribution_samples import aggregated
 

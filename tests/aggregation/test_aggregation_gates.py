@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from neuroshard.aggregation import Mean, Refusal, SliceRows, judge_statistics, max_refused, slice_statistics
+from neuroshard.aggregation import Mean, RejectionReason, SliceRows, judge_statistics, max_refused, slice_statistics
 from tests.aggregation.contribution_samples import aggregated, judge
 
 LENGTH = 500
@@ -33,7 +33,7 @@ def test_one_number_that_is_not_finite_refuses_the_whole_contribution(bad: float
     rows = honest_rows(5)
     rows[2, place] = bad
     verdict = judge(rows)
-    assert verdict.refused == {2: Refusal.NOT_FINITE}
+    assert verdict.refused == {2: RejectionReason.NOT_FINITE}
     assert verdict.abort_reason is None
     assert aggregated(rows, Mean(), verdict=verdict).isfinite().all()
 
@@ -47,11 +47,11 @@ def test_zero_copies_norms_and_directions_are_refused_each_with_its_reason() -> 
     rows[10] *= -1
     verdict = judge(rows)
     assert dict(verdict.refused) == {
-        1: Refusal.ZERO,
-        4: Refusal.COPY,
-        6: Refusal.NORM,
-        8: Refusal.NORM,
-        10: Refusal.DIRECTION,
+        1: RejectionReason.ZERO,
+        4: RejectionReason.COPY,
+        6: RejectionReason.NORM,
+        8: RejectionReason.NORM,
+        10: RejectionReason.DIRECTION,
     }
     assert verdict.abort_reason is None
 
@@ -60,14 +60,14 @@ def test_one_peer_counted_five_times_counts_once() -> None:
     rows = honest_rows(13)
     rows[9:13] = rows[0]
     verdict = judge(rows)
-    assert dict(verdict.refused) == dict.fromkeys(range(9, 13), Refusal.COPY)
+    assert dict(verdict.refused) == dict.fromkeys(range(9, 13), RejectionReason.COPY)
     assert verdict.accepted == tuple(range(9))
 
 
 def test_a_random_direction_is_refused_among_members_that_agree() -> None:
     rows = honest_rows(7, common=2.0)
     rows[3] = torch.randn(LENGTH, generator=torch.Generator().manual_seed(99)) * rows[0].norm() / LENGTH**0.5
-    assert judge(rows).refused == {3: Refusal.DIRECTION}
+    assert judge(rows).refused == {3: RejectionReason.DIRECTION}
 
 
 def test_long_contributions_are_clipped_to_the_median_norm() -> None:
@@ -91,14 +91,14 @@ def test_without_directions_the_other_gates_apply_and_nothing_is_clipped() -> No
     rows[6] *= 12
     statistics = slice_statistics(SliceRows.of(rows))
     verdict = judge_statistics(statistics, judges_direction=False)
-    assert dict(verdict.refused) == {5: Refusal.ZERO, 6: Refusal.NORM}
+    assert dict(verdict.refused) == {5: RejectionReason.ZERO, 6: RejectionReason.NORM}
     assert set(verdict.clip_factors) == {1.0}
-    assert Refusal.DIRECTION in judge_statistics(statistics).refused.values()
+    assert RejectionReason.DIRECTION in judge_statistics(statistics).refused.values()
 
 
 def test_copies_are_named_by_who_compared_them() -> None:
     total = slice_statistics(SliceRows.of(honest_rows(5)))
-    assert judge_statistics(total, {3}).refused == {3: Refusal.COPY}
+    assert judge_statistics(total, {3}).refused == {3: RejectionReason.COPY}
     with pytest.raises(ValueError, match="below 5"):
         judge_statistics(total, {5})
 
@@ -175,4 +175,4 @@ def test_a_sparse_contribution_against_the_others_is_refused() -> None:
     rows = sparse_rows(8)
     rows[3] = -3 * sparse_rows(8)[[0, 1, 2, 4, 5]].mean(dim=0)
     total = slice_statistics(SliceRows.of(rows), is_sparse=True)
-    assert dict(judge_statistics(total).refused) == {3: Refusal.DIRECTION}
+    assert dict(judge_statistics(total).refused) == {3: RejectionReason.DIRECTION}

@@ -20,7 +20,7 @@ from neuroshard.aggregation import (
     reduction_by,
     slice_statistics,
 )
-from neuroshard.aggregation.gram_rules import centred_clipping_weights, krum_order
+from neuroshard.aggregation.reduction import centred_clipping_weights, krum_order
 from tests.aggregation.contribution_samples import ATTACKS, accepting_all, aggregated, attacked, honest_rows, judge
 
 ROBUST: list[AggregatorConfig] = [TrimmedMean(0.25), Median(), Krum(), MultiKrum(), CentredClipping()]

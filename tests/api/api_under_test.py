@@ -11,7 +11,7 @@ from fake_node import FakeNode
 from fastapi import FastAPI
 
 from neuroshard.api.app import ApiContext, ApiLimits, create_app
-from neuroshard.telemetry.ring import LogRing
+from neuroshard.telemetry.logs import LogRing
 from neuroshard.types import JsonValue
 
 SECRET = "a-secret-of-the-tests-that-is-long-enough"

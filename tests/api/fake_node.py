@@ -8,10 +8,9 @@ from threading import Event, Thread
 from types import TracebackType
 
 from neuroshard.errors import NeuroShardError
-from neuroshard.status.board import StatusBoard
-from neuroshard.status.commands import (
-    Answer,
+from neuroshard.status.board import (
     Command,
+    CommandAnswer,
     CommandChannel,
     CommandResult,
     Generate,
@@ -21,6 +20,7 @@ from neuroshard.status.commands import (
     Resume,
     SaveCheckpoint,
     Shutdown,
+    StatusBoard,
     UpdateSettings,
 )
 from neuroshard.status.data import DataStatus
@@ -151,7 +151,7 @@ class FakeNode:
         self.board.publish(replace(self.board.current(), state=state, state_reason=message))
         return CommandResult(state, message)
 
-    def _generate(self, command: Generate, answer: Future[Answer]) -> None:
+    def _generate(self, command: Generate, answer: Future[CommandAnswer]) -> None:
         """Says the prompt's words once more, one token each."""
         words = command.prompt.split()[: command.max_tokens] or ["..."]
         for count, word in enumerate(words, start=1):

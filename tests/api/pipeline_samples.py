@@ -9,7 +9,7 @@ from fake_node import STARTED, training_status
 from neuroshard.status.pipeline import (
     Bottleneck,
     HopTimes,
-    Passage,
+    MicrobatchTrace,
     PipelineFlow,
     PipelineStage,
     PipelineStatus,
@@ -21,7 +21,7 @@ from neuroshard.types import LayerRange, NodeId, Role
 
 ME, B, C, D = NodeId("12D3KooWtest"), NodeId("b"), NodeId("c"), NodeId("d")
 
-PASSAGE = Passage(
+PASSAGE = MicrobatchTrace(
     session=7,
     microbatch=3,
     ended_at=STARTED + 59,

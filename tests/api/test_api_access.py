@@ -10,9 +10,9 @@ from fake_node import FakeNode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.api.hosts import HostPolicy, is_loopback
-from neuroshard.api.session import SESSION_SECONDS, SessionKeys
-from neuroshard.status.commands import Resume
+from neuroshard.api.access import SESSION_SECONDS, SessionKeys
+from neuroshard.api.address import HostPolicy, is_loopback
+from neuroshard.status.board import Resume
 
 HERE = "http://127.0.0.1:8000"
 RESUME = "/api/training/resume"

@@ -9,10 +9,10 @@ import pytest
 from api_under_test import Api, make_api
 from fake_node import FakeNode, training_status
 
-from neuroshard.api.commanding import answer_within
+from neuroshard.api.context import answer_within
 from neuroshard.api.problems import CommandTimeoutError
 from neuroshard.errors import NotReadyError
-from neuroshard.status.commands import CommandChannel, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
+from neuroshard.status.board import CommandChannel, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
 
 

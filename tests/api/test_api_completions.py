@@ -12,7 +12,7 @@ from fake_node import FakeNode
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.errors import NotReadyError
-from neuroshard.status.commands import Generate
+from neuroshard.status.board import Generate
 
 ASK: dict[str, object] = {"model": "neuroshard", "prompt": "one two three four", "max_tokens": 3}
 
@@ -89,7 +89,7 @@ def test_a_streamed_completion(api: Api) -> None:
         {"stop": ""},
         {"seed": 2**64},
         {"logprobs": 2},
-        {"best_of": 2},
+        {"choose_donor": 2},
         {"presence_penalty": 1},
         {"unheard_of": 1},
     ],

@@ -8,17 +8,16 @@ import pytest
 from api_under_test import Api
 from fake_node import STARTED, training_status
 
-from neuroshard.status.contribution import ContributionStatus, Work, WorkSpan
-from neuroshard.status.samples import Sample, SamplesStatus
+from neuroshard.status.history import SamplesStatus, TextSample, WorkDone, WorkHistoryStatus, WorkSpan
 
-WORK = Work(STARTED, 1_000, 2, 30, 40, 5.0, 6.5)
+WORK = WorkDone(STARTED, 1_000, 2, 30, 40, 5.0, 6.5)
 MEMBERS = {"start", "tokens", "steps", "bytes_sent", "bytes_received", "training_seconds", "loss"}
 
 
 @pytest.mark.parametrize(("span", "points"), [("day", 1), ("week", 2), ("all", 3)])
 def test_a_span_is_told_with_the_total(api: Api, span: str, points: int) -> None:
     spans = [WorkSpan(60.0 * n, tuple(replace(WORK, start=STARTED + k) for k in range(n))) for n in (1, 2, 3)]
-    api.node.board.publish(replace(training_status(), contribution=ContributionStatus(WORK, *spans)))
+    api.node.board.publish(replace(training_status(), contribution=WorkHistoryStatus(WORK, *spans)))
     body = api.get(f"/api/contribution?span={span}").json()
     assert (body["span"], body["width_seconds"], len(body["points"])) == (span, 60.0 * points, points)
     assert body["points"][0] == body["total"]
@@ -38,7 +37,7 @@ def test_an_unknown_span_is_named(api: Api) -> None:
 
 
 def test_what_the_model_wrote_is_told(api: Api) -> None:
-    sample = Sample(10, 12, STARTED, 0.5, ("of", "the", "in"))
+    sample = TextSample(10, 12, STARTED, 0.5, ("of", "the", "in"))
     status = SamplesStatus(("One", "Two", "Three"), (sample,), 100)
     api.node.board.publish(replace(training_status(), samples=status))
     assert api.get("/api/samples").json() == {

@@ -14,9 +14,8 @@ from api_under_test import Api, make_api
 from event_stream import events_of, parse
 from fake_node import STARTED, FakeNode, training_status
 
-from neuroshard.api.broadcast import MOST_WAITING_EVENTS, Broadcaster, Subscriber
 from neuroshard.api.context import ApiLimits
-from neuroshard.api.events import RESET, events_between
+from neuroshard.api.events import MOST_WAITING_EVENTS, RESET, Broadcaster, Subscriber, events_between
 from neuroshard.api.rendering import RenderedViews
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.errors import NotReadyError

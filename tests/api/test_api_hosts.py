@@ -11,13 +11,13 @@ import pytest
 from api_under_test import SECRET, make_api
 from fake_node import FakeNode
 
-from neuroshard.api.hosts import HostPolicy, dashboard_url, local_url
+from neuroshard.api.address import HostPolicy, dashboard_url, local_url
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.cli.client import connect
+from neuroshard.config.instance_lock import InstanceLock
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.node.launch import run_node
-from neuroshard.training.checkpoint.lock import InstanceLock
 
 
 @pytest.fixture(params=["127.0.0.1", "127.0.0.2", "::1", "0.0.0.0", "::"])

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm_samples import JOIN_LINE, among, peer
 
-from neuroshard.api.bodies.network import Standing
+from neuroshard.api.bodies.node import PeerRating
 from neuroshard.api.context import ApiLimits
 from neuroshard.api.events import peers_between
-from neuroshard.api.views.network import standing
+from neuroshard.api.views.node import standing
 from neuroshard.status.snapshot import ConnectionKind, DilocoStatus, NetworkStatus, NodeStatus, PeerStatus
 
 
@@ -177,7 +177,7 @@ def test_a_reason_that_comes_twice_is_added_up(api: Api) -> None:
 
 @given(st.floats(), st.floats())
 def test_a_higher_score_is_never_a_worse_standing(one: float, other: float) -> None:
-    order = list(Standing)
+    order = list(PeerRating)
     if one <= other:
         assert order.index(standing(one)) >= order.index(standing(other))
 

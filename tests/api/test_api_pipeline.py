@@ -10,8 +10,8 @@ from api_under_test import Api
 from fake_node import training_status
 from pipeline_samples import FLOW, ME, PASSAGE, STAGES, B, C, D, in_a_pipeline
 
-from neuroshard.api.views.pipeline import pipeline_view
-from neuroshard.status.pipeline import PipelineStage, SecondCopy
+from neuroshard.api.views.training import pipeline_view
+from neuroshard.status.pipeline import PipelineStage, StateCopyStatus
 from neuroshard.types import LayerRange, NodeId
 
 
@@ -35,9 +35,12 @@ def test_every_stage_with_its_layers_roles_and_holders(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copy", "told"), [(None, (None, None)), (SecondCopy(None), (False, None)), (SecondCopy(12.5), (True, 12.5))]
+    ("copy", "told"),
+    [(None, (None, None)), (StateCopyStatus(None), (False, None)), (StateCopyStatus(12.5), (True, 12.5))],
 )
-def test_the_second_copy_of_a_stage(api: Api, copy: SecondCopy | None, told: tuple[bool | None, float | None]) -> None:
+def test_the_second_copy_of_a_stage(
+    api: Api, copy: StateCopyStatus | None, told: tuple[bool | None, float | None]
+) -> None:
     api.node.board.publish(in_a_pipeline((replace(STAGES[0], copy=copy), *STAGES[1:])))
     stage = api.get("/api/pipeline").json()["stages"][0]
     assert (stage["has_copy"], stage["copy_age_seconds"]) == told
@@ -148,7 +151,15 @@ def test_every_field_of_the_answer_is_described_with_its_unit(api: Api) -> None:
     plain = {"stage", "layers", "roles", "holders", "layer_count", "stages", "steps", "outer_step", "last_saved_step"}
     plain |= {"session", "microbatch", "tokens", "takeovers", "bytes_received", "tokens_per_second", "stage_count"}
     plain |= {"node_id", "own_stages", "compute_seconds", "wait_seconds", "wire_seconds"}
-    for name in ("PipelineBody", "StageBody", "FlowBody", "PassageBody", "HopBody", "OwnStageBody", "BottleneckBody"):
+    for name in (
+        "PipelineBody",
+        "StageBody",
+        "FlowBody",
+        "MicrobatchTraceBody",
+        "HopBody",
+        "OwnStageBody",
+        "BottleneckBody",
+    ):
         fields = schemas[name]["properties"]
         silent = {field for field, schema in fields.items() if "description" not in schema} - plain
         assert not silent, (name, silent)

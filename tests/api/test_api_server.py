@@ -16,9 +16,9 @@ import pytest
 from api_under_test import SECRET, Api, make_api
 from fake_node import FakeNode
 
-from neuroshard.api import connection
+from neuroshard.api import server as connection
+from neuroshard.api.access import load_or_create_secret
 from neuroshard.api.context import ApiLimits
-from neuroshard.api.secret import load_or_create_secret
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.errors import NetworkRefusedError, StorageError
 

@@ -13,19 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_samples import STAGES, in_a_pipeline
 
-from neuroshard.api.bodies.base import Answer, finite_json
 from neuroshard.api.events import events_between, peers_between
 from neuroshard.api.metrics import metrics_text
-from neuroshard.api.rendering import RenderedViews, View
-from neuroshard.api.views.network import peers_view
-from neuroshard.api.views.node import checkpoints_view, data_view, health_view, status_view
-from neuroshard.api.views.pipeline import pipeline_view
-from neuroshard.api.views.rounds import rounds_view
-from neuroshard.api.views.training import global_view, history_view, thin_out, verify_view
+from neuroshard.api.rendering import RenderedViews, ResponseBody, View, finite_json
+from neuroshard.api.views.node import checkpoints_view, data_view, health_view, peers_view, status_view
+from neuroshard.api.views.training import global_view, history_view, pipeline_view, rounds_view, thin_out, verify_view
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.data import DataStatus
-from neuroshard.status.paths import PathsStatus
-from neuroshard.status.pipeline import Bottleneck, HopTimes, Passage, PipelineFlow, PipelineStatus, StageLoad
+from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, PipelineStatus, StageLoad
 from neuroshard.status.rounds import PhaseSeconds
 from neuroshard.status.snapshot import (
     CheckpointStatus,
@@ -37,9 +32,10 @@ from neuroshard.status.snapshot import (
     NetworkStatus,
     NodeState,
     NodeStatus,
+    PathsStatus,
     PeerStatus,
     ResourceStatus,
-    StartupStage,
+    StartupStep,
     SwarmStatus,
     TrainingStatus,
     VerificationStatus,
@@ -121,7 +117,7 @@ SWARMS = st.builds(
 )
 HOPS = st.builds(HopTimes, node_id=st.just("peer"), compute_seconds=NUMBERS, wait_seconds=NUMBERS, wire_seconds=NUMBERS)
 PASSAGES = st.builds(
-    Passage,
+    MicrobatchTrace,
     session=COUNTS,
     microbatch=COUNTS,
     ended_at=NUMBERS,
@@ -172,7 +168,7 @@ STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     state=st.sampled_from(NodeState),
     state_reason=TEXTS,
     is_standing_by=st.booleans(),
-    startup=st.lists(st.builds(StartupStage, name=TEXTS, detail=TEXTS, fraction=NUMBERS), max_size=2).map(tuple),
+    startup=st.lists(st.builds(StartupStep, name=TEXTS, detail=TEXTS, fraction=NUMBERS), max_size=2).map(tuple),
     node_id=st.none() | st.just("node"),
     data_dir=TEXTS,
     paths=st.builds(PathsStatus, logs=TEXTS),
@@ -254,6 +250,6 @@ def test_a_view_is_serialised_once_a_version() -> None:
 
 
 def test_answers_cannot_be_changed() -> None:
-    body: Answer = verify_view(training_status())
+    body: ResponseBody = verify_view(training_status())
     with pytest.raises(ValueError, match="frozen"):
         body.steps = 3  # type: ignore[attr-defined]

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from neuroshard.api.setup.app import SetupContext, create_setup_app
-from neuroshard.api.setup.desk import Finished, SetupDesk, Surroundings
-from neuroshard.api.setup.entry import ENTRY_SECONDS, entry_address
-from neuroshard.config.first_settings import FirstSettings, stored_token
+from neuroshard.api.access import ENTRY_SECONDS, entry_address
+from neuroshard.api.app import SetupContext, create_setup_app
+from neuroshard.api.setup import Finished, SetupDraft, SetupFacts
 from neuroshard.config.loading import load_settings
+from neuroshard.config.saving import FirstSettings, stored_token
 from neuroshard.errors import StorageError
 from neuroshard.identity import Wallet, new_phrase, parse_token
 
@@ -41,8 +41,8 @@ class SetupApi:
 
     def __post_init__(self) -> None:
         loaded = load_settings(self.flags, {}, self.folder)
-        surroundings = Surroundings({"memory": 12_000, "cpu_threads": 6}, True, "desktop autostart entry")
-        self.desk = SetupDesk(loaded, surroundings, self.finish, clock=lambda: self.beats)
+        surroundings = SetupFacts({"memory": 12_000, "cpu_threads": 6}, True, "desktop autostart entry")
+        self.desk = SetupDraft(loaded, surroundings, self.finish, clock=lambda: self.beats)
         self.app = create_setup_app(
             SetupContext(self.desk, SECRET, "127.0.0.1", self.port, self.stopped.append, lambda: self.now)
         )

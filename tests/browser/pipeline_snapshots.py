@@ -8,17 +8,17 @@ from dataclasses import replace
 import snapshots
 from swarm_snapshots import among, peer_id
 
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.model.architecture import StagePlan
+from neuroshard.pipeline.microbatch_call import flow_of
 from neuroshard.status.pipeline import (
     HopTimes,
-    Passage,
+    MicrobatchTrace,
     PipelineFlow,
     PipelineStage,
     PipelineStatus,
     Takeover,
 )
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus, StageStatus
-from neuroshard.training.flow import flow_of
 from neuroshard.types import LayerRange, NodeId, Role
 
 ME = snapshots.training().node_id or NodeId("")
@@ -36,10 +36,10 @@ def holders(stages: int, replicas: int) -> tuple[PipelineStage, ...]:
     return tuple(rows)
 
 
-def passages(stages: tuple[PipelineStage, ...], count: int = 32) -> tuple[Passage, ...]:
+def passages(stages: tuple[PipelineStage, ...], count: int = 32) -> tuple[MicrobatchTrace, ...]:
     """Microbatches whose second stage takes longest; in one of them it was taken over."""
     now = time.time()
-    rows: list[Passage] = []
+    rows: list[MicrobatchTrace] = []
     for number in range(count):
         hops = tuple(
             HopTimes(
@@ -57,7 +57,9 @@ def passages(stages: tuple[PipelineStage, ...], count: int = 32) -> tuple[Passag
         lost = 0.5 if is_taken_over else 0.0
         seconds = sum(hop.seconds for hop in hops) + lost
         rows.append(
-            Passage(5, number, now - 2 * (count - number), seconds, 1024, hops, takeovers, failures=len(takeovers))
+            MicrobatchTrace(
+                5, number, now - 2 * (count - number), seconds, 1024, hops, takeovers, failures=len(takeovers)
+            )
         )
     return tuple(rows)
 

@@ -16,10 +16,9 @@ from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import NeuroShardError
 from neuroshard.node.configuration import Configuration
-from neuroshard.status.board import StatusBoard
-from neuroshard.status.commands import (
-    Answer,
+from neuroshard.status.board import (
     Command,
+    CommandAnswer,
     CommandChannel,
     CommandResult,
     Generate,
@@ -28,10 +27,11 @@ from neuroshard.status.commands import (
     Pause,
     Resume,
     Shutdown,
+    StatusBoard,
     UpdateSettings,
 )
 from neuroshard.status.snapshot import LossPoint, NodeState, NodeStatus
-from neuroshard.telemetry.ring import LogRing
+from neuroshard.telemetry.logs import LogRing
 
 SECRET = "a" * 43
 POLL_SECONDS = 0.02
@@ -103,7 +103,7 @@ class PretendNode:
                 self.received.append(command)
                 self._answer(command, answer)
 
-    def _answer(self, command: Command, answer: Future[Answer]) -> None:
+    def _answer(self, command: Command, answer: Future[CommandAnswer]) -> None:
         try:
             answer.set_result(self._obey(command))
         except NeuroShardError as error:

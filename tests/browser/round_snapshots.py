@@ -9,6 +9,7 @@ from hashlib import sha256
 import snapshots
 from swarm_snapshots import among, peer_id
 
+from neuroshard.consensus.round_status import with_round
 from neuroshard.status.rounds import (
     AbandonReason,
     CertificateStatus,
@@ -19,7 +20,6 @@ from neuroshard.status.rounds import (
     StageRoundsStatus,
 )
 from neuroshard.status.snapshot import NodeStatus
-from neuroshard.training.rounds.round_record import with_round
 from neuroshard.types import LayerRange, NodeId, WalletId
 
 ME = snapshots.training().node_id or NodeId("")

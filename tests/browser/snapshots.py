@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from math import exp
 
-from neuroshard.status.contribution import ContributionStatus, Work, WorkSpan
 from neuroshard.status.data import (
     DataCoverage,
     DataStatus,
@@ -17,12 +16,13 @@ from neuroshard.status.data import (
     ShardStatus,
     ShardUse,
 )
-from neuroshard.status.samples import Sample, SamplesStatus
+from neuroshard.status.history import SamplesStatus, TextSample, WorkDone, WorkHistoryStatus, WorkSpan
 from neuroshard.status.snapshot import (
     CheckpointGeneration,
     CheckpointStatus,
     DilocoStatus,
     HeldOutPoint,
+    LearningVerdict,
     LossPoint,
     LossTrend,
     MemoryStatus,
@@ -31,10 +31,9 @@ from neuroshard.status.snapshot import (
     NodeStatus,
     ResourceStatus,
     RunStatus,
-    StageState,
-    StartupStage,
+    StartupStep,
+    StartupStepState,
     TrainingStatus,
-    Verdict,
     VerificationStatus,
 )
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
@@ -51,9 +50,9 @@ def starting() -> NodeStatus:
     """The first second of a demo."""
     now = time.time()
     stages = (
-        StartupStage("Opening the data folder", StageState.DONE),
-        StartupStage("Learning the vocabulary", StageState.RUNNING, "2,048 of 4,096 tokens", 0.5),
-        StartupStage("Building the model"),
+        StartupStep("Opening the data folder", StartupStepState.DONE),
+        StartupStep("Learning the vocabulary", StartupStepState.RUNNING, "2,048 of 4,096 tokens", 0.5),
+        StartupStep("Building the model"),
     )
     return NodeStatus(
         version="0.1.0",
@@ -77,7 +76,7 @@ def training() -> NodeStatus:
         starting(),
         state=NodeState.TRAINING,
         state_reason="Training alone on its own run.",
-        startup=(StartupStage("Opening the data folder", StageState.DONE),),
+        startup=(StartupStep("Opening the data folder", StartupStepState.DONE),),
         started_at=now - 800,
         uptime_seconds=800,
         node_id=NodeId("12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc"),
@@ -88,7 +87,11 @@ def training() -> NodeStatus:
         run=RunStatus(RunId("4b" * 32), is_own=True, is_demo=True, explanation="It trains a run of its own."),
         training=_progress(held_out),
         verification=VerificationStatus(
-            True, Verdict.VERIFIED, "Held-out loss improved by 4.31 nats.", "Nothing to do.", LossTrend.IMPROVING
+            True,
+            LearningVerdict.VERIFIED,
+            "Held-out loss improved by 4.31 nats.",
+            "Nothing to do.",
+            LossTrend.IMPROVING,
         ),
         diloco=DilocoStatus(inner_step=264, inner_steps_total=500, outer_steps=1, last_sync=now - 200),
         data=_data(),
@@ -106,18 +109,18 @@ def with_a_past() -> NodeStatus:
     return replace(training(), contribution=_contribution(now), samples=_samples(now))
 
 
-def _contribution(now: float) -> ContributionStatus:
+def _contribution(now: float) -> WorkHistoryStatus:
     def span(width: float, stretches: int) -> WorkSpan:
         starts = [now // width * width - width * ago for ago in range(stretches)][::-1]
         works = [
-            Work(start, 2_000 * int(width), int(width), 10**6, 2 * 10**6, width * 0.9, 6 - 3 * at / stretches)
+            WorkDone(start, 2_000 * int(width), int(width), 10**6, 2 * 10**6, width * 0.9, 6 - 3 * at / stretches)
             for at, start in enumerate(starts)
             if at % 24 < 16  # it rests at night
         ]
         return WorkSpan(width, tuple(works))
 
-    total = Work(now - 30 * 86_400, 3_456_000_000, 1_728_000, 5 * 10**9, 9 * 10**9, 1_728_000.0, 3.1)
-    return ContributionStatus(total, span(300.0, 288), span(3_600.0, 168), span(76_800.0, 34))
+    total = WorkDone(now - 30 * 86_400, 3_456_000_000, 1_728_000, 5 * 10**9, 9 * 10**9, 1_728_000.0, 3.1)
+    return WorkHistoryStatus(total, span(300.0, 288), span(3_600.0, 168), span(76_800.0, 34))
 
 
 def _samples(now: float) -> SamplesStatus:
@@ -130,7 +133,9 @@ def _samples(now: float) -> SamplesStatus:
         500: (" a file is returned, and the", " a list of strings, or None", " not a string"),
         764: (", the object is created and the", " a new list with all the names", " the default is used"),
     }
-    samples = tuple(Sample(step, step + (step > 0), now - 800 + step, 0.4, texts) for step, texts in written.items())
+    samples = tuple(
+        TextSample(step, step + (step > 0), now - 800 + step, 0.4, texts) for step, texts in written.items()
+    )
     return SamplesStatus(prompts, samples, 1_000)
 
 

@@ -10,7 +10,7 @@ from dashboard_session import OpenPage, StartNode
 from playwright.sync_api import Page, expect
 from pretend_node import PretendNode
 
-from neuroshard.status.commands import Generate, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
+from neuroshard.status.board import Generate, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
 
 pytestmark = pytest.mark.browser

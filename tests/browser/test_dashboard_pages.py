@@ -14,8 +14,8 @@ import snapshots
 from dashboard_session import OpenPage, StartNode
 from playwright.sync_api import Page, expect
 
-from neuroshard.status.commands import Pause
-from neuroshard.status.kindness import Action, Decision, KindnessStatus, Reading
+from neuroshard.status.board import Pause
+from neuroshard.status.owner_policy import OwnerPolicyStatus, SensorReading, TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeState
 
 pytestmark = pytest.mark.browser
@@ -160,12 +160,16 @@ def test_a_rule_that_holds_training_up_is_named(start_node: StartNode, open_page
     node = start_node()
     page = open_page(node.url)
     expect(page.get_by_text("Nothing holds training up.")).to_be_visible()
-    slowed = Decision(Action.THROTTLE, "Slowed down to 50% of the time, as set.", "cpu_percent", None, 0.5)
-    node.publish(lambda status: replace(status, kindness=KindnessStatus(slowed)))
+    slowed = TrainingDecision(
+        TrainingAction.THROTTLE, "Slowed down to 50% of the time, as set.", "cpu_percent", None, 0.5
+    )
+    node.publish(lambda status: replace(status, kindness=OwnerPolicyStatus(slowed)))
     expect(page.get_by_text("tokens (word pieces) a second. Slowed down to 50% of the time, as set.")).to_be_visible()
     reason = "Paused while blender runs."
-    readings = (Reading("programs", "blender"), Reading("battery", "there is none", is_known=False))
-    paused = KindnessStatus(Decision(Action.PAUSE, reason, "pause_for_programs", None, 0.0), readings)
+    readings = (SensorReading("programs", "blender"), SensorReading("battery", "there is none", is_known=False))
+    paused = OwnerPolicyStatus(
+        TrainingDecision(TrainingAction.PAUSE, reason, "pause_for_programs", None, 0.0), readings
+    )
     node.publish(lambda status: replace(status, state=NodeState.PAUSED, state_reason=reason, kindness=paused))
     expect(page.get_by_text(f"{reason} Training goes on by itself; nothing is lost.")).to_be_visible()
     expect(page.get_by_text("not known: there is none")).to_be_visible()

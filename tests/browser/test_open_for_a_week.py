@@ -10,8 +10,7 @@ import swarm_snapshots
 from dashboard_session import StartNode
 from playwright.sync_api import Browser, CDPSession, Page, expect
 
-from neuroshard.api.views.network import peer_body
-from neuroshard.api.views.node import status_view
+from neuroshard.api.views.node import peer_body, status_view
 
 pytestmark = pytest.mark.browser
 HOUR = 3_200  # rounds of events: more than the curve and the log keep

@@ -15,7 +15,7 @@ from swarm_page import stat
 from swarm_snapshots import peer_id
 
 from neuroshard.status.data import DataStatus
-from neuroshard.status.pipeline import PipelineStage, SecondCopy
+from neuroshard.status.pipeline import PipelineStage, StateCopyStatus
 from neuroshard.status.snapshot import NodeState, NodeStatus
 
 pytestmark = pytest.mark.browser
@@ -68,7 +68,9 @@ def test_the_age_of_second_copies_is_told(
 ) -> None:
     status = driver()
     assert status.pipeline is not None
-    stages = [replace(stage, copy=SecondCopy(age)) for stage, age in zip(status.pipeline.stages, ages, strict=True)]
+    stages = [
+        replace(stage, copy=StateCopyStatus(age)) for stage, age in zip(status.pipeline.stages, ages, strict=True)
+    ]
     page = open_page(f"{start_node(with_stages(status, *stages)).url}#pipeline")
     expect(page.get_by_text(summary)).to_be_visible()
     stage_box(page, 2).check(force=True)

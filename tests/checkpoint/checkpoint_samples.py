@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from neuroshard.training.checkpoint.metadata import CheckpointMeta
-from neuroshard.training.checkpoint.staging import StagingBuffers
-from neuroshard.training.checkpoint.store import Expectation
-from neuroshard.training.checkpoint.tensor_file import TensorLayout
+from neuroshard.state.checkpoint_manifest import CheckpointMeta
+from neuroshard.state.checkpoint_store import Expectation
+from neuroshard.state.staging_buffers import StagingBuffers
+from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
 
 SHAPE = Architecture(8, 2, 2, 1, 16, 100, 32)

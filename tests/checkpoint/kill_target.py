@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from checkpoint_samples import meta_at, staged
 
-from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.state.checkpoint_store import CheckpointStore
 
 
 def write_forever(folder: Path, start: int) -> None:

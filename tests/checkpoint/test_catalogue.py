@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.errors import CheckpointError
+from neuroshard.state.checkpoint_catalogue import SavedStage, choose, saved_stages, spread_warnings
+from neuroshard.state.checkpoint_manifest import CheckpointManifest, TensorFile
+from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders, search_stage_folders, stage_folder
 from neuroshard.status.snapshot import CheckpointGeneration
-from neuroshard.training.checkpoint.catalogue import SavedStage, choose, saved_stages, spread_warnings
-from neuroshard.training.checkpoint.metadata import Manifest, TensorFile
-from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders, search_stage_folders, stage_folder
 from neuroshard.types import LayerRange
 
 LAYERS = 6
@@ -27,7 +27,7 @@ def saved(layers: LayerRange, time: float, step: int = 10, name: str = "") -> Sa
     """A state that lies nowhere."""
     meta = replace(meta_at(step), layers=layers, time=time, architecture=DEEP)
     generation = CheckpointGeneration(step, 0, time, None, 100, f"/{name}/step-{step}.json")
-    return SavedStage(generation, Manifest(meta, TensorFile(f"step-{step}.safetensors", 100, "00")))
+    return SavedStage(generation, CheckpointManifest(meta, TensorFile(f"step-{step}.safetensors", 100, "00")))
 
 
 def write(data_dir: Path, layers: LayerRange, *steps: int) -> Path:

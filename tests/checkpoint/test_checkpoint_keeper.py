@@ -12,11 +12,15 @@ import pytest
 import torch
 from checkpoint_samples import EXPECTED, meta_at, same, staged, tensors_at
 
-from neuroshard.training.checkpoint.keeper import CheckpointKeeper, StateCapture
-from neuroshard.training.checkpoint.limits import StorageLimits
-from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.checkpoint.writer import NICENESS, CheckpointWriter
+from neuroshard.state.checkpoint_saver import (
+    NICENESS,
+    CheckpointPolicy,
+    CheckpointSaver,
+    CheckpointWriter,
+    StateCapture,
+)
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.disk_space import StorageLimits
 
 
 class Clock:
@@ -33,8 +37,8 @@ def capture(step: int) -> Callable[[], StateCapture]:
     return lambda: StateCapture(meta_at(step), tensors_at(step))
 
 
-def keeper_for(folder: Path, clock: Clock, store: CheckpointStore | None = None) -> CheckpointKeeper:
-    return CheckpointKeeper(store or CheckpointStore(folder), staged(0), CheckpointPolicy(), clock)
+def keeper_for(folder: Path, clock: Clock, store: CheckpointStore | None = None) -> CheckpointSaver:
+    return CheckpointSaver(store or CheckpointStore(folder), staged(0), CheckpointPolicy(), clock)
 
 
 def test_offers_are_taken_when_due_and_restored_by_the_next_start(tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ def test_what_others_want_is_written_sooner_but_within_the_budget(tmp_path: Path
     clock = Clock()
     store, staging = CheckpointStore(tmp_path), staged(0)
     budget = CheckpointPolicy(bytes_per_day=staging.layout.file_bytes * 86_400 / 20)  # one in 20 s
-    keeper = CheckpointKeeper(store, staging, budget, clock)
+    keeper = CheckpointSaver(store, staging, budget, clock)
     taken: list[float] = []
     for step in range(1, 101):
         clock.now += 1.0
@@ -204,8 +208,8 @@ def test_resuming_equals_never_having_stopped_bit_for_bit(tmp_path: Path) -> Non
     train(start, 7)
     from dataclasses import replace
 
-    from neuroshard.training.checkpoint.staging import StagingBuffers
-    from neuroshard.training.checkpoint.tensor_file import TensorLayout
+    from neuroshard.state.staging_buffers import StagingBuffers
+    from neuroshard.state.tensor_file import TensorLayout
 
     staging = StagingBuffers(TensorLayout.of(start))
     staging.copy_from(start)

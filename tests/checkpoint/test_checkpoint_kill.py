@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 from checkpoint_samples import EXPECTED, meta_at, same, staged, tensors_at
 
-from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.state.checkpoint_store import CheckpointStore
 
 KILLS = 20
 

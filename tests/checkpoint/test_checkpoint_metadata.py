@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.errors import CheckpointError
-from neuroshard.status.snapshot import HeldOutPoint, LossPoint
-from neuroshard.training.checkpoint import metadata
-from neuroshard.training.checkpoint.metadata import (
+from neuroshard.state import checkpoint_manifest as metadata
+from neuroshard.state.checkpoint_manifest import (
+    CheckpointManifest,
     IncompatibleCheckpointError,
-    Manifest,
     TensorFile,
     decode_manifest,
     encode_manifest,
 )
+from neuroshard.status.snapshot import HeldOutPoint, LossPoint
 
 FILE = TensorFile("step-7.safetensors", 100, "ab" * 32)
 FULL = replace(
@@ -35,14 +35,14 @@ FULL = replace(
 
 
 def test_everything_comes_back_exactly() -> None:
-    assert decode_manifest(encode_manifest(Manifest(FULL, FILE))) == Manifest(FULL, FILE)
-    assert encode_manifest(Manifest(FULL, FILE)) == encode_manifest(Manifest(FULL, FILE))
+    assert decode_manifest(encode_manifest(CheckpointManifest(FULL, FILE))) == CheckpointManifest(FULL, FILE)
+    assert encode_manifest(CheckpointManifest(FULL, FILE)) == encode_manifest(CheckpointManifest(FULL, FILE))
 
 
 @given(loss=st.floats(allow_nan=False, allow_infinity=False), step=st.integers(0, 2**60))
 def test_numbers_come_back_exactly(loss: float, step: int) -> None:
     meta = replace(FULL, loss=loss, tokens=step, extra={"a": loss})
-    assert decode_manifest(encode_manifest(Manifest(meta, FILE))).meta == meta
+    assert decode_manifest(encode_manifest(CheckpointManifest(meta, FILE))).meta == meta
 
 
 def test_what_is_not_finite_becomes_null_or_is_left_out() -> None:
@@ -55,7 +55,7 @@ def test_what_is_not_finite_becomes_null_or_is_left_out() -> None:
         history=(LossPoint(1, 1.0, infinite, 1e-4, 10), *FULL.history),
         extra={"a": nan, "b": [infinite, {"c": (nan, 1.0)}]},
     )
-    back = decode_manifest(encode_manifest(Manifest(meta, FILE))).meta
+    back = decode_manifest(encode_manifest(CheckpointManifest(meta, FILE))).meta
     assert (back.loss, back.loss_ema) == (None, None)
     assert (back.held_out, back.history) == (FULL.held_out, FULL.history)
     assert back.extra == {"a": None, "b": [None, {"c": [None, 1.0]}]}
@@ -63,7 +63,7 @@ def test_what_is_not_finite_becomes_null_or_is_left_out() -> None:
 
 def signed(**changes: Any) -> bytes:
     """A manifest with changed content whose own digest is right: strictness must not rest on the digest."""
-    content = json.loads(encode_manifest(Manifest(FULL, FILE)))["content"]
+    content = json.loads(encode_manifest(CheckpointManifest(FULL, FILE)))["content"]
     content["meta"] |= changes
     return json.dumps({"format_version": 1, "content": content, "sha256": metadata._digest(content)}).encode()
 
@@ -89,7 +89,7 @@ def test_wrong_or_unknown_fields_are_refused(changes: dict[str, Any]) -> None:
 
 
 def test_a_newer_version_is_not_damage() -> None:
-    document = json.loads(encode_manifest(Manifest(FULL, FILE)))
+    document = json.loads(encode_manifest(CheckpointManifest(FULL, FILE)))
     with pytest.raises(IncompatibleCheckpointError, match="version 2"):
         decode_manifest(json.dumps(document | {"format_version": 2}).encode())
     for version in (0, "1", None, 1.5):
@@ -114,4 +114,4 @@ def test_arbitrary_bytes_are_damage(raw: bytes) -> None:
 
 def test_metadata_has_a_size_limit() -> None:
     with pytest.raises(ValueError, match="exceeds"):
-        encode_manifest(Manifest(replace(FULL, extra={"a": "x" * 4_000_000}), FILE))
+        encode_manifest(CheckpointManifest(replace(FULL, extra={"a": "x" * 4_000_000}), FILE))

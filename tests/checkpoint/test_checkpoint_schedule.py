@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSchedule, exposure
+from neuroshard.state.disk_space import make_room, superfluous
 from neuroshard.status.snapshot import CheckpointGeneration
-from neuroshard.training.checkpoint.retention import make_room, superfluous
-from neuroshard.training.checkpoint.schedule import CheckpointPolicy, CheckpointSchedule, exposure
 
 SMALL = 10_000_000  # bytes; the budget of a day does not bind
 

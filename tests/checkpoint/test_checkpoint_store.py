@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
-from neuroshard.training.checkpoint.catalogue import saved_stages
-from neuroshard.training.checkpoint.export import export_torch
-from neuroshard.training.checkpoint.limits import StorageLimits, used_bytes
-from neuroshard.training.checkpoint.set_aside import go_back
-from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders, stage_folder
+from neuroshard.state.checkpoint_catalogue import saved_stages
+from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders, go_back, stage_folder
+from neuroshard.state.disk_space import StorageLimits, used_bytes
+from neuroshard.state.export import export_torch
 
 
 def write_steps(store: CheckpointStore, *steps: int, size: int = 50) -> None:
@@ -173,7 +172,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from checkpoint_samples import EXPECTED, meta_at, staged
 from neuroshard.errors import CheckpointError, StorageError
-from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.state.checkpoint_store import CheckpointStore
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     folder.chmod(0o777)
@@ -272,7 +271,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from checkpoint_samples import meta_at, staged
 from neuroshard.errors import DiskFullError
-from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.state.checkpoint_store import CheckpointStore
 store = CheckpointStore(Path({folder!r}))
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 try:
@@ -302,12 +301,12 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
 
 
 def test_a_json_that_names_another_file_is_refused(tmp_path: Path) -> None:
-    from neuroshard.training.checkpoint.metadata import Manifest, TensorFile, encode_manifest
+    from neuroshard.state.checkpoint_manifest import CheckpointManifest, TensorFile, encode_manifest
 
     store = CheckpointStore(tmp_path)
     for name in ("../x.safetensors", "/etc/passwd", "step-11.safetensors", "step-10.safetensors/"):
         path = tmp_path / "step-10.json"
-        path.write_bytes(encode_manifest(Manifest(meta_at(10), TensorFile(name, 1, "00"))))
+        path.write_bytes(encode_manifest(CheckpointManifest(meta_at(10), TensorFile(name, 1, "00"))))
         with pytest.raises(CheckpointError):
             store.read_manifest(path)
 

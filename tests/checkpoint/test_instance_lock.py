@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from neuroshard.config.instance_lock import FILE_NAME, AlreadyRunningError, InstanceLock, LockOwner, read_lock_owner
 from neuroshard.errors import StorageError
-from neuroshard.training.checkpoint.lock import (
-    FILE_NAME,
-    AlreadyRunningError,
-    InstanceLock,
-    LockOwner,
-    read_lock_owner,
-)
 
 HOLDER = """
 import sys, pathlib
-from neuroshard.training.checkpoint.lock import InstanceLock
+from neuroshard.config.instance_lock import InstanceLock
 lock = InstanceLock.acquire(pathlib.Path(sys.argv[1]))
 lock.announce("127.0.0.1", 4321)
 print("held", flush=True)

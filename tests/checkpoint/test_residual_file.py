@@ -10,8 +10,7 @@ import pytest
 import torch
 from checkpoint_samples import EXPECTED, meta_at, same, staged, tensors_at
 
-from neuroshard.training.checkpoint.set_aside import go_back
-from neuroshard.training.checkpoint.store import CheckpointStore, LoadedCheckpoint
+from neuroshard.state.checkpoint_store import CheckpointStore, LoadedCheckpoint, go_back
 
 RESIDUAL = torch.randn(50, generator=torch.Generator().manual_seed(5))
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.errors import CheckpointError
-from neuroshard.training.checkpoint.staging import StagingBuffers
-from neuroshard.training.checkpoint.tensor_file import TensorLayout, read_layout, write_tensor_file
+from neuroshard.state.staging_buffers import StagingBuffers
+from neuroshard.state.tensor_file import TensorLayout, read_layout, write_tensor_file
 
 
 def test_the_library_reads_our_file_and_we_read_the_layout_of_its(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from click_on_an_icon import Icon
 from command_run import Command
 
 from benchmarks.node_process import TOKEN
-from neuroshard.cli.failed_start import shown_at_a_desktop
-from neuroshard.cli.failure_page import failure_page, give_out
+from neuroshard.cli.failure_page import failure_page, serve_once
+from neuroshard.cli.failures import show_failure_on_desktop
 from neuroshard.errors import StorageError
 from neuroshard.node.desktop import Ancestor, has_terminal, is_own_window
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_shown_is_told_all_the_same(
     monkeypatch.setenv("BROWSER", "true")
     monkeypatch.setattr("neuroshard.node.desktop.has_terminal", lambda: False)
     monkeypatch.setattr(place, fail)
-    with pytest.raises(StorageError, match="The disk is full"), shown_at_a_desktop({"data_dir": tmp_path}):
+    with pytest.raises(StorageError, match="The disk is full"), show_failure_on_desktop({"data_dir": tmp_path}):
         raise StorageError("The disk is full.")
     assert str(hindrance) in caplog.text
 
@@ -160,9 +160,9 @@ def test_a_page_goes_to_who_knows_its_address_and_waits_no_longer_than_told() ->
             read_pages.append(answer.read())
 
     read_pages: list[bytes] = []
-    assert give_out(b"what to do", read)
+    assert serve_once(b"what to do", read)
     assert read_pages == [b"what to do"]
-    assert not give_out(b"what to do", lambda _address: None, seconds=0.05)
+    assert not serve_once(b"what to do", lambda _address: None, seconds=0.05)
 
 
 def test_an_unforeseen_error_is_told_without_its_words() -> None:

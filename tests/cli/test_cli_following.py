@@ -18,7 +18,7 @@ from command_run import Command
 from rich.console import Console
 
 from benchmarks.node_process import NodeProcess, running_node
-from neuroshard.cli.following import shown
+from neuroshard.cli.client import shown
 
 pytestmark = pytest.mark.process
 LONGEST_SECONDS = 60.0

@@ -8,13 +8,12 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from neuroshard.api.setup.desk import FIELDS
+from neuroshard.api.setup import FIELDS
 from neuroshard.cli.client import RequestRefusedError
-from neuroshard.cli.exit_codes import ExitCode, exit_code
+from neuroshard.cli.failures import ExitCode, exit_code
 from neuroshard.cli.main import app
 from neuroshard.cli.options import settings_given
-from neuroshard.cli.remote import log_line
-from neuroshard.cli.text import _text_of  # pyright: ignore[reportPrivateUsage]
+from neuroshard.cli.remote import _text_of, log_line
 from neuroshard.config.settings import Applies, Settings, note_of
 from neuroshard.errors import CheckpointError, DataUnavailableError, NetworkRefusedError, TokenError, UsageError
 

@@ -17,8 +17,8 @@ import pytest
 from command_run import Command
 
 from benchmarks.node_process import NodeProcess, free_port, running_node
-from neuroshard.cli import doctor_network
-from neuroshard.cli.doctor_looks import Case
+from neuroshard.cli import doctor as doctor_network
+from neuroshard.cli.doctor import Case
 from neuroshard.config.loading import load_settings
 from neuroshard.identity import Wallet, parse_token
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 from command_run import Command
 
-from neuroshard.training.checkpoint.lock import InstanceLock
+from neuroshard.config.instance_lock import InstanceLock
 
 pytestmark = pytest.mark.process
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from neuroshard.api.views.node import status_view
 from neuroshard.cli.remote import status_lines
-from neuroshard.config.data_dir import NodePaths
-from neuroshard.status.paths import PathsStatus
+from neuroshard.config.folders import NodePaths
 from neuroshard.status.snapshot import (
     ConnectionKind,
     DilocoStatus,
     NetworkState,
     NetworkStatus,
     NodeStatus,
+    PathsStatus,
     PeerStatus,
     SwarmStatus,
 )

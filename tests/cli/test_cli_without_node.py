@@ -17,10 +17,10 @@ import torch
 from command_run import Command
 
 from benchmarks.node_process import TOKEN
-from neuroshard.config.data_dir import NodePaths
+from neuroshard.config.folders import NodePaths
 from neuroshard.identity import NodeKey, Wallet, parse_token
-from neuroshard.training.checkpoint.metadata import Manifest, decode_manifest, encode_manifest
-from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders
+from neuroshard.state.checkpoint_manifest import CheckpointManifest, decode_manifest, encode_manifest
+from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders
 
 pytestmark = pytest.mark.process
 
@@ -112,7 +112,7 @@ def test_saved_states_are_listed_newest_first(neuroshard: Command, stopped: Path
 REPLACED_MEANWHILE = """
 from pathlib import Path
 from neuroshard.cli import main
-from neuroshard.training.checkpoint.store import CheckpointStore
+from neuroshard.state.checkpoint_store import CheckpointStore
 verify = CheckpointStore.verify
 def verify_late(self, generation):
     if generation.path == OLDEST:
@@ -241,7 +241,7 @@ def place_in_time(states: list[Path]) -> None:
     for age, path in enumerate(states):
         manifest = decode_manifest(path.read_bytes())
         moved = replace(manifest.meta, time=first - 1800 * age + 0.7)
-        path.write_bytes(encode_manifest(Manifest(moved, manifest.tensors)))
+        path.write_bytes(encode_manifest(CheckpointManifest(moved, manifest.tensors)))
 
 
 def flip(path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_source_that_does_not_answer_is_one_clear_line_of_the_doctor(neuroshar
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        program = "from neuroshard.cli import doctor_looks, main; doctor_looks.MANIFEST_SECONDS = 1.0; main.main()"
+        program = "from neuroshard.cli import doctor, main; doctor.MANIFEST_SECONDS = 1.0; main.main()"
         neuroshard.home.mkdir()
         ran = subprocess.run(
             [sys.executable, "-c", program, "doctor", "--genesis", address],

@@ -22,11 +22,11 @@ from neuroshard.compression.power_sgd import (
     first_right,
     left_factors,
     next_right,
+    orthonormal,
     orthonormal_basis,
     projection,
     restored,
 )
-from neuroshard.compression.power_sgd.orthonormal import orthonormal
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "compression.json").read_text("utf-8"))
 LARGEST = float(np.finfo(np.float32).max)

@@ -9,9 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.compression import Codec, MalformedVectorError
-from neuroshard.compression.indices import PLACES, pack_places, packed_size, unpack_places
-from neuroshard.compression.sparse import SparseCodec
-from neuroshard.compression.top_k import KEPT, TopKCodec
+from neuroshard.compression.sparse import KEPT, PLACES, SparseCodec, TopKCodec, pack_places, packed_size, unpack_places
 
 TOP_K, SPARSE = TopKCodec(), SparseCodec()
 LARGEST, TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)

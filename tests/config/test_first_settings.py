@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from neuroshard.config.data_dir import default_data_dir, home_data_dir
-from neuroshard.config.first_settings import FirstSettings, store_first_settings, stored_token
+from neuroshard.config.folders import default_data_dir, home_data_dir
 from neuroshard.config.loading import load_settings, read_token
-from neuroshard.config.saving import save_settings
+from neuroshard.config.saving import FirstSettings, save_settings, store_first_settings, stored_token
 from neuroshard.errors import ConflictError, StorageError, UsageError
 
 TOKEN = "correct horse battery staple, and some more"

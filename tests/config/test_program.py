@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard import __version__
-from neuroshard.config.program import LAUNCHER, installation_root, installed_program, this_program
+from neuroshard.config.folders import LAUNCHER, installation_root, installed_program, this_program
 
 
 def test_the_program_of_an_environment_starts_again() -> None:

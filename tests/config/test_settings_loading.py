@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.config.data_dir import default_data_dir, prepare_data_dir
+from neuroshard.config.folders import default_data_dir, prepare_data_dir
 from neuroshard.config.loading import LoadedSettings, load_settings, read_token, resolve_data_dir
 from neuroshard.config.settings import ALIASES, Applies, Settings, application_table, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError

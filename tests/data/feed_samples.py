@@ -12,8 +12,8 @@ from genesis_samples import VOCABULARY, make_fetcher, shard_tokens
 
 from neuroshard.data.assignment import Assignment
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
-from neuroshard.data.opening import open_genesis
 from neuroshard.data.windows import Batch, window_key, window_order
 from neuroshard.types import DataPosition, NodeId, RunId
 

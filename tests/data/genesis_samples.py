@@ -9,12 +9,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.manifest import Manifest
-from neuroshard.data.genesis.writer import GenesisWriter
-from neuroshard.data.retry import RetryPolicy
+from neuroshard.data.manifest import DataSetManifest
 from neuroshard.data.source import ShardSource, open_source
-from neuroshard.genesis.destination import FolderDestination
-from neuroshard.genesis.destination.folder import LOCK_NAME
+from neuroshard.data.transfer import RetryPolicy
+from neuroshard.dataset.destination import FolderDestination
+from neuroshard.dataset.folder_destination import LOCK_NAME
+from neuroshard.dataset.writer import GenesisWriter
 
 VOCABULARY = 1000
 TOKENIZER = b'{"next_merge_id": 1000, "merges": []}'
@@ -50,7 +50,7 @@ def write_genesis(
     signer: TestSigner | None = None,
     tokenizer: bytes = TOKENIZER,
     next_merge_id: int = VOCABULARY,
-) -> Manifest:
+) -> DataSetManifest:
     """Write or continue a folder so that it has `shards` shards."""
     writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=tokens)
     for index in range(writer.shard_count, shards):

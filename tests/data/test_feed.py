@@ -14,8 +14,7 @@ from hostile_server import HostileServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neuroshard.data.assignment import Assignment, held_out_shards
-from neuroshard.data.rotation import RotationReason
+from neuroshard.data.assignment import Assignment, RotationReason, held_out_shards
 from neuroshard.types import DataPosition, NodeId, ShardId
 
 

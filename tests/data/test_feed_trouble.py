@@ -11,11 +11,11 @@ from feed_samples import ASSIGNED, LENGTH, NODE, RUN, expected_window, make_feed
 from genesis_samples import VOCABULARY, folder_files, make_fetcher, shard_tokens, write_genesis
 from hostile_server import Behaviour, HostileServer
 
+from neuroshard.data.assignment import RotationReason
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
-from neuroshard.data.genesis.torch_file import shard_bytes
-from neuroshard.data.opening import open_genesis
-from neuroshard.data.rotation import RotationReason
+from neuroshard.data.shard_file import shard_bytes
 from neuroshard.data.windows import Batch
 from neuroshard.errors import DataError, StorageError
 

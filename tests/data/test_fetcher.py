@@ -19,9 +19,15 @@ from hypothesis import strategies as st
 
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.http_source import HttpSource
-from neuroshard.data.intake import FileRequest, MemorySink
-from neuroshard.data.retry import FileDamagedError, FileMissingError, RetryPolicy, retry_delay
 from neuroshard.data.source import FolderSource, open_source
+from neuroshard.data.transfer import (
+    FileDamagedError,
+    FileMissingError,
+    FileRequest,
+    MemorySink,
+    RetryPolicy,
+    retry_delay,
+)
 from neuroshard.errors import DataError, DataUnavailableError, DiskFullError, UsageError
 
 T = TypeVar("T")

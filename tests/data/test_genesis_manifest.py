@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 from genesis_samples import TestSigner, write_genesis
 
-from neuroshard.data.genesis.manifest import (
-    MAX_MANIFEST_BYTES,
-    ManifestTrust,
-    genesis_root,
-    parse_manifest,
-    serialise_manifest,
-)
+from neuroshard.data.manifest import MAX_MANIFEST_BYTES, ManifestTrust, genesis_root, parse_manifest, serialise_manifest
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import sign_json
 

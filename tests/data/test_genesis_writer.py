@@ -9,12 +9,11 @@ import pytest
 import torch
 from genesis_samples import TOKENIZER, TestSigner, folder_files, shard_tokens, write_genesis
 
-from neuroshard.data.genesis.layout import checked_page
-from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
-from neuroshard.data.genesis.writer import GenesisWriter
+from neuroshard.data.manifest import ManifestTrust, checked_page, parse_manifest
+from neuroshard.dataset import folder_destination as folder_module
+from neuroshard.dataset.destination import FolderDestination
+from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import ConflictError, DataError
-from neuroshard.genesis.destination import FolderDestination
-from neuroshard.genesis.destination import folder as folder_module
 
 
 def test_folder_has_what_the_format_names(tmp_path: Path) -> None:

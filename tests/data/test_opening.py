@@ -18,8 +18,8 @@ from hostile_server import Behaviour, HostileServer
 
 from benchmarks.huge_source import HugeSource, know_ten_shards
 from neuroshard.config.run_parameters import GenesisPins
-from neuroshard.data.genesis.manifest import UNKNOWN_SOURCE, ManifestTrust
-from neuroshard.data.opening import Genesis, open_genesis
+from neuroshard.data.data_set import Genesis, open_genesis
+from neuroshard.data.manifest import UNKNOWN_SOURCE, ManifestTrust
 from neuroshard.errors import DataError
 from neuroshard.types import ShardId
 

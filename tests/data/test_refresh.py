@@ -18,16 +18,16 @@ from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import Genesis, open_genesis
 from neuroshard.data.feed import DataFeed
-from neuroshard.data.genesis.manifest import parse_manifest
-from neuroshard.data.genesis.writer import GenesisWriter
-from neuroshard.data.opening import Genesis, open_genesis
-from neuroshard.data.refresh import RefreshTimes, SourceWatch
-from neuroshard.data.retry import FileUnchangedError
+from neuroshard.data.manifest import parse_manifest
 from neuroshard.data.source import ShardSource, open_source
+from neuroshard.data.source_monitor import RefreshTimes, SourceMonitor
 from neuroshard.data.tokenizer import learn_merges
-from neuroshard.genesis.destination import FolderDestination
-from neuroshard.genesis.server import GenesisServer
+from neuroshard.data.transfer import FileUnchangedError
+from neuroshard.dataset.destination import FolderDestination
+from neuroshard.dataset.server import GenesisServer
+from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.status.data import RefreshState
 
 TABLE = learn_merges(["the theory of the other mother, the the weather"] * 3, 10)
@@ -57,7 +57,7 @@ class Node:
     server: HostileServer
     genesis: Genesis
     feed: DataFeed
-    watch: SourceWatch
+    watch: SourceMonitor
     before: dict[str, bytes]
 
     async def state(self) -> RefreshState:
@@ -84,7 +84,7 @@ async def node_on(server: HostileServer, home: Path, clock: Callable[[], float] 
         vocabulary_size=pins.next_merge_id,
     )
     times = RefreshTimes(attempt_seconds=1.0)
-    watch = SourceWatch(genesis, pins, rng=Random(1), times=times, wall_clock=clock)
+    watch = SourceMonitor(genesis, pins, rng=Random(1), times=times, wall_clock=clock)
     await feed.next_batch(1)
     return Node(server, genesis, feed, watch, dict(server.files))
 
@@ -301,7 +301,7 @@ def test_an_unsigned_source_that_was_signed_once_must_stay_signed(tmp_path: Path
     async def work() -> None:
         write_genesis(tmp_path / "g", shards=16, tokens=TOKENS)
         genesis = await open_genesis(make_fetcher(tmp_path / "g"), tmp_path / "store")
-        watch = SourceWatch(genesis, genesis.pins(IDS))
+        watch = SourceMonitor(genesis, genesis.pins(IDS))
 
         async def look_at(shards: int, signer: TestSigner | None) -> RefreshState:
             shutil.rmtree(tmp_path / "g")
@@ -315,7 +315,7 @@ def test_an_unsigned_source_that_was_signed_once_must_stay_signed(tmp_path: Path
     run(work)
 
 
-class NotedWatch(SourceWatch):
+class NotedWatch(SourceMonitor):
     """Notes when it looks."""
 
     looks: list[float]
@@ -358,7 +358,7 @@ def test_pins_of_a_run_with_fewer_ids_are_watched_too(tmp_path: Path) -> None:
         publish(tmp_path / "g", 16)
         genesis = await open_genesis(make_fetcher(tmp_path / "g"), tmp_path / "store")
         pins: GenesisPins = replace(genesis.pins(TABLE.next_merge_id), next_merge_id=268)
-        watch = SourceWatch(genesis, pins)
+        watch = SourceMonitor(genesis, pins)
         publish(tmp_path / "g", 17, table=GROWN.to_json())
         await watch.look()
         assert watch.status.state is RefreshState.GROWN

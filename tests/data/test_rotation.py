@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from neuroshard.data.rotation import Rotation, RotationReason, RotationRule, plateau_reason
+from neuroshard.data.assignment import Rotation, RotationReason, RotationRule, plateau_reason
 from neuroshard.types import ShardId
 
 

@@ -9,8 +9,7 @@ import pytest
 from genesis_samples import shard_tokens
 
 from neuroshard.data.cache import CachedShard, ShardCache
-from neuroshard.data.genesis.shard_stream import ShardForm
-from neuroshard.data.genesis.torch_file import shard_bytes
+from neuroshard.data.shard_file import ShardForm, shard_bytes
 from neuroshard.errors import DataError, DiskFullError, StorageError
 from neuroshard.types import ShardId
 

@@ -17,8 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.data.genesis.shard_stream import ShardForm, ShardStream
-from neuroshard.data.genesis.torch_file import MAX_CONTAINER_BYTES, read_shard, shard_bytes
+from neuroshard.data.shard_file import MAX_CONTAINER_BYTES, ShardForm, ShardStream, read_shard, shard_bytes
 from neuroshard.errors import DataError
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.data.shard_ranges import CELLS, copies_by_cell, has_shard, held_somewhere, ranges_of
+from neuroshard.data.assignment import CELLS, copies_by_cell, covered_shard_count, has_shard, ranges_of
 from neuroshard.types import ShardRange
 
 SHARDS = st.sets(st.integers(0, 300), max_size=80)
@@ -31,4 +31,4 @@ def test_the_picture_counts_every_copy_once(nodes: list[set[int]], total: int) -
     for cell, copies in enumerate(cells):
         inside = sum(bounds[cell] <= shard < bounds[cell + 1] for shards in nodes for shard in shards)
         assert abs(copies * (bounds[cell + 1] - bounds[cell]) - inside) < 1e-9
-    assert held_somewhere(held, total) == len({shard for shards in nodes for shard in shards if shard < total})
+    assert covered_shard_count(held, total) == len({shard for shards in nodes for shard in shards if shard < total})

@@ -9,8 +9,7 @@ import anyio
 from feed_samples import ASSIGNED, NODE, RUN, make_feed, run
 from genesis_samples import write_genesis
 
-from neuroshard.data.assignment import Assignment
-from neuroshard.data.shard_table import MOST_ROWS, UPCOMING, shards_by_use
+from neuroshard.data.assignment import MOST_ROWS, UPCOMING, Assignment, shards_by_use
 from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
 from neuroshard.types import ShardId, ShardRange
 

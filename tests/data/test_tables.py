@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from neuroshard.data.assignment import Assignment
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
-from neuroshard.data.genesis.writer import GenesisWriter
-from neuroshard.data.opening import open_genesis
+from neuroshard.data.shard_loader import TokenExpansion
 from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable, learn_merges
-from neuroshard.data.tokenizer.expansion import Expansion
 from neuroshard.data.windows import window_count, window_key, window_order
+from neuroshard.dataset.destination import FolderDestination
+from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError
-from neuroshard.genesis.destination import FolderDestination
 from neuroshard.types import NodeId, ShardId
 
 TOKENS, SHARDS, GROWN_AT = 400, 12, 6
@@ -162,7 +162,7 @@ def test_a_table_that_does_not_continue_the_runs_is_refused(tmp_path: Path) -> N
 def test_expanded_ids_are_lower_and_mean_the_same_bytes(ids: list[int], vocabulary: int) -> None:
     vocabulary = min(vocabulary, GROWN.next_merge_id)
     tokens = np.array(ids, dtype=np.uint16)
-    expanded = Expansion(GROWN, vocabulary).expand(tokens, 100_000)
+    expanded = TokenExpansion(GROWN, vocabulary).expand(tokens, 100_000)
     assert all(one < vocabulary for one in expanded)
     assert expanded.tolist() == list(chain.from_iterable(parts_of(GROWN, one, vocabulary) for one in ids))
     assert Tokenizer(GROWN).decode_bytes(expanded.tolist()) == Tokenizer(GROWN).decode_bytes(ids)
@@ -171,7 +171,7 @@ def test_expanded_ids_are_lower_and_mean_the_same_bytes(ids: list[int], vocabula
 def test_a_shard_that_would_become_too_large_is_refused_before_it_is_made() -> None:
     tokens = np.full(300_000, GROWN.next_merge_id - 1, dtype=np.uint16)
     with pytest.raises(DataError, match="at most 300,001 fit"):
-        Expansion(GROWN, FIRST_MERGE_ID).expand(tokens, 300_001)
+        TokenExpansion(GROWN, FIRST_MERGE_ID).expand(tokens, 300_001)
 
 
 def test_merges_with_too_many_parts_are_refused_before_they_are_made() -> None:
@@ -180,7 +180,7 @@ def test_merges_with_too_many_parts_are_refused_before_they_are_made() -> None:
     long = FIRST_MERGE_ID + 7
     table = TokenizerTable((*doubled, *[(long, 10)] * 70_000), 10**6)
     with pytest.raises(DataError, match="larger vocabulary"):
-        Expansion(table, FIRST_MERGE_ID)
+        TokenExpansion(table, FIRST_MERGE_ID)
 
 
 def test_ids_of_both_tables_are_kept_in_the_cache_as_they_came(grown: Path, tmp_path: Path) -> None:

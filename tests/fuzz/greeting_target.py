@@ -7,9 +7,15 @@ from types import coroutine
 from typing import Any, cast
 
 from neuroshard.identity import NodeKey
-from neuroshard.network.pool.errors import ConnectionLostError
-from neuroshard.network.pool.greeting import Reception, Sessions, Verdict, greet_as_dialler, greet_as_listener
-from neuroshard.network.pool.secure_stream import SecureStream
+from neuroshard.network.pool.options import ConnectionLostError
+from neuroshard.network.pool.secure_stream import (
+    GreetingVerdict,
+    Reception,
+    SecureStream,
+    Sessions,
+    greet_as_dialler,
+    greet_as_listener,
+)
 from neuroshard.types import NodeId
 from tests.fuzz.target import Target
 
@@ -113,14 +119,14 @@ def check_greeting(data: bytes) -> None:
     there, back = Line(data[1 : 1 + 2 * data[0]]), Line(data[1 + 2 * data[0] :])
     dialler, listener = greeted(there, back)
     is_proven = not there.is_changed(PROVEN_BY_DIALLER) and not back.is_changed(PROVEN_BY_LISTENER)
-    verdict = Verdict.WELCOME ^ back.mask(PROVEN_BY_LISTENER)
+    verdict = GreetingVerdict.WELCOME ^ back.mask(PROVEN_BY_LISTENER)
     if is_proven:
         told = there.number(DIALLER_SESSION, PROVEN_BY_DIALLER)
         assert listener == (DIALLER.node_id, Sessions(LISTENER_SESSION, told))
     else:
         assert listener is None
-    if is_proven and verdict in tuple(Verdict):
-        assert dialler == Reception(Verdict(verdict), back.number(LISTENER_SESSION, PROVEN_BY_LISTENER + 1))
+    if is_proven and verdict in tuple(GreetingVerdict):
+        assert dialler == Reception(GreetingVerdict(verdict), back.number(LISTENER_SESSION, PROVEN_BY_LISTENER + 1))
     else:
         assert dialler is None
 
@@ -129,7 +135,7 @@ def greeted(there: Line, back: Line) -> tuple[Reception | None, tuple[NodeId, Se
     """What dialler and listener believe in the end."""
     ends = (cast("SecureStream", End(there, back)), cast("SecureStream", End(back, there)))
     dialler = Side(greet_as_dialler(ends[0], DIALLER, LISTENER.node_id, CERTIFICATE, DIALLER_SESSION), there)
-    welcome = Reception(Verdict.WELCOME, LISTENER_SESSION)
+    welcome = Reception(GreetingVerdict.WELCOME, LISTENER_SESSION)
     listener = Side(greet_as_listener(ends[1], LISTENER, CERTIFICATE, lambda _: welcome), back)
     while not (dialler.has_ended and listener.has_ended):
         dialler.advance()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported below, where it is watched with all that it import
     from tests.fuzz.target import Target
 
 WATCHED = [
-    "neuroshard.wire",
+    "neuroshard.messages",
     "neuroshard.identity",
     "neuroshard.network",
     "neuroshard.swarm",

@@ -17,21 +17,34 @@ from multiaddr import Multiaddr
 
 from neuroshard.errors import UsageError
 from neuroshard.identity import ClaimTooLargeError, MalformedClaimError, canonical_json, parse_json
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import is_announcement, signed_announcement, signed_report
+from neuroshard.membership.handshake import HANDSHAKE, MAX_HANDSHAKE_BYTES, HandshakeMessage, HandshakeRefusedError
+from neuroshard.membership.reports import (
+    HEAD_BYTES,
+    MAX_PACKED_BYTES,
+    MAX_REPORT_BYTES,
+    TrainingReport,
+    packed,
+    unpacked,
+)
+from neuroshard.messages import Frame, FrameDecoder, FrameLimits, WireError, WireValue, encode
+from neuroshard.messages.frame import pack
 from neuroshard.network import RequestRefusedError, Transport
+from neuroshard.network.libp2p.address_book import PeerAddressBook
 from neuroshard.network.libp2p.addresses import parse_address
-from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.directory import FIND_KIND, STORE_KIND, KademliaDirectory
-from neuroshard.network.libp2p.relay_messages import MAX_MESSAGE_BYTES, RelayError, bytes_of, encoded, node_of, received
+from neuroshard.network.libp2p.relay_messages import (
+    MAX_MESSAGE_BYTES,
+    RelayError,
+    bytes_of,
+    encode_message,
+    node_of,
+    read_message,
+)
 from neuroshard.network.libp2p.streams import YamuxStream
-from neuroshard.network.records import checked_record
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_kinds import is_announcement, signed_announcement, signed_report
-from neuroshard.swarm.hello import HELLO, MAX_HELLO_BYTES, Hello, HelloRefusedError
-from neuroshard.swarm.packing import HEAD_BYTES, MAX_PACKED_BYTES, MAX_REPORT_BYTES, packed, unpacked
-from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.network.transport import checked_record
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameDecoder, FrameLimits, WireError, WireValue, encode
-from neuroshard.wire.strict_msgpack import pack
 from tests.fuzz.target import Target
 from tests.fuzz.wire_targets import seal
 from tests.swarm.claim_samples import EPOCH, REPORT, announcement_of, identity_of
@@ -74,19 +87,19 @@ def head(header: Mapping[str, WireValue]) -> bytes:
 
 
 def check_hello(data: bytes) -> None:
-    """A hello that is read can be said again; of any other only HelloRefusedError is raised."""
-    limits = FrameLimits(max_header_bytes=MAX_HELLO_BYTES)
-    frame = read_frame(HELLO, data, limits)
+    """A hello that is read can be said again; of any other only HandshakeRefusedError is raised."""
+    limits = FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES)
+    frame = read_frame(HANDSHAKE, data, limits)
     if frame is None:
         return
     try:
-        hello = Hello.from_frame(frame)
-    except HelloRefusedError:
+        hello = HandshakeMessage.from_frame(frame)
+    except HandshakeRefusedError:
         return
     assert frame.header == {**vars(hello), "addresses": list(hello.addresses)}
     again = written(hello.to_frame(), limits)
     assert again is not None
-    assert Hello.from_frame(again) == hello
+    assert HandshakeMessage.from_frame(again) == hello
 
 
 def hello_seeds() -> tuple[bytes, ...]:
@@ -204,13 +217,13 @@ def check_relay_message(data: bytes) -> None:
     kind = _MESSAGES[data[0] % len(_MESSAGES)]
     reader = Reader(data[1:], 1 + data[0])
     try:
-        message = at_once(received(cast("YamuxStream", reader), kind()))
+        message = at_once(read_message(cast("YamuxStream", reader), kind()))
     except (RelayError, MuxedStreamEOF):
         return
     finally:
         assert reader.largest <= MAX_MESSAGE_BYTES
     assert message.HasField("type")
-    again = at_once(received(cast("YamuxStream", Reader(encoded(message), 4096)), kind()))
+    again = at_once(read_message(cast("YamuxStream", Reader(encode_message(message), 4096)), kind()))
     assert again.SerializeToString() == message.SerializeToString()
     if isinstance(message, HolePunch):
         check_addresses(message.ObsAddrs, NodeId(PEER.node_id))
@@ -243,7 +256,7 @@ def relay_message_seeds() -> tuple[bytes, ...]:
         (2, HolePunch(type=HolePunch.CONNECT, ObsAddrs=[address, address])),
         (2, HolePunch(type=HolePunch.SYNC)),
     )
-    return tuple(bytes([kind + 30]) + encoded(message) for kind, message in messages)
+    return tuple(bytes([kind + 30]) + encode_message(message) for kind, message in messages)
 
 
 class AnsweringPeer:
@@ -278,7 +291,7 @@ def check_directory(data: bytes) -> None:
 
 async def _converse(frame: Frame) -> None:
     peer = AnsweringPeer(frame)
-    contacts = Contacts(LOCAL.node_id)
+    contacts = PeerAddressBook(LOCAL.node_id)
     directory = KademliaDirectory(
         cast("Transport", peer),
         contacts,

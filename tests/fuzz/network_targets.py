@@ -9,9 +9,9 @@ from struct import Struct
 
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.identity import NodeKey
-from neuroshard.network.libp2p import yamux_frames as yamux
+from neuroshard.network.libp2p import streams as yamux
 from neuroshard.network.libp2p.addresses import parse_address
-from neuroshard.network.libp2p.gossip_items import (
+from neuroshard.network.libp2p.gossip_messages import (
     HEAD_BYTES,
     ID_BYTES,
     MAX_IDS,
@@ -25,17 +25,18 @@ from neuroshard.network.libp2p.gossip_items import (
     topic_id,
     unpacked,
 )
-from neuroshard.network.nat_pmp import (
+from neuroshard.network.mdns import MAX_ADDRESSES, announcement, question, read_packet
+from neuroshard.network.nat.nat_pmp import (
     ExternalHost,
-    Mapping,
-    Refusal,
+    MappedPort,
+    NatPmpRefusal,
     mapping_question,
     read_external_host,
     read_mapping,
 )
-from neuroshard.network.nearby_records import MAX_ADDRESSES, announcement, heard, question
-from neuroshard.network.pool.errors import MisconductError
-from neuroshard.network.pool.packets import (
+from neuroshard.network.nat.router import RouterRefusedError
+from neuroshard.network.pool.options import MisconductError
+from neuroshard.network.pool.transfers import (
     HEADER_BYTES,
     MAX_CHUNKS,
     PacketKind,
@@ -46,7 +47,6 @@ from neuroshard.network.pool.packets import (
     parse_header,
     parse_masks,
 )
-from neuroshard.network.routers import RouterRefusedError
 from neuroshard.network.transport import MAX_GOSSIP_BYTES
 from tests.fuzz.target import Target
 
@@ -191,14 +191,14 @@ def check_nat_pmp(data: bytes) -> None:
         packed_host = bytes(int(part) for part in host.host.split("."))
         assert data.startswith(b"\0\x80\0\0" + host.epoch.to_bytes(4) + packed_host)
     mapping = read_mapping(data, INNER_PORT)
-    if isinstance(mapping, Mapping):
+    if isinstance(mapping, MappedPort):
         assert data.startswith(_ANSWER.pack(0, 130, 0, mapping.epoch, INNER_PORT, mapping.outer, mapping.seconds))
         with suppress(RouterRefusedError):
             lease = mapping.lease()
             assert lease.outer > 0
             assert len(mapping_question(lease.inner, lease.outer, int(lease.seconds))) == 12
     for refused in (host, mapping):
-        if isinstance(refused, Refusal):
+        if isinstance(refused, NatPmpRefusal):
             assert refused.result
             assert refused.error().message
 
@@ -218,7 +218,7 @@ def nat_pmp_seeds() -> tuple[bytes, ...]:
 
 def check_nearby(data: bytes) -> None:
     """Nothing is raised; addresses are of nodes inside the local network, and are heard again when told again."""
-    said = heard(data, NODE, LAN)
+    said = read_packet(data, NODE, LAN)
     assert len(said.addresses) <= MAX_ADDRESSES
     for text in said.addresses:
         assert checked_multiaddr(text) == text
@@ -226,7 +226,7 @@ def check_nearby(data: bytes) -> None:
         assert any(host_in(host, network) for network in ("192.0.2.", "2001:db8:"))
         if node in {NODE, OTHER}:
             address = parse_address(text)
-            assert heard(announcement(address.peer, [host], int(port)), NODE, LAN).addresses == (text,)
+            assert read_packet(announcement(address.peer, [host], int(port)), NODE, LAN).addresses == (text,)
 
 
 def host_in(host: str, prefix: str) -> bool:

@@ -15,7 +15,7 @@ from neuroshard.identity import (
     run_parameters_to_json,
     verify_claim,
 )
-from neuroshard.swarm.run_offer import MAX_OFFER_BYTES, read_offer
+from neuroshard.runs.offer import MAX_OFFER_BYTES, read_offer
 from tests.fuzz.target import Target, golden
 
 _NOW = 1_700_000_010.0

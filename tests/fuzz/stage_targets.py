@@ -10,13 +10,16 @@ from math import inf, isnan
 import torch
 from torch import Tensor
 
-from neuroshard.training.microbatch import RefusedTensorError, StageBusyError, StageGoneError
-from neuroshard.training.stage_frames import (
+from neuroshard.messages import Frame, FrameLimits, TensorSpec, WireError, encode
+from neuroshard.messages.frame import unpack
+from neuroshard.pipeline.microbatch import RefusedTensorError, StageBusyError, StageGoneError
+from neuroshard.pipeline.stage_protocol import (
     REFUSED,
     Operation,
     StageAddress,
     StageAnswer,
     StageRequest,
+    WirePrecision,
     answer_frame,
     answer_limits,
     is_for_layers,
@@ -27,11 +30,8 @@ from neuroshard.training.stage_frames import (
     request_frame,
     request_limits,
 )
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.wire_precision import WirePrecision
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, RunId
-from neuroshard.wire import Frame, FrameLimits, TensorSpec, WireError, encode
-from neuroshard.wire.strict_msgpack import unpack
 from tests.fuzz.message_targets import read_frame, written
 from tests.fuzz.target import Target
 

@@ -16,9 +16,8 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 from trio.testing import MockClock
 
-from neuroshard.network.libp2p import yamux_frames as yamux
-from neuroshard.network.libp2p.admission import ConnectionLimits, StreamAdmission
-from neuroshard.network.libp2p.gossip_items import (
+from neuroshard.network.libp2p import streams as yamux
+from neuroshard.network.libp2p.gossip_messages import (
     Item,
     ItemKind,
     ItemReader,
@@ -31,6 +30,7 @@ from neuroshard.network.libp2p.gossip_items import (
 from neuroshard.network.libp2p.gossip_router import MOST_DEGREE, GossipRouter, Sends
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
 from neuroshard.network.libp2p.negotiation import MAX_LINE_BYTES, NegotiationError, accept, confirm, proposal
+from neuroshard.network.libp2p.peer_limits import ConnectionLimits, StreamAdmission
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.types import NodeId
 from tests.fuzz.message_targets import Reader, at_once

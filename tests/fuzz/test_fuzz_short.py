@@ -10,7 +10,7 @@ import pytest
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import SignedClaim
-from neuroshard.wire import Frame
+from neuroshard.messages import Frame
 from tests.fuzz.frames import fuzz_by_chance, fuzz_guided, main
 from tests.fuzz.mutation import inputs
 from tests.fuzz.target import MODULES, Target

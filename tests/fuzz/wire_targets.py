@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 from blake3 import blake3
 
-from neuroshard.wire import (
+from neuroshard.messages import (
     CHUNK_BYTES,
     PREFIX_BYTES,
     Frame,
@@ -18,7 +18,7 @@ from neuroshard.wire import (
     WireError,
     encode,
 )
-from neuroshard.wire.strict_msgpack import pack, unpack
+from neuroshard.messages.frame import pack, unpack
 from tests.fuzz.target import Target, golden
 
 LIMITS = FrameLimits(max_header_bytes=16 * 1024, max_body_bytes=4 * CHUNK_BYTES)

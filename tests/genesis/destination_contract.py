@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from neuroshard.data.genesis.object_store import Condition, Version
+from neuroshard.dataset.destination import Destination
+from neuroshard.dataset.object_store import Condition, Version
 from neuroshard.errors import ConflictError, DataError
-from neuroshard.genesis.destination import Destination
 
 
 def refuses_a_large_object_before_it_is_read(destination: Destination) -> None:

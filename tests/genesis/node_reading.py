@@ -8,19 +8,19 @@ import numpy as np
 import trio
 
 from neuroshard.data.cache import ShardCache
-from neuroshard.data.genesis.manifest import Manifest, ManifestTrust
-from neuroshard.data.loading import ShardLoader
-from neuroshard.data.opening import open_genesis
+from neuroshard.data.data_set import open_genesis
+from neuroshard.data.manifest import DataSetManifest, ManifestTrust
+from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.types import ShardId
 from tests.data.genesis_samples import VOCABULARY, TestSigner, make_fetcher, shard_tokens
 
 
-def read_everything(url: str, folder: Path) -> Manifest:
+def read_everything(url: str, folder: Path) -> DataSetManifest:
     """Every shard, verified, holds what the samples of tests hold; the manifest that named them."""
     return trio.run(_read, url, folder)
 
 
-async def _read(url: str, folder: Path) -> Manifest:
+async def _read(url: str, folder: Path) -> DataSetManifest:
     fetcher = make_fetcher(url)
     genesis = await open_genesis(
         fetcher, folder / "store", trust=ManifestTrust(signing_key=TestSigner().public_key.hex())

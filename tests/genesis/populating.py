@@ -11,9 +11,15 @@ from pathlib import Path
 from threading import Event
 from time import monotonic
 
-from neuroshard.genesis.destination import Destination, FolderDestination
-from neuroshard.genesis.population import PopulationOptions, PopulationReport, ProgressPrinter, Surroundings, populate
-from neuroshard.genesis.sources import PopulationConfiguration
+from neuroshard.dataset.destination import Destination, FolderDestination
+from neuroshard.dataset.population import (
+    PopulationDependencies,
+    PopulationOptions,
+    PopulationReport,
+    ProgressPrinter,
+    populate,
+)
+from neuroshard.dataset.sources import PopulationConfiguration
 from tests.data.genesis_samples import TestSigner
 
 NOW = "2025-01-01T00:00:00+00:00"
@@ -66,7 +72,7 @@ def run_population(
     logs = (out if isinstance(out, Path) else Path(out.description)).parent / "logs"
     destination = FolderDestination(out) if isinstance(out, Path) else out
     options = PopulationOptions(workers, logs, publish_seconds, follow_seconds, pauses)
-    surroundings = Surroundings(date, monotonic, stop or Event(), ProgressPrinter(io.StringIO(), monotonic))
+    surroundings = PopulationDependencies(date, monotonic, stop or Event(), ProgressPrinter(io.StringIO(), monotonic))
     return populate(configuration, destination, TestSigner(), options, surroundings)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 
-from neuroshard.data.genesis.object_store import Condition
-from neuroshard.data.genesis.writer import GenesisWriter
-from neuroshard.genesis.destination import Destination, open_destination
+from neuroshard.dataset.destination import Destination, open_destination
+from neuroshard.dataset.object_store import Condition
+from neuroshard.dataset.writer import GenesisWriter
 from tests.data.genesis_samples import TOKENIZER, TestSigner, shard_tokens
 
 SHARD_TOKENS = 700_000  # two parts of a multipart upload

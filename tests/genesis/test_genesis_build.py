@@ -10,24 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuroshard.config.atomic_write import TEMPORARY_PREFIX
+from neuroshard.config.state_file import TEMPORARY_PREFIX
 from neuroshard.data.entropy import unigram_entropy
-from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
-from neuroshard.data.genesis.torch_file import read_shard
-from neuroshard.data.genesis.writer import GenesisWriter
+from neuroshard.data.manifest import ManifestTrust, parse_manifest
+from neuroshard.data.shard_file import read_shard
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
+from neuroshard.dataset import STAGES, BuildOptions, Document, FolderText, build_genesis, read_report, verify_folder
+from neuroshard.dataset.build_folder import UNFINISHED_SUFFIX
+from neuroshard.dataset.build_text import Fraction
+from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError, DiskFullError, StorageError, UsageError
-from neuroshard.genesis import (
-    STAGES,
-    BuildOptions,
-    Document,
-    FolderText,
-    build_genesis,
-    read_report,
-    verify_folder,
-)
-from neuroshard.genesis.documents import Fraction
-from neuroshard.genesis.report import UNFINISHED_SUFFIX
 from neuroshard.node.default_run import RUN_FILE
 from tests.data.genesis_samples import TestSigner
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuroshard.dataset import Document, FolderText, StandardLibraryText
+from neuroshard.dataset.build_text import in_sections, shuffled, without_repeats
+from neuroshard.dataset.file_source import decode_text
 from neuroshard.errors import DataError
-from neuroshard.genesis import Document, FolderText, StandardLibraryText
-from neuroshard.genesis.documents import in_sections, shuffled, without_repeats
-from neuroshard.genesis.plain_text import decode_text
 
 PROSE = "The quick brown fox jumps over the lazy dog.\nPack my box with five dozen liquor jugs.\n"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from destination_contract import refuses_a_large_object_before_it_is_read, writes_only_under_its_condition
 
+from neuroshard.dataset.destination import Condition, Destination, FolderDestination, Version, open_destination
 from neuroshard.errors import ConflictError, DataError, StorageError, UsageError
-from neuroshard.genesis.destination import Condition, Destination, FolderDestination, Version, open_destination
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_while_one_has_the_claim_nobody_else_writes(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from neuroshard.genesis.destination import FolderDestination
+from neuroshard.dataset.destination import FolderDestination
 with FolderDestination(Path(sys.argv[1])).claim("a build"):
     print("held", flush=True)
     sys.stdin.read()
@@ -128,7 +128,7 @@ FILL = """
 import resource, sys
 from pathlib import Path
 from neuroshard.errors import DiskFullError
-from neuroshard.genesis.destination import Condition, FolderDestination
+from neuroshard.dataset.destination import Condition, FolderDestination
 destination = FolderDestination(Path(sys.argv[1]))
 version = destination.write("checkpoints.json", b"old", expected=Condition.ABSENT)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

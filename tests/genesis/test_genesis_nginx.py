@@ -16,16 +16,15 @@ from nginx_server import Nginx
 from node_reading import read_everything
 
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import open_genesis
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.layout import MAX_PAGE_BYTES
-from neuroshard.data.genesis.manifest import ManifestTrust
-from neuroshard.data.loading import ShardLoader
-from neuroshard.data.opening import open_genesis
-from neuroshard.data.retry import RetryPolicy
+from neuroshard.data.manifest import MAX_PAGE_BYTES, ManifestTrust
+from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.data.source import open_source
-from neuroshard.genesis import verify
-from neuroshard.genesis.destination import open_place
-from neuroshard.genesis.served_files import cache_control
+from neuroshard.data.transfer import RetryPolicy
+from neuroshard.dataset import verify
+from neuroshard.dataset.destination import open_place
+from neuroshard.dataset.served_files import cache_control
 from neuroshard.types import ShardId
 from tests.data.genesis_samples import VOCABULARY, TestSigner, shard_tokens, write_genesis
 

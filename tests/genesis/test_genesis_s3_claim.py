@@ -14,12 +14,12 @@ from node_reading import read_everything
 from s3_publication import publish
 from s3_server import BUCKET, LOCATION, PART, StoreServer, front_of
 
-from neuroshard.data.genesis.manifest import parse_manifest
+from neuroshard.data.manifest import parse_manifest
+from neuroshard.dataset import s3_destination as claim_module
+from neuroshard.dataset.destination import S3Destination
+from neuroshard.dataset.s3_destination import LEASE_SECONDS, RENEW_SECONDS, S3Claim
+from neuroshard.dataset.s3_objects import S3Connection
 from neuroshard.errors import ConflictError, StorageError
-from neuroshard.genesis.destination import S3Destination
-from neuroshard.genesis.destination import s3_claim as claim_module
-from neuroshard.genesis.destination.s3_claim import LEASE_SECONDS, RENEW_SECONDS, S3Claim
-from neuroshard.genesis.destination.s3_connection import S3Connection
 
 ROOT = Path(__file__).parents[2]
 CLAIM = "data/.populator.lock"

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from neuroshard.cli.main import app
 from neuroshard.data.tokenizer import TokenizerTable
+from neuroshard.dataset import s3_objects as connection_module
+from neuroshard.dataset.destination import Condition, S3Destination, Version, open_destination
+from neuroshard.dataset.s3_objects import split_location
 from neuroshard.errors import ConflictError, DataError, DataUnavailableError, StorageError, UsageError
-from neuroshard.genesis.destination import Condition, S3Destination, Version, open_destination
-from neuroshard.genesis.destination import s3_connection as connection_module
-from neuroshard.genesis.destination.s3_connection import split_location
 from tests.data.genesis_samples import TestSigner, folder_files, write_genesis
 
 LARGE = bytes(range(256)) * (3 * PART // 256) + b"end"

@@ -6,14 +6,13 @@ from pathlib import Path
 import trio
 
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.opening import open_genesis
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import Tokenizer, TokenizerTable
-from neuroshard.genesis import FolderText, GenesisServer, build_genesis
-from neuroshard.identity.token import parse_token
-from neuroshard.identity.wallet import Wallet
+from neuroshard.dataset import FolderText, GenesisServer, build_genesis
+from neuroshard.identity.wallet import Wallet, parse_token
 from neuroshard.types import NodeId, RunId
 
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from neuroshard.dataset import GenesisServer
+from neuroshard.dataset.served_files import cache_control
 from neuroshard.errors import DataError, NetworkRefusedError
-from neuroshard.genesis import GenesisServer
-from neuroshard.genesis.served_files import cache_control
 from tests.data.genesis_samples import TestSigner, write_genesis
 
 SHARD = bytes(range(256)) * 4000

@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from neuroshard.cli.main import app
-from neuroshard.data.genesis.manifest import Manifest, SourceCount
+from neuroshard.data.manifest import DataSetManifest, SourceCount
+from neuroshard.dataset import GenesisServer, read_status
+from neuroshard.dataset.batches import Mark
+from neuroshard.dataset.destination import FolderDestination, open_place
+from neuroshard.dataset.population_state import Checkpoints, SourceCheckpoint
+from neuroshard.dataset.status import SourceStatus, status_of
 from neuroshard.errors import DataError
-from neuroshard.genesis import GenesisServer, read_status
-from neuroshard.genesis.data_set_status import SourceStatus, status_of
-from neuroshard.genesis.destination import FolderDestination, open_place
-from neuroshard.genesis.population.batches import Mark
-from neuroshard.genesis.population.checkpoints import Checkpoints, SourceCheckpoint
 from tests.data.genesis_samples import TestSigner, write_genesis
 
 WEB = SourceCheckpoint(
@@ -25,7 +25,7 @@ WEB = SourceCheckpoint(
 )
 NEXT = SourceCheckpoint("next", target_shards=20)
 MADE = Checkpoints("ab" * 32, 1000, 400, 5, 5 * 3200, sources={"web": WEB, "next": NEXT})
-PUBLISHED = Manifest(total_shards=3, sources={"web": SourceCount(3, 1200, 2500, 2)})
+PUBLISHED = DataSetManifest(total_shards=3, sources={"web": SourceCount(3, 1200, 2500, 2)})
 
 
 @pytest.fixture

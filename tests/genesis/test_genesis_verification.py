@@ -12,14 +12,13 @@ from random import Random
 import pytest
 
 from neuroshard.cli.main import main
-from neuroshard.data.genesis.layout import MAX_PAGE_BYTES
-from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest, serialise_manifest
-from neuroshard.data.retry import RetryPolicy
+from neuroshard.data.manifest import MAX_PAGE_BYTES, ManifestTrust, parse_manifest, serialise_manifest
 from neuroshard.data.tokenizer import TokenizerTable
+from neuroshard.data.transfer import RetryPolicy
+from neuroshard.dataset import GenesisServer, Verification, VerificationSample, verify
+from neuroshard.dataset.destination import FolderDestination, ReadOnlyPlace, open_place
+from neuroshard.dataset.http_reader import HttpReader
 from neuroshard.errors import DataError, DataUnavailableError
-from neuroshard.genesis import GenesisServer, Sample, Verification, verify
-from neuroshard.genesis.destination import FolderDestination, Place, open_place
-from neuroshard.genesis.destination.http_reader import HttpReader
 from tests.data.genesis_samples import TestSigner, write_genesis
 
 OLD_TABLE = TokenizerTable(tuple((10 + i, 11 + i) for i in range(64)), vocab_size=1000)
@@ -169,16 +168,19 @@ def test_counts_are_checked(folder: Path, name: str, value: object, told: str) -
 
 def test_a_sample_checks_as_many_as_asked_and_finds_what_it_meets(folder: Path) -> None:
     (folder / "shard_4.pt").unlink()
-    found = [verify(FolderDestination(folder), trust=ManifestTrust(), sample=Sample(2, Random(s))) for s in range(40)]
+    found = [
+        verify(FolderDestination(folder), trust=ManifestTrust(), sample=VerificationSample(2, Random(s)))
+        for s in range(40)
+    ]
     assert {verification.shards_checked for verification in found} == {2}
     assert {verification.problems for verification in found} == {(), ("shard_4.pt is missing.",)}
-    whole = verify(FolderDestination(folder), trust=ManifestTrust(), sample=Sample(100, Random(1)))
+    whole = verify(FolderDestination(folder), trust=ManifestTrust(), sample=VerificationSample(100, Random(1)))
     assert whole.shards_checked == 6
 
 
 def test_a_place_that_goes_away_is_told(folder: Path) -> None:
     with GenesisServer(folder) as server:
-        place: Place = open_place(server.url)
+        place: ReadOnlyPlace = open_place(server.url)
     quick = HttpReader(place.description, policy=RetryPolicy(first_seconds=0.001, longest_seconds=0.001))
     with pytest.raises(DataUnavailableError, match="cannot be reached"):
         verify(quick, trust=ManifestTrust())

@@ -19,13 +19,13 @@ from populating import (
     write_json_lines,
 )
 
-from neuroshard.data.genesis.manifest import ManifestTrust, parse_manifest
-from neuroshard.data.genesis.object_store import Condition, Expected, StoredObject, Version
-from neuroshard.data.genesis.torch_file import read_shard
+from neuroshard.data.manifest import ManifestTrust, parse_manifest
+from neuroshard.data.shard_file import read_shard
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
+from neuroshard.dataset import verify_folder
+from neuroshard.dataset.destination import FolderDestination
+from neuroshard.dataset.object_store import Condition, ExpectedVersion, StoredObject, Version
 from neuroshard.errors import ConflictError, DataError
-from neuroshard.genesis import verify_folder
-from neuroshard.genesis.destination import FolderDestination
 from tests.data.genesis_samples import TestSigner
 
 
@@ -138,7 +138,7 @@ class DyingDestination:
     def read(self, name: str, max_bytes: int) -> StoredObject | None:
         return self._folder.read(name, max_bytes)
 
-    def write(self, name: str, content: bytes, *, expected: Expected = Condition.ANY) -> Version:
+    def write(self, name: str, content: bytes, *, expected: ExpectedVersion = Condition.ANY) -> Version:
         self._left -= 1
         if self._left < 0 and not self._after:
             raise KilledError

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, learn_merges
+from neuroshard.dataset.batches import Mark, Packer, cut, text_batches
+from neuroshard.dataset.encoding import encode_pieces
+from neuroshard.dataset.packing import common_shard_tokens
+from neuroshard.dataset.population_state import Checkpoints, SourceCheckpoint, parse_checkpoints
+from neuroshard.dataset.sources import Position, SourceRecord
 from neuroshard.errors import DataError
-from neuroshard.genesis.packing import common_shard_tokens
-from neuroshard.genesis.population.batches import Mark, cut, text_batches
-from neuroshard.genesis.population.checkpoints import Checkpoints, SourceCheckpoint, parse_checkpoints
-from neuroshard.genesis.population.encoding import encode_pieces
-from neuroshard.genesis.population.packer import Packer
-from neuroshard.genesis.sources import Position, Record
 
 EVERY_PLANE = "".join(chr(plane << 16 | low) + " " for plane in range(17) for low in (0x41, 0x1F600 & 0xFFFF, 0xFFFD))
 TOKENIZER = Tokenizer(learn_merges(["the cat sat on the mat, the cat sat  on the hat\n" * 30], 40))
@@ -29,11 +28,11 @@ class ListedReader:
     listed: list[str]
     at: int = 0
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[SourceRecord]:
         while self.at < len(self.listed):
             self.at += 1
             text = self.listed[self.at - 1]
-            yield Record("", text[1:]) if text.startswith("!") else Record(text)
+            yield SourceRecord("", text[1:]) if text.startswith("!") else SourceRecord(text)
 
     def position(self) -> Position:
         return {"at": self.at} if self.at else {}

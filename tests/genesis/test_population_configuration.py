@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from neuroshard.dataset.population import merge_shares
+from neuroshard.dataset.sources import SHIPPED_CONFIGURATION, PopulationConfiguration, load_configuration
 from neuroshard.errors import StorageError, UsageError
-from neuroshard.genesis.population.vocabulary import merge_shares
-from neuroshard.genesis.sources import SHIPPED_CONFIGURATION, PopulationConfiguration, load_configuration
 
 ONE = '[[sources]]\nname = "one"\nkind = "text"\nlocation = "texts"\ntarget_shards = 20\n'
 

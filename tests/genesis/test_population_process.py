@@ -16,7 +16,7 @@ import psutil
 import pytest
 from populating import contents, made_up_texts, write_json_lines
 
-from neuroshard.genesis import verify_folder
+from neuroshard.dataset import verify_folder
 
 TOKEN = "11" * 32
 PROGRAM = "from neuroshard.cli.main import main; main()"

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from populating import configured, run_population, write_json_lines
 
-from neuroshard.errors import DataError, UsageError
-from neuroshard.genesis.sources import (
+from neuroshard.dataset import sources as json_lines
+from neuroshard.dataset.file_source import files_from
+from neuroshard.dataset.sources import (
     Position,
     SourceChangedError,
     SourceConfiguration,
     SourceFailureError,
-    json_lines,
-    open_source,
+    open_document_source,
 )
-from neuroshard.genesis.sources.file_tree import files_from
+from neuroshard.errors import DataError, UsageError
 from neuroshard.types import JsonValue
 
 TEXTS = [f"document {i} \u00e9\u4f60\U0001f600" for i in range(700)]
@@ -36,7 +36,7 @@ def configuration(kind: str, location: Path, **more: object) -> SourceConfigurat
 
 def read_all(source: SourceConfiguration, position: Position | None = None) -> list[str]:
     """Texts, and problems with an exclamation mark before them."""
-    reader = open_source(source).open(position or {})
+    reader = open_document_source(source).open(position or {})
     return [f"!{record.problem}" if record.problem else record.text for record in reader.records()]
 
 
@@ -81,7 +81,7 @@ def hugging_face(folder: Path) -> SourceConfiguration:
 @pytest.mark.parametrize("make", [plain, gzipped, zstandard_packed, parquet, text_files, hugging_face])
 def test_reading_goes_on_from_any_position(tmp_path: Path, make: Callable[[Path], SourceConfiguration]) -> None:
     source = make(tmp_path)
-    reader = open_source(source).open({})
+    reader = open_document_source(source).open({})
     positions: dict[int, JsonValue] = {0: dict(reader.position())}
     found: list[str] = []
     for record in reader.records():
@@ -121,7 +121,7 @@ def test_a_line_over_the_limit_is_never_held_whole(tmp_path: Path, monkeypatch: 
     first, problem, last = read_all(source)
     assert (first, last) == ("first", "last")
     assert "over the limit" in problem
-    reader = open_source(source).open({})
+    reader = open_document_source(source).open({})
     records = reader.records()
     next(records)
     next(records)
@@ -136,7 +136,7 @@ def test_a_cut_archive_is_a_failure_from_which_reading_goes_on(
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole[:-200])
-    reader, found = open_source(source).open({}), list[str]()
+    reader, found = open_document_source(source).open({}), list[str]()
     with pytest.raises(SourceFailureError, match="not complete"):
         found.extend(record.text for record in reader.records())
     file.write_bytes(whole)
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, kind: str, content: 
 def test_a_wrong_field_is_told_with_those_that_are_there(
     tmp_path: Path, make: Callable[[Path], SourceConfiguration], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (json_lines, sys.modules["neuroshard.genesis.sources.hugging_face"]):
+    for module in (json_lines, sys.modules["neuroshard.dataset.sources"]):
         monkeypatch.setattr(module, "FIRST_RECORDS", 100)
     source = make(tmp_path).model_copy(update={"text_field": "txt"})
     with pytest.raises(DataError, match=r"'txt'.*'(text|body)'.*text_field"):
@@ -208,7 +208,7 @@ def test_a_damaged_position_is_told(tmp_path: Path, position: Position) -> None:
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UsageError, match=r"pip install 'neuroshard\[genesis\]'"):
-        open_source(configuration(kind, tmp_path))
+        open_document_source(configuration(kind, tmp_path))
     with pytest.raises(UsageError, match=r"pip install 'neuroshard\[genesis\]'"):
         run_population(configured(dict(configuration(kind, tmp_path))), tmp_path / "g")
     assert not (tmp_path / "g").exists()  # nothing was begun
@@ -217,7 +217,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_half_written_last_line_waits_when_the_source_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "one"}\n{"text": "tw')
-    source = open_source(configuration("jsonl", file), follows=True)
+    source = open_document_source(configuration("jsonl", file), follows=True)
     reader = source.open({})
     assert [record.text for record in reader.records()] == ["one"]
     file.write_text('{"text": "one"}\n{"text": "two"}\n')
@@ -242,7 +242,7 @@ def half_read(tmp_path: Path) -> tuple[SourceConfiguration, Position]:
     for number in range(4):
         write_json_lines(tmp_path / f"{number}/lines.jsonl", TEXTS[number * 10 : number * 10 + 10])
     source = configuration("jsonl", tmp_path)
-    reader = open_source(source).open({})
+    reader = open_document_source(source).open({})
     for _ in zip(range(25), reader.records(), strict=False):
         pass
     return source, reader.position()
@@ -277,7 +277,7 @@ def test_a_position_of_an_earlier_version_takes_what_lies_before_it_as_read(
     earlier = {name: position[name] for name in ("file", "place")}
     write_json_lines(tmp_path / "0/added.jsonl", TEXTS[:60])
     assert read_all(source, earlier) == TEXTS[25:40]
-    reader = open_source(source).open(earlier)
+    reader = open_document_source(source).open(earlier)
     assert reader.position() == earlier
     next(reader.records())
     write_json_lines(tmp_path / "1.jsonl", TEXTS[:60])

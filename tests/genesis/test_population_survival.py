@@ -20,13 +20,13 @@ from populating import (
     write_json_lines,
 )
 
-from neuroshard.data.genesis.manifest import parse_manifest
-from neuroshard.data.genesis.torch_file import read_shard
+from neuroshard.data.manifest import parse_manifest
+from neuroshard.data.shard_file import read_shard
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
+from neuroshard.dataset import verify_folder
+from neuroshard.dataset.population import ProgressPrinter
+from neuroshard.dataset.progress import SourceProgress, duration_in_words
 from neuroshard.errors import DataError, StoppedError
-from neuroshard.genesis import verify_folder
-from neuroshard.genesis.population import ProgressPrinter
-from neuroshard.genesis.population.progress import SourceStatus, spelled
 
 
 def test_a_document_of_a_hundred_megabytes_among_small_ones(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ class Screen(io.StringIO):
         return self.is_terminal
 
 
-STATUS = SourceStatus("web", 3, 103, SHARD_TOKENS, SHARD_TOKENS * 2, 8_000_000, 1_234, 4.0)
+STATUS = SourceProgress("web", 3, 103, SHARD_TOKENS, SHARD_TOKENS * 2, 8_000_000, 1_234, 4.0)
 
 
 def test_progress_on_a_terminal_and_elsewhere() -> None:
@@ -192,4 +192,4 @@ def test_progress_on_a_terminal_and_elsewhere() -> None:
     ("seconds", "said"), [(0.2, "0 s"), (59, "59 s"), (61, "1 min"), (5_400, "1.5 h"), (200_000, "2.3 d")]
 )
 def test_durations_are_spelled_in_their_largest_unit(seconds: float, said: str) -> None:
-    assert spelled(seconds) == said
+    assert duration_in_words(seconds) == said

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard import __version__
-from neuroshard.config.first_settings import TOKEN_FILE
+from neuroshard.config.saving import TOKEN_FILE
 from tests.installers.unpacked_archive import script, unpacked_archive
 from tests.update.made_releases import program, real_program
 
@@ -100,7 +100,7 @@ def chosen_home(tmp_path: Path, elsewhere: Path) -> Path:
     """A home in which this checkout's program is installed; the wizard was told to keep its data elsewhere."""
     from pydantic import SecretStr
 
-    from neuroshard.config.first_settings import FirstSettings, store_first_settings
+    from neuroshard.config.saving import FirstSettings, store_first_settings
 
     home = tmp_path / "home"
     home.mkdir()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from neuroshard.training.checkpoint.lock import read_lock_owner
+from neuroshard.config.instance_lock import read_lock_owner
 
 BUILD = Path(__file__).parents[2] / "installers/build_tarball.py"
 

@@ -11,25 +11,24 @@ import trio
 from training_peak import LIBRARIES, run_round, stage
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.model.family import architecture_for
-from neuroshard.model.initial_weights import initialise
+from neuroshard.model.architecture import architecture_for
 from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES
-from neuroshard.model.tensor_schema import flatten
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import flatten, initialise
 from neuroshard.node.process_memory import peak_megabytes
-from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.microbatch import MicrobatchKey
-from neuroshard.training.stage_service import StageService
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.microbatch import MicrobatchKey
+from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.types import LayerRange, NodeId
 
 DRIVER = NodeId("driver")
 MICROBATCHES_OF_SESSION = 8
 
 
-async def drive(service: StageService, batch: int, open_at_a_time: int, *, first: int) -> None:
+async def drive(service: StageServer, batch: int, open_at_a_time: int, *, first: int) -> None:
     """Microbatches in waves, as far apart as a pipeline lets them be; their sessions are closed in the end."""
     architecture = service.executor.model.architecture
     shape = (batch, architecture.sequence_length, architecture.hidden_size)
@@ -54,7 +53,7 @@ def main(depth: int, vocabulary: int, sequence: int, batch: int, *, open_at_a_ti
     executor = StageExecutor(model, make_inner_optimizer(model, InnerOptimization()), torch.device("cpu"))
     compute = ComputeThread(1)
     sequences = batch * (open_at_a_time + REMEMBERED_MICROBATCHES)
-    service = StageService(compute, executor, sequences_per_step=sequences, batch_size=batch, kept_graphs=kept_graphs)
+    service = StageServer(compute, executor, sequences_per_step=sequences, batch_size=batch, kept_graphs=kept_graphs)
     state = fresh_outer_state(flatten(model))
     buffer = torch.zeros(3 * len(state.anchor))
     for turn in range(2):  # what the first leaves behind is there in the second

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from neuroshard.model.cross_entropy import cross_entropy_sum
-from neuroshard.model.row_chunks import chunk_rows
+from neuroshard.model.memory_need import chunk_rows
+from neuroshard.model.transformer import cross_entropy_sum
 
 
 def make_inputs(rows: int, width: int, vocabulary: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.model.family import (
+from neuroshard.model.architecture import (
     LARGEST_DEPTH,
     SMALLEST_DEPTH,
+    StagePlan,
     architecture_for,
     flops_per_token,
     parameter_count,
 )
-from neuroshard.model.stage_plan import StagePlan
 from neuroshard.model.transformer import StageModel
 from neuroshard.types import LayerRange
 

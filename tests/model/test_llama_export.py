@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from neuroshard.model.family import architecture_for
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.llama_export import llama_config, to_llama_state_dict
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.model.architecture import StagePlan, architecture_for
+from neuroshard.model.llama_layout import llama_config, to_llama_state_dict
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import initialise
 from neuroshard.types import Architecture
 
 ARCHITECTURES = [architecture_for(3, 97, 20), architecture_for(4, 97, 20), architecture_for(5, 97, 20)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.errors import TooLittleMemoryError
-from neuroshard.model.family import architecture_for, parameter_count
+from neuroshard.model.architecture import architecture_for, parameter_count
 from neuroshard.model.memory_limit import (
     Bounds,
     MemoryBound,
@@ -21,8 +21,7 @@ from neuroshard.model.memory_limit import (
     reserve_mb,
     tier_mb,
 )
-from neuroshard.model.memory_need import memory_need
-from neuroshard.model.proposal import batch_size_for, estimated_step_seconds, propose_architecture
+from neuroshard.model.memory_need import batch_size_for, estimated_step_seconds, memory_need, propose_architecture
 from neuroshard.types import Architecture
 
 GB = 10**9

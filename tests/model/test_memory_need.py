@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.model.family import architecture_for, parameter_count
-from neuroshard.model.memory_need import PROCESS_BYTES, PipelineLoad, memory_need
-from neuroshard.model.proposal import batch_size_for, propose_architecture
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.model.architecture import StagePlan, architecture_for, parameter_count
+from neuroshard.model.memory_need import PROCESS_BYTES, PipelineLoad, batch_size_for, memory_need, propose_architecture
 from neuroshard.types import LayerRange
 
 ROOT = Path(__file__).parents[2]

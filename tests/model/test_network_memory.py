@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.model.memory_limit import MEGABYTE
-from neuroshard.model.memory_need import memory_need
-from neuroshard.model.network_memory import NetworkMemory, least_limit_mb, network_memory, planned_bytes
-from neuroshard.model.proposal import batch_size_for, propose_architecture
+from neuroshard.model.memory_limit import MEGABYTE, NetworkMemory, least_limit_mb, network_memory, planned_bytes
+from neuroshard.model.memory_need import batch_size_for, memory_need, propose_architecture
 
 
 @pytest.mark.parametrize("tier_mb", [500, 1_000, 2_000, 6_500, 64_000])

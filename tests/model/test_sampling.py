@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from neuroshard.model.sampling import sample_next
+from neuroshard.model.transformer import sample_next
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, -inf, 1.5])
 

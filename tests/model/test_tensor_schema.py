@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.types import Architecture, LayerRange
 
 ARCHITECTURE = Architecture(32, 3, 4, 2, 48, 71, 16)

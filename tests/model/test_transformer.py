@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.key_value_cache import KeyValueCache
-from neuroshard.model.transformer import StageModel
+from neuroshard.model.transformer import KeyValueCache, StageModel
+from neuroshard.model.weights import initialise
 from neuroshard.types import Architecture, LayerRange
 
 ARCHITECTURE = Architecture(

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.model.family import architecture_for
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.key_value_cache import KeyValueCache
-from neuroshard.model.tensor_schema import flatten, load_vector
-from neuroshard.model.transformer import StageModel
+from neuroshard.model.architecture import architecture_for
+from neuroshard.model.transformer import KeyValueCache, StageModel
+from neuroshard.model.weights import flatten, initialise, load_vector
 from neuroshard.node.process_memory import peak_megabytes
-from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import OuterState, fresh_outer_state, nesterov_outer_step, pseudo_gradient
 
 # what a running node has imported

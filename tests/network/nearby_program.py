@@ -23,11 +23,18 @@ from network_of_addresses import network_at
 
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeKey
-from neuroshard.network.nearby import Nearby
-from neuroshard.network.nearby_places import GROUP, PORT, lan_interfaces, open_socket, places_of
-from neuroshard.network.nearby_records import announcement, question
-from neuroshard.network.outside_ports import OutsidePorts
-from neuroshard.network.port_mapping import PortMapping
+from neuroshard.network.mdns import (
+    GROUP,
+    PORT,
+    MdnsDiscovery,
+    announcement,
+    lan_interfaces,
+    open_socket,
+    places_of,
+    question,
+)
+from neuroshard.network.nat.external_addresses import ExternalAddresses
+from neuroshard.network.nat.port_mapping import PortMapping
 
 
 def say(**said: object) -> None:
@@ -44,7 +51,7 @@ async def nearby(number: int, host: str) -> None:
             say(found=address)
 
     network = network_at(node_id, f"/ip4/{host}/tcp/{4000 + number}/p2p/{node_id}")
-    await Nearby(node_id, tell).live(network)
+    await MdnsDiscovery(node_id, tell).live(network)
 
 
 async def flood(number: int, host: str) -> None:
@@ -94,7 +101,7 @@ async def node(number: int, host: str) -> None:
 async def mapping(number: int, host: str) -> None:
     """Only the asking of the router."""
     node_id = identity(number).node_id
-    ports, inner = OutsidePorts(), (4000 + number, 5000 + number)
+    ports, inner = ExternalAddresses(), (4000 + number, 5000 + number)
     with ports.listening(lambda: (host,), inner):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(PortMapping(ports).live, network_at(node_id))

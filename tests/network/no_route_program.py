@@ -13,11 +13,11 @@ import trio
 from made_identity import identity
 
 from neuroshard.errors import NeuroShardError
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.network.pool import PoolOptions, bulk_pool
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits
 
 NOWHERE = "203.0.113.1"
 STRANGER = identity(9).node_id

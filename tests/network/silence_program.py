@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 
-from neuroshard.network import silence
+from neuroshard.network import keepalive as silence
 
 PORT = 4567
 
@@ -27,7 +27,7 @@ def wait(host: str) -> None:
         say("listening")
         connection, _ = listener.accept()
         with connection:
-            silence.notice_silence(connection.setsockopt)
+            silence.enable_keepalive(connection.setsockopt)
             say("accepted")
             try:
                 connection.recv(1)

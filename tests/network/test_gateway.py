@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.network import gateway
-from neuroshard.network.gateway import default_gateway, first_host_of_network, gateway_in
+from neuroshard.network.nat import router as gateway
+from neuroshard.network.nat.router import default_gateway, first_host_of_network, gateway_in
 
 TITLE = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 
@@ -55,8 +55,8 @@ def test_elsewhere_the_first_address_of_the_network_is_taken_for_the_router(host
 
 def test_a_system_without_the_file_is_asked_for_its_addresses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gateway, "ROUTES", tmp_path / "missing")
-    monkeypatch.setattr(gateway, "host_towards_outside", lambda: "192.168.7.9")
+    monkeypatch.setattr(gateway, "outbound_host", lambda: "192.168.7.9")
     monkeypatch.setattr(gateway, "_interfaces", lambda: [IPv4Interface("192.168.7.9/24")])
     assert default_gateway() == "192.168.7.1"
-    monkeypatch.setattr(gateway, "host_towards_outside", lambda: None)
+    monkeypatch.setattr(gateway, "outbound_host", lambda: None)
     assert default_gateway() is None

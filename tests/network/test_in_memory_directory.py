@@ -10,8 +10,8 @@ from trio.testing import MockClock
 
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, TokenSecret, Wallet, sign_claim
 from neuroshard.network import InMemoryNetwork, MessageTooLargeError, TransportClosedError
-from neuroshard.network.in_memory_directory import RecordTable
-from neuroshard.network.records import MAX_RECORD_BYTES, RECORD_SECONDS
+from neuroshard.network.in_memory import RecordTable
+from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
 from neuroshard.types import NodeId
 
 START = 1_700_000_000.0

@@ -17,8 +17,16 @@ from neuroshard.network import (
     Subscription,
     TransportClosedError,
 )
-from neuroshard.network.in_memory_gossip import ID_BYTES, SEEN_MESSAGES, SeenMessages
-from neuroshard.network.in_memory_mesh import DEGREE, LEAST_DEGREE, MOST_DEGREE, NEW_NEIGHBOURS, Mesh
+from neuroshard.network.in_memory_gossip import (
+    DEGREE,
+    ID_BYTES,
+    LEAST_DEGREE,
+    MOST_DEGREE,
+    NEW_NEIGHBOURS,
+    SEEN_MESSAGES,
+    Mesh,
+    SeenMessages,
+)
 from neuroshard.network.transport import MAX_GOSSIP_BYTES
 from neuroshard.types import NodeId
 

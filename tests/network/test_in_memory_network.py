@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from neuroshard.messages import Frame
 from neuroshard.network import (
     InMemoryNetwork,
     InMemoryTransport,
@@ -17,7 +18,6 @@ from neuroshard.network import (
     TransportClosedError,
 )
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 

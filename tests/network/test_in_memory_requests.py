@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.errors import UsageError
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireError
 from neuroshard.network import (
     InMemoryNetwork,
     Link,
@@ -22,7 +23,6 @@ from neuroshard.network import (
 from neuroshard.network.transport import MAX_REASON_CHARACTERS
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, WireError
 
 A, B = NodeId("a"), NodeId("b")
 NUMBERS = TensorPart(TensorSpec("numbers", "uint8", (4,)), b"1234")

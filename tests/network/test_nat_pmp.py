@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.network.nat_pmp import (
+from neuroshard.network.nat.nat_pmp import (
     LONGEST_LEASE_SECONDS,
     SHORTEST_LEASE_SECONDS,
     ExternalHost,
-    Mapping,
-    Refusal,
+    MappedPort,
+    NatPmpRefusal,
     SeenEpoch,
     external_host_question,
     mapping_question,
     read_external_host,
     read_mapping,
 )
-from neuroshard.network.routers import Lease, RouterRefusedError
+from neuroshard.network.nat.router import Lease, RouterRefusedError
 
 HOST = bytes.fromhex("00 80 0000 00000007 01020304")
 MAPPED = bytes.fromhex("00 82 0000 00000007 0fa1 1388 00000e10")
@@ -32,8 +32,8 @@ def test_questions_are_those_of_the_specification() -> None:
 
 def test_answers_are_read() -> None:
     assert read_external_host(HOST) == ExternalHost("1.2.3.4", 7)
-    assert read_mapping(MAPPED, 4001) == Mapping(4001, 5000, 3600, 7)
-    assert Mapping(4001, 5000, 3600, 7).lease() == Lease(4001, 5000, 3600.0)
+    assert read_mapping(MAPPED, 4001) == MappedPort(4001, 5000, 3600, 7)
+    assert MappedPort(4001, 5000, 3600, 7).lease() == Lease(4001, 5000, 3600.0)
 
 
 @pytest.mark.parametrize("packet", [HOST[:-1], HOST[:7], b"", b"\1" + HOST[1:], b"\0\0" + HOST[2:], MAPPED])
@@ -55,7 +55,7 @@ def test_another_port_s_answer_is_passed_over() -> None:
 @pytest.mark.parametrize(("result", "said"), [(2, "switched this off"), (3, "no connection"), (9, "result 9")])
 def test_a_refusal_may_be_short_and_says_why(result: int, said: str) -> None:
     refusal = read_mapping(bytes((0, 130, 0, result, 0, 0, 0, 5)), 4001)
-    assert refusal == Refusal(result, 5)
+    assert refusal == NatPmpRefusal(result, 5)
     assert said in str(refusal.error())
 
 
@@ -65,7 +65,7 @@ def test_a_refusal_may_be_short_and_says_why(result: int, said: str) -> None:
 )
 def test_a_success_that_makes_no_sense_is_refused(outer: int, seconds: int) -> None:
     with pytest.raises(RouterRefusedError):
-        Mapping(4001, outer, seconds, 7).lease()
+        MappedPort(4001, outer, seconds, 7).lease()
 
 
 @given(st.binary(max_size=40))

@@ -12,8 +12,8 @@ import pytest
 import trio
 from nat_pmp_gateway import NatPmpBox
 
-from neuroshard.network.nat_pmp_router import WAITS_SECONDS, NatPmpRouter
-from neuroshard.network.routers import Lease, NoRouterError, RouterRefusedError
+from neuroshard.network.nat.nat_pmp import WAITS_SECONDS, NatPmpRouter
+from neuroshard.network.nat.router import Lease, NoRouterError, RouterRefusedError
 
 GATEWAY = "127.0.0.2"
 QUICK = (0.05, 0.1, 0.2)

@@ -16,10 +16,24 @@ from network_of_addresses import network_at
 from trio.testing import MockClock
 
 from neuroshard.config.settings import Settings
-from neuroshard.network.allowance import Allowance
-from neuroshard.network.nearby import MAX_FOUND, NEW_ADDRESSES, Findings, Nearby
-from neuroshard.network.nearby_places import Interface, Place, lan_interfaces, open_socket, places_of
-from neuroshard.network.nearby_records import MAX_ADDRESSES, SERVICE, Heard, announcement, heard, question
+from neuroshard.network.limits import TokenBucket
+from neuroshard.network.mdns import (
+    MAX_ADDRESSES,
+    MAX_FOUND,
+    NEW_ADDRESSES,
+    SERVICE,
+    DiscoveredAddresses,
+    LanInterface,
+    MdnsDiscovery,
+    MdnsMessage,
+    ReachableInterface,
+    announcement,
+    lan_interfaces,
+    open_socket,
+    places_of,
+    question,
+    read_packet,
+)
 from neuroshard.node.society import Society
 from neuroshard.types import NodeId
 
@@ -28,18 +42,18 @@ LAN: Sequence[IPv4Network] = (IPv4Network("192.168.1.0/24"),)
 
 
 def understood(packet: bytes) -> tuple[str, ...]:
-    return heard(packet, ME, LAN).addresses
+    return read_packet(packet, ME, LAN).addresses
 
 
 def test_a_node_that_says_where_it_is_is_understood() -> None:
     packet = announcement(OTHER, ["192.168.1.7"], 4001)
     assert len(packet) < 512
-    assert heard(packet, ME, LAN) == Heard(addresses=(f"/ip4/192.168.1.7/tcp/4001/p2p/{OTHER}",))
+    assert read_packet(packet, ME, LAN) == MdnsMessage(addresses=(f"/ip4/192.168.1.7/tcp/4001/p2p/{OTHER}",))
 
 
 def test_addresses_of_the_sixth_version_are_understood() -> None:
     packet = announcement(OTHER, ["192.168.1.7", "fd00::7"], 4001)
-    both = heard(packet, ME, (*LAN, ip_network("fd00::/64"))).addresses
+    both = read_packet(packet, ME, (*LAN, ip_network("fd00::/64"))).addresses
     assert both == (f"/ip4/192.168.1.7/tcp/4001/p2p/{OTHER}", f"/ip6/fd00::7/tcp/4001/p2p/{OTHER}")
 
 
@@ -48,14 +62,14 @@ def test_a_good_bye_tells_no_address() -> None:
 
 
 def test_a_question_is_for_everybody_but_who_asks() -> None:
-    assert heard(question(OTHER), ME, LAN) == Heard(is_question=True)
-    assert heard(question(ME), ME, LAN) == Heard()
+    assert read_packet(question(OTHER), ME, LAN) == MdnsMessage(is_question=True)
+    assert read_packet(question(ME), ME, LAN) == MdnsMessage()
 
 
 def test_a_question_about_something_else_is_not_answered() -> None:
     name = b"".join(bytes([len(part)]) + part for part in (b"_printer", b"_tcp", b"local")) + b"\0"
     packet = struct.pack("!6H", 0, 0, 1, 0, 0, 0) + name + struct.pack("!2H", 12, 1)
-    assert heard(packet, ME, LAN) == Heard()
+    assert read_packet(packet, ME, LAN) == MdnsMessage()
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "127.0.0.1", "192.168.2.7", "224.0.0.251", "0.0.0.0"])
@@ -94,7 +108,7 @@ def test_a_packet_above_the_limit_is_not_read() -> None:
 
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_heard_without_an_error(packet: bytes) -> None:
-    assert heard(packet, ME, LAN).addresses == ()
+    assert read_packet(packet, ME, LAN).addresses == ()
 
 
 @given(st.data())
@@ -108,7 +122,7 @@ def test_a_damaged_packet_tells_at_most_well_formed_addresses(data: st.DataObjec
 
 
 def test_an_allowance_is_spent_and_comes_back() -> None:
-    allowance = Allowance(3, 0.5)
+    allowance = TokenBucket(3, 0.5)
     assert [allowance.take(10.0) for _ in range(4)] == [True, True, True, False]
     assert not allowance.take(11.0)
     assert allowance.take(12.0)
@@ -117,7 +131,7 @@ def test_an_allowance_is_spent_and_comes_back() -> None:
 
 def test_new_addresses_come_slowly_and_known_ones_at_once() -> None:
     told: list[str] = []
-    findings = Findings(ME, told.extend)
+    findings = DiscoveredAddresses(ME, told.extend)
     findings.add([f"/ip4/192.168.1.7/tcp/{port}/p2p/{OTHER}" for port in range(1, 10_000)], 0.0)
     assert len(told) == NEW_ADDRESSES
     findings.add(told[:5], 0.0)
@@ -128,7 +142,7 @@ def test_new_addresses_come_slowly_and_known_ones_at_once() -> None:
 
 def test_what_was_told_is_remembered_up_to_a_limit() -> None:
     told: list[str] = []
-    findings = Findings(ME, told.extend)
+    findings = DiscoveredAddresses(ME, told.extend)
     for second in range(10_000):
         findings.add([f"/ip4/192.168.1.7/tcp/{second + 1}/p2p/{OTHER}"], float(second))
     assert len(told) == 10_000
@@ -136,14 +150,14 @@ def test_what_was_told_is_remembered_up_to_a_limit() -> None:
 
 
 def test_a_place_is_where_the_node_is_dialled_from_an_interface() -> None:
-    home = Interface("lan", "192.168.1.5", ("192.168.1.5", "fd00::5"), LAN)
-    other = Interface("docker", "172.17.0.1", ("172.17.0.1",), ())
+    home = LanInterface("lan", "192.168.1.5", ("192.168.1.5", "fd00::5"), LAN)
+    other = LanInterface("docker", "172.17.0.1", ("172.17.0.1",), ())
     addresses = [
         f"/ip4/1.2.3.4/tcp/9/p2p/{ME}",
         f"/ip4/192.168.1.5/tcp/4001/p2p/{ME}",
         f"/ip4/192.168.1.5/tcp/4001/p2p/{OTHER}/p2p-circuit/p2p/{ME}",
     ]
-    assert places_of(addresses, [home, other]) == (Place(home, ("192.168.1.5",), 4001),)
+    assert places_of(addresses, [home, other]) == (ReachableInterface(home, ("192.168.1.5",), 4001),)
     assert places_of([f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"], lan_interfaces()) == ()
 
 
@@ -154,13 +168,15 @@ def test_loopback_is_no_interface_of_a_local_network() -> None:
 
 
 def test_an_absent_multicast_route_is_told_once_and_tried_again_rarely(caplog: pytest.LogCaptureFixture) -> None:
-    gone = Interface("gone", "192.0.2.1", ("192.0.2.1",), (ip_network("192.0.2.0/24"),))  # no computer has this address
+    gone = LanInterface(
+        "gone", "192.0.2.1", ("192.0.2.1",), (ip_network("192.0.2.0/24"),)
+    )  # no computer has this address
     with pytest.raises(OSError, match=r"\w"):
         open_socket(gone)
     network = network_at(ME, f"/ip4/192.0.2.1/tcp/4001/p2p/{ME}")
     looks: list[float] = []
 
-    def interfaces() -> tuple[Interface, ...]:
+    def interfaces() -> tuple[LanInterface, ...]:
         looks.append(trio.current_time())
         return (gone,)
 
@@ -169,7 +185,7 @@ def test_an_absent_multicast_route_is_told_once_and_tried_again_rarely(caplog: p
 
     async def main() -> None:
         with trio.move_on_after(3600):
-            await Nearby(ME, nothing, interfaces).live(network)
+            await MdnsDiscovery(ME, nothing, interfaces).live(network)
 
     with caplog.at_level("DEBUG", "neuroshard"):
         trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -182,9 +198,9 @@ def test_an_absent_multicast_route_is_told_once_and_tried_again_rarely(caplog: p
 @pytest.mark.parametrize(
     ("settings", "works", "asks_router"),
     [
-        ({}, {"Nearby", "PortMapping"}, True),
+        ({}, {"MdnsDiscovery", "PortMapping"}, True),
         ({"lan_discovery": False}, {"PortMapping"}, True),
-        ({"port_mapping": False}, {"Nearby"}, False),
+        ({"port_mapping": False}, {"MdnsDiscovery"}, False),
         ({"p2p_host": "127.0.0.1"}, set[str](), False),
         ({"p2p_host": "127.9.9.9"}, set[str](), False),
         ({"p2p_host": "::1"}, set[str](), False),
@@ -195,7 +211,7 @@ def test_a_node_uses_its_surroundings_as_its_owner_wants(
 ) -> None:
     society = Society.of(Settings.model_validate({"data_dir": tmp_path, **settings}), identity(1))
     attached = {type(getattr(work, "__self__", None)).__name__ for work in society.networking._works}
-    assert attached & {"Nearby", "PortMapping"} == works
+    assert attached & {"MdnsDiscovery", "PortMapping"} == works
     assert (society.port_mapping is not None) == asks_router
 
 

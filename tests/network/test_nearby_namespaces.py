@@ -10,7 +10,7 @@ from typing import Any
 from made_identity import identity
 from namespaces import FAR, NEAR, Computer, Program, local_network
 
-from neuroshard.network.nearby import NEW_ADDRESSES, NEW_ADDRESSES_A_SECOND
+from neuroshard.network.mdns import NEW_ADDRESSES, NEW_ADDRESSES_A_SECOND
 
 PROGRAM = Path(__file__).with_name("nearby_program.py")
 CLEAN = {"threads": [], "sockets": 0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuroshard.network.outside_ports import OutsidePorts, is_behind_router, is_inner_ipv4, is_public_ipv4
+from neuroshard.network.nat.external_addresses import ExternalAddresses, is_behind_router, is_inner_ipv4, is_public_ipv4
 
 PRIVATE = ("10.0.0.1", "172.16.5.5", "192.168.1.1", "192.0.0.2")  # the last: behind a provider's IPv6 line
 CARRIER = ("100.64.0.1", "100.127.255.254")
@@ -36,7 +36,7 @@ def test_only_a_node_with_local_addresses_asks(hosts: tuple[str, ...], is_behind
 
 
 def test_ports_are_known_as_long_as_the_network_listens() -> None:
-    ports = OutsidePorts()
+    ports = ExternalAddresses()
     ports.tell({4001: ("1.2.3.4", 5000)})
     assert ports.of(4001) is None  # nobody listens there
     with ports.listening(lambda: ("192.168.1.5",), (4001, 4002)):

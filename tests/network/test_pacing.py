@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from neuroshard.network.pacing import BURST_SECONDS, UploadPacer
+from neuroshard.network.limits import BURST_SECONDS, UploadPacer
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:

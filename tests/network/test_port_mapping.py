@@ -12,8 +12,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from neuroshard.network.outside_ports import OutsidePorts
-from neuroshard.network.port_mapping import (
+from neuroshard.network.nat.external_addresses import ExternalAddresses
+from neuroshard.network.nat.port_mapping import (
     AGAIN_SECONDS,
     CHECK_SECONDS,
     CLOSE_SECONDS,
@@ -21,7 +21,7 @@ from neuroshard.network.port_mapping import (
     RETRY_SECONDS,
     PortMapping,
 )
-from neuroshard.network.routers import LEASE_SECONDS, Lease, NoRouterError, Router, RouterFinder, RouterRefusedError
+from neuroshard.network.nat.router import LEASE_SECONDS, Lease, NoRouterError, Router, RouterFinder, RouterRefusedError
 
 HOME = "192.168.1.5"
 P2P, POOL = 4001, 4002
@@ -96,7 +96,7 @@ class Node:
 
 def live(scenario: Callable[[Node], Awaitable[None]], *finders: RouterFinder, hosts: Sequence[str] = (HOME,)) -> Node:
     """Run a mapping beside a scenario, under a virtual clock; afterwards nothing is told any more."""
-    ports = OutsidePorts()
+    ports = ExternalAddresses()
     node = Node(PortMapping(ports, finders, lambda: START + anyio.current_time() + node.slept), hosts)
 
     async def main() -> None:

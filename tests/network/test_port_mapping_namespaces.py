@@ -14,7 +14,7 @@ import pytest
 from made_identity import identity
 from namespaces import FAR, NEAR, Computer, Program, local_network
 
-from neuroshard.network.upnp_router import CLOSE_SECONDS
+from neuroshard.network.nat.upnp import CLOSE_SECONDS
 
 NODE = Path(__file__).with_name("nearby_program.py")
 SEED = Path(__file__).with_name("seed_program.py")

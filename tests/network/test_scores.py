@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.network.reputation import Reputation
-from neuroshard.network.scores import (
+from neuroshard.network.reputation import (
     BAN_BELOW,
     FIRST_BAN_SECONDS,
     FORGIVEN_AFTER_SECONDS,
@@ -13,6 +12,7 @@ from neuroshard.network.scores import (
     LOWEST_SCORE,
     RULES,
     PeerScores,
+    Reputation,
     ScoreReason,
 )
 from neuroshard.types import NodeId

@@ -10,9 +10,9 @@ import pytest
 import trio
 from namespaces import FAR, NEAR, local_network
 
+from neuroshard.network.keepalive import QUIET_SECONDS, TRIES, UNANSWERED_SECONDS
 from neuroshard.network.libp2p.sockets import SocketBytes
 from neuroshard.network.pool import tcp
-from neuroshard.network.silence import QUIET_SECONDS, TRIES, UNANSWERED_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what it was told")
 

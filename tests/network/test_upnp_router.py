@@ -13,8 +13,8 @@ import anyio
 import pytest
 import trio
 
-from neuroshard.network.routers import Lease, RouterRefusedError
-from neuroshard.network.upnp_router import CLOSE_SECONDS, UpnpRouter, answered_in_time
+from neuroshard.network.nat.router import Lease, RouterRefusedError
+from neuroshard.network.nat.upnp import CLOSE_SECONDS, UpnpRouter, answered_in_time
 
 HOME, OTHER = "192.168.1.5", "192.168.1.6"
 Target = tuple[str, int, str, bool, int]

@@ -15,9 +15,14 @@ import trio
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.refresh import SourceWatch
 from neuroshard.data.source import open_source
+from neuroshard.data.source_monitor import SourceMonitor
+from neuroshard.exchange.data_files import DataStore
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Network
 from neuroshard.node.data_opening import open_joined_data, pins_of_source
 from neuroshard.node.networking import Networking
@@ -28,16 +33,11 @@ from neuroshard.node.publisher import Publisher, StartupProgress
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, Ground, RunningNode, StageTraining
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.control import RequestedPause
+from neuroshard.runs.offer import RunOffer
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.snapshot import MemoryStatus, NodeState, NodeStatus
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.swarm.data_sharing.shelf import DataShelf
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.run_offer import RunOffer
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.swarm.training_report import TrainingReport
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.control import PauseWish
 from neuroshard.types import Architecture, NodeId
 
 STAGES = 2
@@ -58,7 +58,7 @@ class RealNode:
     publisher: Publisher
     data_dir: Path
     settings: Settings  # that hold now
-    wish: PauseWish
+    wish: RequestedPause
     node: RunningNode | None = None
     sequence: int = 0
 
@@ -128,11 +128,11 @@ class RealWorld:
         fetcher = Fetcher(open_source(str(self.genesis)))
         data = await open_joined_data(fetcher, data_dir / "descriptions", self.run, LARGEST_TOKENIZER)
         memory = MemoryStatus(500, 500, "given", 0, 0, 0)
-        shelf = DataShelf(data_dir / "descriptions")
+        shelf = DataStore(data_dir / "descriptions")
         room, device = Room(500, "cpu", None, 1e9), Device("cpu", "test")
-        watch = SourceWatch(data.genesis, self.run.parameters.genesis)
+        watch = SourceMonitor(data.genesis, self.run.parameters.genesis)
         ground = Ground(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, shelf, watch, ())
-        wish = PauseWish()
+        wish = RequestedPause()
         training = StageTraining(lambda: made.settings, identity, publisher, startup, wish=wish, is_demo=False)
         made = RealNode(swarm, membership, networking, training, ground, board, publisher, data_dir, settings, wish)
         self.nodes[name] = made

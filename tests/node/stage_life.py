@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 from stage_world import StageNode, StageWorld
 
-from neuroshard.training.transfer.kept_copy import KeptCopy
+from neuroshard.state.backup_copy import BackupCopy
 
 
 @asynccontextmanager
@@ -26,7 +26,7 @@ async def living(
         tasks.cancel_scope.cancel()
 
 
-def copies_of(nodes: Sequence[StageNode], stage: int) -> list[KeptCopy]:
+def copies_of(nodes: Sequence[StageNode], stage: int) -> list[BackupCopy]:
     return [node.copies.kept(stage) for node in nodes if node.copies.kept(stage).meta is not None]
 
 

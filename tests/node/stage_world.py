@@ -20,7 +20,13 @@ from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins, OuterOptimization, RunParameters
 from neuroshard.config.settings import Settings
+from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Network, ScoreReason
 from neuroshard.node.holder_watch import HolderWatch
 from neuroshard.node.joining import Joining
@@ -31,24 +37,17 @@ from neuroshard.node.society import report_of_stages
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_safety import StageSafety
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.pipeline.executor import Precision
+from neuroshard.runs.offer import RunOffer
+from neuroshard.state.checkpoint_manifest import CheckpointMeta
+from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
+from neuroshard.state.download import ReplicaClient
+from neuroshard.state.outer_state import OuterProgress, outer_root
+from neuroshard.state.replica_status import ReplicaStatus
+from neuroshard.state.snapshot_server import SnapshotServer
+from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.run_offer import RunOffer
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.swarm.training_report import TrainingReport
-from neuroshard.training.checkpoint.metadata import CheckpointMeta
-from neuroshard.training.checkpoint.staging import StagingBuffers
-from neuroshard.training.checkpoint.store import CheckpointStore, stage_folder
-from neuroshard.training.outer_sync import OuterProgress
-from neuroshard.training.precision import Precision
-from neuroshard.training.progress import Progress
-from neuroshard.training.record import StageIdentity, TrainingRecord, to_meta
-from neuroshard.training.transfer.donor import Donor
-from neuroshard.training.transfer.download import Asking
-from neuroshard.training.transfer.layout import outer_root, snapshot_layout
-from neuroshard.training.transfer.standing import Standing
+from neuroshard.training.record import Progress, StageIdentity, TrainingRecord, to_meta
 from neuroshard.types import Architecture, NodeId
 
 Value = TypeVar("Value")
@@ -133,9 +132,9 @@ class HeldStage:
             time=self.clock(),
         )
 
-    def standing(self) -> Standing:
+    def standing(self) -> ReplicaStatus:
         copied = None if self.copied_at is None else self.clock() - self.copied_at
-        return Standing(True, self.steps, self.outer_step, f"{self.outer_step:064x}", copied_seconds=copied)
+        return ReplicaStatus(True, self.steps, self.outer_step, f"{self.outer_step:064x}", copied_seconds=copied)
 
     def newest(self) -> CheckpointGeneration | None:
         generations = self.store.generations()
@@ -176,9 +175,9 @@ class StageNode:
         self.membership = Membership(identity.node_id, identity.wallet_id)
         self.networking = Networking(self.name, self._open, peers_file=self.data_dir / "peers", loopback_only=True)
         self.swarm = StageSwarm(identity, RunVersions(self.world.offer), self.membership, self.networking)
-        self.swarm.speak_soon = self.speak
-        self.swarm.donor = Donor(self.membership.knows, now=self.now, offload=at_once)
-        self.swarm.asking = Asking(self.swarm, lambda *event: self.blamed.append(event), offload=at_once)
+        self.swarm.report_soon = self.speak
+        self.swarm.donor = SnapshotServer(self.membership.knows, now=self.now, offload=at_once)
+        self.swarm.asking = ReplicaClient(self.swarm, lambda *event: self.blamed.append(event), offload=at_once)
         self.service = IdleService()
         self.blamed: list[tuple[NodeId, ScoreReason]] = []
         self.settings = Settings(data_dir=self.data_dir)

@@ -14,7 +14,7 @@ import trio.testing
 from neuroshard.node.contribution_keeper import FILE_NAME, SAVE_SECONDS, ContributionKeeper, WorkMeter, read_record
 from neuroshard.node.publisher import Publisher
 from neuroshard.status.board import StatusBoard
-from neuroshard.status.contribution import Work
+from neuroshard.status.history import WorkDone
 from neuroshard.status.snapshot import ModelStatus, NetworkStatus, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
 
@@ -49,9 +49,9 @@ def test_only_what_was_trained_here_and_now_counts() -> None:
     found = [meter.look(look) for look in looks]
     assert found == [
         None,
-        Work(START + 2, training_seconds=1.0),
-        Work(START + 3, 1_000, 2, bytes_sent=7_000, training_seconds=1.0, loss=5.0),
-        Work(START + 4, 500, 1, bytes_sent=2_000, training_seconds=1.0, loss=5.0),
+        WorkDone(START + 2, training_seconds=1.0),
+        WorkDone(START + 3, 1_000, 2, bytes_sent=7_000, training_seconds=1.0, loss=5.0),
+        WorkDone(START + 4, 500, 1, bytes_sent=2_000, training_seconds=1.0, loss=5.0),
         None,
         None,
     ]
@@ -61,9 +61,9 @@ def test_other_layers_a_step_back_and_a_sleep_are_no_work() -> None:
     meter = WorkMeter()
     meter.look(seen(1, 10))
     other = replace(seen(2, 900), model=ModelStatus(SHAPE, 1, LayerRange(2, 4), ()))
-    assert meter.look(other) == Work(START + 2, training_seconds=1.0)
+    assert meter.look(other) == WorkDone(START + 2, training_seconds=1.0)
     meter.look(seen(3, 10))
-    assert meter.look(seen(4, 5)) == Work(START + 4, training_seconds=1.0)
+    assert meter.look(seen(4, 5)) == WorkDone(START + 4, training_seconds=1.0)
     slept = meter.look(seen(90_000, 5))
     assert slept is not None
     assert slept.training_seconds == 10.0

@@ -9,9 +9,9 @@ import anyio
 from stage_life import living, steps_of, until_held
 from stage_world import StageWorld, play
 
-from neuroshard.training.transfer.layout import snapshot_layout
+from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.types import Architecture, LayerRange, NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 
 LARGE = Architecture(64, 3, 2, 1, 128, 32_000, 8)
 LAST = 2

@@ -12,15 +12,15 @@ import pytest
 from stage_life import copies_of, living, steps_of
 from stage_world import StageNode, StageWorld, now, play
 
+from neuroshard.membership.claim_intake import Statement
 from neuroshard.node.copy_duty import CopyTimes
 from neuroshard.node.copy_order import RANKS, rank_of
 from neuroshard.node.joining import candidates
 from neuroshard.node.pipeline_status import pipeline_status
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.status.pipeline import SecondCopy
+from neuroshard.status.pipeline import StateCopyStatus
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.claim_reading import Statement
 from neuroshard.types import NodeId, WalletId
 
 
@@ -139,7 +139,7 @@ def test_everybody_tells_how_old_the_second_copy_of_each_stage_is(tmp_path: Path
                 node.copies.times = CopyTimes(ranks=0)
             await anyio.sleep(25)
             none_yet = [pipeline_status(node.swarm, node.state).stages for node in nodes]
-            assert [[stage.copy for stage in stages] for stages in none_yet] == [[SecondCopy(None)] * 3] * 3
+            assert [[stage.copy for stage in stages] for stages in none_yet] == [[StateCopyStatus(None)] * 3] * 3
             for node in nodes:
                 node.copies.times = CopyTimes()
             await anyio.sleep(70)  # a look after the renewal
@@ -157,7 +157,7 @@ def test_stages_that_several_hold_or_nobody_need_no_word_of_copies(tmp_path: Pat
         async with living(world, [0, 0, 1], moves=False) as nodes:
             await anyio.sleep(25)
             copies = [stage.copy for stage in pipeline_status(nodes[0].swarm, nodes[0].state).stages]
-            assert copies == [None, SecondCopy(None), None]
+            assert copies == [None, StateCopyStatus(None), None]
 
     play(tmp_path, scenario)
 

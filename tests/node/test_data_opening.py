@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.writer import GenesisWriter
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import TokenizerTable, learn_merges
+from neuroshard.dataset.destination import FolderDestination
+from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError
-from neuroshard.genesis.destination import FolderDestination
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.node.data_opening import OpenedData, open_data
 from neuroshard.node.own_run import OwnRuns

@@ -9,7 +9,7 @@ import pytest
 from swarm_of_processes import LONGEST_SECONDS, all_train_on, made, nodes_of, until
 
 from benchmarks.node_process import NodeProcess
-from neuroshard.genesis import GenesisServer
+from neuroshard.dataset import GenesisServer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from benchmarks.node_process import TOKEN
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.manifest import parse_manifest, serialise_manifest
+from neuroshard.data.manifest import parse_manifest, serialise_manifest
 from neuroshard.data.source import open_source
 from neuroshard.errors import DataError, StorageError, UsageError
 from neuroshard.identity import TokenSecret, Wallet, canonical_json, parse_token, sign_json
@@ -30,7 +30,7 @@ from neuroshard.node.default_run import (
 )
 from neuroshard.node.run_creation import Owner, create_run, update_run
 from neuroshard.node.run_publishing import publish_run
-from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.runs.offer import RunOffer
 from neuroshard.types import RunId
 
 WALLET = Wallet.from_secret(parse_token(TOKEN))

@@ -8,12 +8,12 @@ import anyio
 from stage_life import copies_of, living
 from stage_world import StageNode, StageWorld, play
 
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, ScoreReason
 from neuroshard.node.slow_starts import PATIENCE_SECONDS
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.stage_coverage import StageRange
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 
 
 def report_only(node: StageNode, stage: int, state: NodeState) -> None:

@@ -9,11 +9,11 @@ import pytest
 from stage_world import OFFER, SINGLE
 
 from benchmarks.identities import identity_of
-from neuroshard.model.stage_plan import plan_of
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import plan_of
 from neuroshard.node.held_stages import FILE_NAME, kept_stages, note_stages
 from neuroshard.node.own_run import OwnRun
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.training.checkpoint.store import stage_folder
+from neuroshard.state.checkpoint_store import stage_folder
 
 RUN = OwnRun.of(OFFER)
 IDENTITY = identity_of(1)

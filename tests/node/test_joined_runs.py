@@ -13,7 +13,7 @@ from neuroshard.errors import DataError, StorageError
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.node.joined_runs import JoinedRuns, is_run_id, read_offer_file
 from neuroshard.node.own_run import OwnRuns, find_run
-from neuroshard.swarm.run_offer import MAX_OFFER_BYTES, RunOffer
+from neuroshard.runs.offer import MAX_OFFER_BYTES, RunOffer
 from neuroshard.types import Architecture, RunId
 
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from neuroshard.membership.claim_intake import REPORT_RULES, ClaimIntake, Refusal, signed_report
+from neuroshard.membership.reports import RESERVED
 from neuroshard.node.kept_report_numbers import NUMBER_FILE, kept_report_numbers
-from neuroshard.swarm.claim_kinds import REPORT_RULES, signed_report
-from neuroshard.swarm.claim_reading import Refusal
-from neuroshard.swarm.claims_intake import ClaimIntake
-from neuroshard.swarm.report_numbers import RESERVED
 from tests.swarm.claim_samples import EPOCH, REPORT, RUN, identity_of
 
 

@@ -21,7 +21,7 @@ from neuroshard.node.kindness.policy import (
     next_gpu_share,
 )
 from neuroshard.node.kindness.readings import readings
-from neuroshard.status.kindness import USER, Action
+from neuroshard.status.owner_policy import USER, TrainingAction
 
 UNKNOWN = st.builds(Unknown, st.just("nobody tells"))
 MAYBE = st.one_of(st.none(), st.booleans(), UNKNOWN)
@@ -61,7 +61,7 @@ def test_a_pause_by_hand_beats_all(
     rules: Rules, observed: Observed, user: UserPause, local: datetime, share: float
 ) -> None:
     decision = decide(rules, observed, user, local, share)
-    assert (decision.action, decision.rule) == (Action.PAUSE, USER)
+    assert (decision.action, decision.rule) == (TrainingAction.PAUSE, USER)
     assert (decision.reason, decision.until, decision.share) == (user.reason, user.until, 0.0)
 
 
@@ -71,7 +71,7 @@ def test_training_never_runs_outside_the_schedule(
 ) -> None:
     decision = decide(rules, observed, None, local, share)
     if not rules.schedule.allows(local):
-        assert (decision.action, decision.rule) == (Action.PAUSE, "training_schedule")
+        assert (decision.action, decision.rule) == (TrainingAction.PAUSE, "training_schedule")
         change = rules.schedule.next_change(local)
         assert change is not None
         assert decision.until == change.timestamp()
@@ -85,14 +85,14 @@ def test_what_is_unknown_or_not_looked_at_never_pauses(rules: Rules, local: date
     unknown = Unknown("nobody tells")
     for observed in (Observed(), Observed(unknown, unknown, unknown, unknown, unknown)):
         decision = decide(replace(rules, schedule=Schedule()), observed, None, local, share)
-        assert decision.action is not Action.PAUSE
+        assert decision.action is not TrainingAction.PAUSE
         assert next_gpu_share(share, rules, observed.gpu) == 1.0
 
 
 @given(OBSERVED, TIMES, SHARES)
 def test_rules_that_are_off_decide_nothing(observed: Observed, local: datetime, share: float) -> None:
     off = Rules(pause_on_battery=False, pause_on_full_screen=False)
-    assert decide(off, observed, None, local, share).action is Action.RUN
+    assert decide(off, observed, None, local, share).action is TrainingAction.RUN
 
 
 @given(RULES, OBSERVED, TIMES, SHARES)
@@ -100,11 +100,11 @@ def test_decisions_are_whole(rules: Rules, observed: Observed, local: datetime, 
     """Words end with a full stop, rules are settings, the share fits the action."""
     decision = decide(rules, observed, None, local, share)
     assert decision.reason.endswith(".")
-    assert (decision.rule == "") is (decision.action is Action.RUN)
+    assert (decision.rule == "") is (decision.action is TrainingAction.RUN)
     assert decision.rule in {"", *Settings.model_fields}
-    expected = {Action.RUN: decision.share == 1, Action.PAUSE: decision.share == 0}
+    expected = {TrainingAction.RUN: decision.share == 1, TrainingAction.PAUSE: decision.share == 0}
     assert expected.get(decision.action, 0 < decision.share < 1)
-    if decision.action is Action.THROTTLE:
+    if decision.action is TrainingAction.THROTTLE:
         assert decision.share <= rules.cpu_percent / 100
     assert all(reading.value for reading in readings(observed))
 
@@ -128,7 +128,7 @@ def test_each_rule_is_obeyed_and_the_stronger_one_is_told(rules: Rules, observed
     ]
     expected = next((name for name, holds in holding if holds), None)
     decision = decide(rules, observed, None, local)
-    assert (decision.rule if decision.action is Action.PAUSE else None) == expected
+    assert (decision.rule if decision.action is TrainingAction.PAUSE else None) == expected
 
 
 @pytest.mark.parametrize(("celsius", "watts", "rule"), [(80, 100, "gpu_max_temperature"), (40, 600, "gpu_max_power")])

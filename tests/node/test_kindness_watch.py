@@ -20,10 +20,10 @@ from neuroshard.node.kindness.kept_pause import PAUSE_FILE, keep_pause, restore_
 from neuroshard.node.kindness.policy import GpuReading, Observed, Rules
 from neuroshard.node.kindness.watch import KindnessWatch
 from neuroshard.node.publisher import Publisher
+from neuroshard.pipeline.control import PAUSED_BY_USER, Control, RequestedPause
 from neuroshard.status.board import StatusBoard
-from neuroshard.status.kindness import Action, Decision
+from neuroshard.status.owner_policy import TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeStatus
-from neuroshard.training.control import PAUSED_BY_USER, Control, PauseWish
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -34,10 +34,10 @@ class Computer:
     def __init__(self, folder: Path, **settings: object) -> None:
         self.calendar_ahead = time.mktime((2026, 11, 25, 12, 0, 0, 0, 0, -1))  # a Wednesday at noon
         self.observed = Observed()
-        self.obeyed: list[Decision] = []
+        self.obeyed: list[TrainingDecision] = []
         self.gpu_uuid: str | None = None
         self.board = StatusBoard(NodeStatus("1", 0.0, 0.0))
-        self.wish = PauseWish(anyio.current_time, self.calendar)
+        self.wish = RequestedPause(anyio.current_time, self.calendar)
         loaded = Settings.model_validate({"data_dir": folder, **settings})
         self.configuration = Configuration(LoadedSettings(loaded, dict.fromkeys(Settings.model_fields, "default")))
         self.watch = KindnessWatch(
@@ -56,16 +56,16 @@ class Computer:
     async def observe(self, _rules: Rules, _gpu_uuid: str | None) -> Observed:
         return self.observed
 
-    def obey(self, decision: Decision) -> None:
+    def obey(self, decision: TrainingDecision) -> None:
         self.obeyed.append(decision)
         self.wish.expire()
-        self.wish.follow_rule(decision.reason if decision.action is Action.PAUSE else "", decision.until)
+        self.wish.follow_rule(decision.reason if decision.action is TrainingAction.PAUSE else "", decision.until)
 
     async def until_commanded(self) -> None:
         await anyio.sleep_forever()
 
     @property
-    def told(self) -> Decision:
+    def told(self) -> TrainingDecision:
         return self.board.current().kindness.decision
 
 
@@ -90,7 +90,7 @@ def test_a_computer_that_sleeps_for_a_day_wakes_without_the_pause_that_ended_mea
         computer.calendar_ahead += DAY
         await anyio.sleep(2)
         assert not computer.wish.holds
-        assert computer.told.action is Action.RUN
+        assert computer.told.action is TrainingAction.RUN
 
     living(computer, scenario)
 
@@ -148,9 +148,9 @@ def test_the_schedule_is_right_after_a_sleep_and_over_days(tmp_path: Path) -> No
         until = computer.told.until
         assert until is not None
         await anyio.sleep(until - computer.calendar() - 3)
-        assert computer.told.action is Action.PAUSE
+        assert computer.told.action is TrainingAction.PAUSE
         await anyio.sleep(5)
-        assert computer.told.action is Action.RUN
+        assert computer.told.action is TrainingAction.RUN
         computer.calendar_ahead += 15 * HOUR  # it sleeps until nine in the morning
         await anyio.sleep(2)
         assert computer.told.rule == "training_schedule"
@@ -163,7 +163,7 @@ def test_changed_settings_and_observations_hold_at_the_next_look(tmp_path: Path)
 
     async def scenario() -> None:
         await anyio.sleep(2)
-        assert computer.told.action is Action.RUN
+        assert computer.told.action is TrainingAction.RUN
         computer.observed = Observed(on_battery=True)
         await anyio.sleep(2)
         assert computer.wish.reason == "Paused: this computer runs on battery."
@@ -171,7 +171,7 @@ def test_changed_settings_and_observations_hold_at_the_next_look(tmp_path: Path)
         computer.configuration.change({"pause_on_battery": False, "cpu_percent": 25}, "paused")
         await anyio.sleep(2)
         assert not computer.wish.holds
-        assert (computer.told.action, computer.told.share) == (Action.THROTTLE, 0.25)
+        assert (computer.told.action, computer.told.share) == (TrainingAction.THROTTLE, 0.25)
 
     living(computer, scenario)
 
@@ -199,7 +199,7 @@ def test_a_hot_gpu_is_slowed_down_until_it_is_cool(tmp_path: Path) -> None:
     async def scenario() -> None:
         computer.observed = Observed(gpu=GpuReading(80, None))
         await anyio.sleep(3)
-        assert computer.told.action is Action.THROTTLE
+        assert computer.told.action is TrainingAction.THROTTLE
         assert computer.told.share < 0.7
         share = computer.told.share
         computer.observed = Observed(gpu=GpuReading(69, None))
@@ -207,7 +207,7 @@ def test_a_hot_gpu_is_slowed_down_until_it_is_cool(tmp_path: Path) -> None:
         assert computer.told.share <= share
         computer.observed = Observed(gpu=GpuReading(60, None))
         await anyio.sleep(60)
-        assert computer.told.action is Action.RUN
+        assert computer.told.action is TrainingAction.RUN
 
     living(computer, scenario)
 
@@ -227,7 +227,7 @@ def test_nothing_is_published_while_nothing_changes(tmp_path: Path) -> None:
 
 def test_pauses_survive_a_restart(tmp_path: Path) -> None:
     for duration in (None, HOUR):
-        before, after = PauseWish(), PauseWish()
+        before, after = RequestedPause(), RequestedPause()
         before.begin(PAUSED_BY_USER, duration)
         keep_pause(tmp_path, before.asked)
         assert restore_pause(after, tmp_path) == ()
@@ -236,14 +236,14 @@ def test_pauses_survive_a_restart(tmp_path: Path) -> None:
         if duration is not None:
             assert after.until == pytest.approx(time.time() + duration, abs=60)
     keep_pause(tmp_path, None)
-    gone = PauseWish()
+    gone = RequestedPause()
     assert restore_pause(gone, tmp_path) == ()
     assert not gone.holds
 
 
 def test_a_pause_that_ended_while_the_node_was_away_is_over(tmp_path: Path) -> None:
     (tmp_path / PAUSE_FILE).write_text(f'{{"begun": {time.time() - DAY}, "until": {time.time() - HOUR}}}')
-    wish = PauseWish()
+    wish = RequestedPause()
     assert restore_pause(wish, tmp_path) == ()
     assert not wish.holds
 
@@ -252,7 +252,7 @@ def test_a_restored_pause_lasts_no_longer_than_was_asked(tmp_path: Path) -> None
     """The calendar was wrong by years when it was asked for."""
     wrong = time.time() + 900 * DAY
     (tmp_path / PAUSE_FILE).write_text(f'{{"begun": {wrong}, "until": {wrong + HOUR}}}')
-    wish = PauseWish()
+    wish = RequestedPause()
     restore_pause(wish, tmp_path)
     assert wish.seconds_left == pytest.approx(HOUR, abs=60)
 
@@ -262,7 +262,7 @@ def test_a_restored_pause_lasts_no_longer_than_was_asked(tmp_path: Path) -> None
 )
 def test_a_damaged_pause_holds_until_somebody_resumes(tmp_path: Path, content: bytes) -> None:
     (tmp_path / PAUSE_FILE).write_bytes(content)
-    wish = PauseWish()
+    wish = RequestedPause()
     (warning,) = restore_pause(wish, tmp_path)
     assert PAUSE_FILE in warning
     assert wish.holds
@@ -270,7 +270,7 @@ def test_a_damaged_pause_holds_until_somebody_resumes(tmp_path: Path, content: b
 
 
 def test_a_pause_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
-    wish = PauseWish()
+    wish = RequestedPause()
     wish.begin(PAUSED_BY_USER)
     with pytest.raises(StorageError, match="does not survive a restart"):
         keep_pause(tmp_path / "gone", wish.asked)

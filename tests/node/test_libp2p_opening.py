@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuroshard.model.memory_limit import MEGABYTE
-from neuroshard.model.network_memory import network_memory
+from neuroshard.model.memory_limit import MEGABYTE, network_memory
 from neuroshard.network import MessageTooLargeError, Reputation
 from neuroshard.node.libp2p_opening import network_parts
 from neuroshard.types import NodeId

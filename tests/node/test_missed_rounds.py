@@ -9,14 +9,13 @@ import pytest
 from stage_life import living
 from stage_world import HeldStage, StageWorld, play
 
+from neuroshard.consensus.effects import Complete
+from neuroshard.consensus.roster import GroupMember, digest_of
+from neuroshard.consensus.round_messages import Phase, Quorum, Value
+from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.identity import NodeIdentity
-from neuroshard.swarm.certified.bodies import Phase, Value
-from neuroshard.swarm.certified.effects import Complete
-from neuroshard.swarm.certified.messages import Quorum
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.certified.slices import digest_of
-from neuroshard.training.rounds.vote_book import KEPT_STEPS, ROUNDS_FOLDER, FolderBook
-from neuroshard.training.transfer.layout import outer_root, snapshot_layout
+from neuroshard.state.outer_state import outer_root
 
 
 def root_on_disk(stage: HeldStage) -> str:
@@ -27,7 +26,7 @@ def root_on_disk(stage: HeldStage) -> str:
 
 
 def end_of(root: str, next_root: str, identity: NodeIdentity) -> Complete:
-    member = Member(identity.node_id, identity.wallet_id)
+    member = GroupMember(identity.node_id, identity.wallet_id)
     value = Value("1" * 64, root, "3" * 64, (digest_of(b"").hex(),), (member,), (member.node_id,), (), next_root, 0)
     return Complete(Quorum(value, 0, Phase.COMMIT, ()), (b"",))
 
@@ -56,7 +55,7 @@ def test_who_missed_few_rounds_goes_on_from_its_own_state(
             away.kill()
             if certificate:
                 roots = (own_root, "5" * 64) if certificate == "end" else ("5" * 64, own_root)
-                FolderBook(folder / ROUNDS_FOLDER).end(2, end_of(*roots, away.identity))
+                FileVoteLog(folder / ROUNDS_FOLDER).end(2, end_of(*roots, away.identity))
             assert other.stage is not None
             other.stage.outer_step = 3 + missed
             await anyio.sleep(60)

@@ -19,19 +19,19 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from neuroshard.config.schedule import Schedule
-from neuroshard.data.metered_source import MeteredSource
-from neuroshard.data.opened_file import OpenedFile
+from neuroshard.data.source import MeteredSource
+from neuroshard.data.transfer import OpenedFile
 from neuroshard.errors import DataUnavailableError
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError
-from neuroshard.network.bulk_gate import BULK_BYTES, BulkGate, GatedTransport, TransfersStoppedError
+from neuroshard.network.transfer_policy import BULK_BYTES, PolicyTransport, TransferPolicy, TransfersStoppedError
 from neuroshard.node.kindness.network_rules import NetworkRules, decide_network
 from neuroshard.node.kindness.policy import Rules
 from neuroshard.node.kindness.transfer_ledger import LEDGER_FILE, TransferLedger
 from neuroshard.node.networking import Networking
-from neuroshard.status.kindness import NetworkAction
+from neuroshard.status.owner_policy import NetworkAction
 from neuroshard.status.snapshot import NetworkState
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 
 A, B = NodeId("a"), NodeId("b")
 NOON = datetime(2026, 11, 25, 12)  # noqa: DTZ001 - a Wednesday on the owner's clock
@@ -93,10 +93,10 @@ def test_a_damaged_ledger_is_put_aside_and_counts_from_now_on(tmp_path: Path, co
 
 def test_a_quota_reached_in_mid_transfer_stops_what_is_large_and_nothing_else(tmp_path: Path) -> None:
     async def scenario(world: InMemoryNetwork) -> None:
-        gate, moved, other = BulkGate(), [0], world.join(B)
+        gate, moved, other = TransferPolicy(), [0], world.join(B)
         networking = Networking(A, None, peers_file=tmp_path / "peers.json", gate=gate)
         rules = NetworkRules(TransferLedger(tmp_path), gate, networking, lambda: moved[0])
-        node = GatedTransport(world.join(A), gate)
+        node = PolicyTransport(world.join(A), gate)
         other.serve("state", answer_slowly, LARGE)
         other.serve("hello", answer)
         node.serve("mine", answer_large)
@@ -196,7 +196,7 @@ class Pieces:
 
 def test_a_download_is_counted_and_stops_when_the_gate_closes() -> None:
     async def main() -> None:
-        gate, counted = BulkGate(), list[int]()
+        gate, counted = TransferPolicy(), list[int]()
 
         def count(moved: int) -> None:
             counted.append(moved)

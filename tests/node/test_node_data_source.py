@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.node_process import free_port, running_node
-from neuroshard.genesis import GenesisServer
+from neuroshard.dataset import GenesisServer
 
 pytestmark = pytest.mark.process
 SMALL = ["--memory", "500", "--cpu-threads", "1"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.node_process import running_node
-from neuroshard.training.checkpoint.metadata import CheckpointMeta
-from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders
+from neuroshard.state.checkpoint_manifest import CheckpointMeta
+from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders
 
 pytestmark = pytest.mark.process
 

@@ -16,8 +16,8 @@ from benchmarks.node_process import running_node, start_node
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.node.demo import DemoData, DemoOptions, demo_folder, demo_token
 from neuroshard.node.identity import node_identity
-from neuroshard.training.checkpoint.metadata import CheckpointMeta, Manifest, decode_manifest, encode_manifest
-from neuroshard.training.checkpoint.store import CheckpointStore, find_stage_folders
+from neuroshard.state.checkpoint_manifest import CheckpointManifest, CheckpointMeta, decode_manifest, encode_manifest
+from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders
 
 pytestmark = pytest.mark.process
 
@@ -62,7 +62,9 @@ def spoilt(trained_folder: Path, quick: list[str], tmp_path_factory: pytest.Temp
     newest, second, third = (Path(item.path) for item in CheckpointStore(folder).generations()[:3])
     manifest = decode_manifest(newest.read_bytes())
     wider = replace(manifest.meta.architecture, hidden_size=128)
-    newest.write_bytes(encode_manifest(Manifest(replace(manifest.meta, architecture=wider), manifest.tensors)))
+    newest.write_bytes(
+        encode_manifest(CheckpointManifest(replace(manifest.meta, architecture=wider), manifest.tensors))
+    )
     before = newest.read_bytes()
     flip(second.with_name(decode_manifest(second.read_bytes()).tensors.file))
     with running_node(data_dir, [*quick, "--no-training"]) as node:

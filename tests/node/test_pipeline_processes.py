@@ -13,12 +13,12 @@ import pytest
 from swarm_of_processes import LONGEST_SECONDS, all_train_on, made, nodes_of, steps_of, until
 
 from benchmarks.node_process import NodeProcess
-from neuroshard.training.remote_hop import HopOptions
+from neuroshard.pipeline.stage_client import StageClientOptions
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 STAGES = 3
-RESUMED_SECONDS = HopOptions().timeout_seconds + 10  # after a line was cut without a word
+RESUMED_SECONDS = StageClientOptions().timeout_seconds + 10  # after a line was cut without a word
 STAGED = f"""
 num_stages = {STAGES}
 batch_size = 1

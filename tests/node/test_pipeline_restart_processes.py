@@ -10,8 +10,8 @@ import pytest
 from swarm_of_processes import LONGEST_SECONDS, all_train_on, made, neuroshard, nodes_of
 
 from benchmarks.node_process import NodeProcess
-from neuroshard.training.checkpoint.catalogue import choose, saved_stages
-from neuroshard.training.checkpoint.store import search_stage_folders
+from neuroshard.state.checkpoint_catalogue import choose, saved_stages
+from neuroshard.state.checkpoint_store import search_stage_folders
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

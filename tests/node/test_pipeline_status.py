@@ -13,7 +13,11 @@ from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.model.architecture import StagePlan
 from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
 from neuroshard.node.networking import Networking
@@ -21,18 +25,14 @@ from neuroshard.node.pipeline_status import LOOK_SECONDS, Holding, pipeline_stag
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.runs.offer import RunOffer
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.pipeline import PipelineFlow
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.run_offer import RunOffer
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.swarm.training_report import TrainingReport
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.stage_service import StageService
 from neuroshard.types import Architecture, LayerRange, NodeId, WalletId
 
 NOW = 1_700_000_000.0
@@ -106,12 +106,12 @@ OFFER = RunOffer.of_new_run(SignedRunParameters.sign(OWNER, PARAMETERS))
 
 
 @pytest.fixture
-def service() -> Iterator[StageService]:
+def service() -> Iterator[StageServer]:
     """Of the middle stage."""
     compute = ComputeThread(cpu_threads=1)
     model = StageModel(SHAPE, LayerRange(2, 4))
     executor = StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"))
-    yield StageService(compute, executor, sequences_per_step=4, batch_size=1)
+    yield StageServer(compute, executor, sequences_per_step=4, batch_size=1)
     compute.close()
 
 
@@ -137,7 +137,7 @@ def swarm(tmp_path: Path) -> StageSwarm:
 
 
 def test_this_node_is_told_as_it_is_now_and_the_others_as_they_reported(
-    swarm: StageSwarm, service: StageService
+    swarm: StageSwarm, service: StageServer
 ) -> None:
     me = swarm.node_id
     none_held = pipeline_status(swarm, NodeState.STARTING, None)
@@ -154,7 +154,7 @@ def test_this_node_is_told_as_it_is_now_and_the_others_as_they_reported(
     assert pipeline_status(swarm, NodeState.STOPPING, None).stages[1].ready == ()
 
 
-def test_a_node_that_gets_ready_stands_where_it_is_going(swarm: StageSwarm, service: StageService) -> None:
+def test_a_node_that_gets_ready_stands_where_it_is_going(swarm: StageSwarm, service: StageServer) -> None:
     coming = pipeline_status(swarm, NodeState.STARTING, wanted=LayerRange(4, 6))
     assert [stage.joining for stage in coming.stages] == [(), (B,), (swarm.node_id, B)]
     assert coming.missing == "Layers 3-6 are missing."

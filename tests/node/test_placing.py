@@ -10,12 +10,12 @@ from stage_world import SINGLE, StageWorld, play
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import TooLittleMemoryError
-from neuroshard.model.family import architecture_for
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import architecture_for
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.drive_training import microbatches_in_flight
 from neuroshard.node.placing import Placing, windows_of
 from neuroshard.node.proposal import Room
-from neuroshard.swarm.stage_coverage import StageRange
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 32, 7, PINS)

@@ -17,19 +17,19 @@ from anyio.abc import TaskGroup
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.model.architecture import StagePlan
 from neuroshard.node.networking import Networking
 from neuroshard.node.placing import Placing
 from neuroshard.node.relocating import Relocating
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.placement.stage_choice import equal_windows
+from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.placement import equal_windows
-from neuroshard.swarm.run_offer import RunOffer
-from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder, StageRange
-from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import Architecture
 from tests.swarm.claim_samples import DAY, EPOCH, REPORT, clock, identity_of, run_virtually
 

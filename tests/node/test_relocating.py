@@ -10,10 +10,9 @@ import pytest
 from stage_life import living, until_held
 from stage_world import StageNode, StageWorld, play
 
+from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.node.relocating import Relocating
-from neuroshard.swarm.relocation import MoveTimes
-from neuroshard.swarm.relocation_plan import MoveReason, further_moves, planned_moves
-from neuroshard.swarm.stage_coverage import StageRange
+from neuroshard.placement.relocation import MoveReason, RelocationTiming, further_moves, planned_moves
 
 
 def test_a_paused_node_stays_and_goes_when_it_is_resumed(tmp_path: Path) -> None:
@@ -74,9 +73,9 @@ def test_two_nodes_that_notice_a_loss_at_different_times_do_not_both_go(tmp_path
                 gone.append(node)
 
             for node in (early, late):
-                node.swarm.speak_soon = partial(world.tasks.start_soon, speak_after_a_second, node)
+                node.swarm.report_soon = partial(world.tasks.start_soon, speak_after_a_second, node)
                 world.tasks.start_soon(go, node)
-                await anyio.sleep(MoveTimes().turn_seconds)
+                await anyio.sleep(RelocationTiming().turn_seconds)
             await anyio.sleep(10)
             assert len(gone) == 1
 

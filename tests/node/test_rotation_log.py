@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.data.rotation import Rotation, RotationReason
+from neuroshard.data.assignment import Rotation, RotationReason
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, Wallet, parse_token, verify_claim
 from neuroshard.node.rotation_log import DOMAIN, RotationLog
 from neuroshard.types import RunId, ShardId

@@ -20,10 +20,10 @@ from trio.testing import MockClock
 
 from benchmarks.node_process import TOKEN, NodeProcess, free_port
 from neuroshard.config.settings import Settings
+from neuroshard.data.data_set import Genesis, open_genesis
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.intake import FileRequest
-from neuroshard.data.opening import Genesis, open_genesis
 from neuroshard.data.source import open_source
+from neuroshard.data.transfer import FileRequest
 from neuroshard.errors import DataError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 from neuroshard.network import InMemoryNetwork, Network
@@ -32,8 +32,8 @@ from neuroshard.node.run_choice import FoundRun, NoRun, RunOrigin
 from neuroshard.node.run_creation import Owner, create_run
 from neuroshard.node.run_publishing import publish_run
 from neuroshard.node.society import Society
+from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus
-from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.types import Architecture, LayerRange
 
 START = 1_700_000_000.0

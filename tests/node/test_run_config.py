@@ -11,7 +11,7 @@ import pytest
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import run_parameters_from_json, run_parameters_to_json
-from neuroshard.model.family import architecture_for
+from neuroshard.model.architecture import architecture_for
 from neuroshard.node.run_config import NAMES, RunConfig, apply_config, new_parameters, read_run_config
 from neuroshard.optim.schedule import scaled_learning_rate
 from neuroshard.types import Architecture

@@ -11,7 +11,7 @@ import pytest
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.node.later_names import LATER_NAMES
 from neuroshard.node.run_config import NAMES, TABLES, new_parameters
-from neuroshard.swarm.run_offer import MAY_CHANGE
+from neuroshard.runs.offer import MAY_CHANGE
 
 DOCS = Path(__file__).parents[2] / "docs"
 DERIVED = {

@@ -10,12 +10,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from neuroshard.messages import Frame
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestTimeoutError
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_exchange import ASK_SECONDS, ASKED_AT_ONCE, RunExchange, RunShelf
-from neuroshard.swarm.run_offer import OfferChoice, RunOffer
+from neuroshard.runs.offer import OfferChoice, RunOffer
 from neuroshard.types import NodeId, RunId
-from neuroshard.wire import Frame
 from tests.swarm.run_offers import FIRST, offer_of
 
 OFFER = offer_of()

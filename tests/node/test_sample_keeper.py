@@ -14,11 +14,10 @@ from stage_world import at_once
 from neuroshard.errors import NotReadyError
 from neuroshard.node.publisher import Publisher
 from neuroshard.node.sample_keeper import FOLDER, PARTIAL, RETRY_SECONDS, Author, Look, SampleKeeper
-from neuroshard.status.board import StatusBoard
-from neuroshard.status.commands import Generate, GeneratedText, GenerationSummary
-from neuroshard.status.samples import SamplesStatus
+from neuroshard.status.board import Generate, GeneratedText, GenerationSummary, StatusBoard
+from neuroshard.status.history import SamplesStatus
 from neuroshard.status.snapshot import NodeStatus
-from neuroshard.training.samples import PROMPTS
+from neuroshard.training.text_generation import PROMPTS
 from neuroshard.types import RunId
 
 RUN = RunId("ab" * 32)

@@ -14,16 +14,15 @@ from seed_process import running_seed
 
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet, sign_claim
+from neuroshard.membership.announcements import Announcement, directory_namespace
+from neuroshard.membership.claim_intake import signed_announcement
+from neuroshard.messages import Frame
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
-from neuroshard.network.records import RECORD_DOMAIN
+from neuroshard.network.transport import RECORD_DOMAIN
 from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.seed import DEFAULT_PORT, seed_settings
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_kinds import signed_announcement
-from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.types import LayerRange, RunId
-from neuroshard.wire import Frame
 
 RUN = RunId("ab" * 32)
 PLACE = directory_namespace(RUN)

@@ -19,13 +19,13 @@ from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError, UsageError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork, Network
-from neuroshard.network.outside_ports import OutsidePorts
-from neuroshard.network.port_mapping import PortMapping, SecondRouterError
-from neuroshard.network.routers import Router
+from neuroshard.network.nat.external_addresses import ExternalAddresses
+from neuroshard.network.nat.port_mapping import PortMapping, SecondRouterError
+from neuroshard.network.nat.router import Router
 from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.node.society import Society
+from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
-from neuroshard.swarm.run_offer import RunOffer
 from neuroshard.types import Architecture, LayerRange
 
 START = 1_700_000_000.0
@@ -247,7 +247,7 @@ def test_a_router_behind_another_one_is_told_in_the_status(tmp_path: Path) -> No
     async def main() -> None:
         with InMemoryNetwork() as network:
             society = World(tmp_path, network).society(0)
-            ports = OutsidePorts()
+            ports = ExternalAddresses()
             society.port_mapping = PortMapping(ports, (find,))
             society.networking.attach(society.port_mapping.live)
             async with anyio.create_task_group() as tasks:

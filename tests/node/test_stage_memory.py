@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
-from neuroshard.model.family import architecture_for
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import architecture_for, plan_of
 from neuroshard.model.memory_need import DeviceKind, PipelineLoad
-from neuroshard.model.stage_plan import plan_of
 from neuroshard.node.proposal import Room
 from neuroshard.node.stage_memory import (
     LEAST_OPEN,
@@ -24,7 +24,6 @@ from neuroshard.node.stage_memory import (
     need_of,
     stage_work,
 )
-from neuroshard.swarm.stage_coverage import StageRange
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 64, 7, PINS)

@@ -9,8 +9,8 @@ import pytest
 from stage_life import living, steps_of
 from stage_world import StageNode, StageWorld, now, play
 
+from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.node.placing import Placing
-from neuroshard.swarm.stage_coverage import StageRange
 
 PAIRS = (StageRange(0, 2), StageRange(1, 3))
 HEAVY_END = (StageRange(0, 2), StageRange(2, 3))  # the last stage fits alone, or the others do

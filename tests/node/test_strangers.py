@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from stage_world import EPOCH, OFFER, StageNode, StageWorld, play
 
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import Statement
 from neuroshard.network import RequestRefusedError
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.training.transfer.manifest import manifest_request
+from neuroshard.state.transfer_messages import manifest_request
 
 
 def announced_by(node: StageNode) -> Statement[Announcement]:

@@ -7,13 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.optim.fragments import (
-    SPARTA_SLICES,
-    STREAMED_FRAGMENTS,
-    Fragment,
-    layered_fragment,
-    strided_slice,
-)
+from neuroshard.optim.outer import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment, layered_fragment, strided_slice
 
 
 def layers_of(first: int, size: int, count: int) -> list[tuple[int, int]]:

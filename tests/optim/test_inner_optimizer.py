@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.optim.inner import make_inner_optimizer, stage_clip_norm
+from neuroshard.optim.adamw import make_inner_optimizer, stage_clip_norm
 from neuroshard.optim.schedule import learning_rate_at, scaled_learning_rate
 
 PARAMETERS = InnerOptimization(

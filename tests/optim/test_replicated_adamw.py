@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.optim.replicated_adamw import AdamWState, replicated_adamw_step
+from neuroshard.optim.adamw import AdamWState, replicated_adamw_step
 
 PARAMETERS = InnerOptimization(beta1=0.9, beta2=0.95, weight_decay=0.1)
 

@@ -9,18 +9,22 @@ from random import Random
 
 from certified_world import Participant, signed_as
 
-from neuroshard.swarm.certified.bodies import NewView, Phase, Proposal, Result, Statement
-from neuroshard.swarm.certified.effects import Effect, Persist, Say
-from neuroshard.swarm.certified.messages import (
+from neuroshard.consensus.effects import Effect, Persist, Say
+from neuroshard.consensus.roster import digest_of
+from neuroshard.consensus.round_messages import (
     ContributionSent,
+    NewView,
     NewViewSaid,
+    Phase,
     ProposalSaid,
+    ResultDigests,
     ResultSaid,
+    RoundProposal,
     StatementSaid,
+    StatisticsDigests,
     VoteSaid,
     round_id_of,
 )
-from neuroshard.swarm.certified.slices import digest_of
 from neuroshard.types import NodeId
 
 Twist = Callable[[Participant, Effect], list[Effect]]
@@ -39,7 +43,7 @@ def wrong_results(one: Participant, effect: Effect) -> list[Effect]:
             digests = tuple(
                 (index, sha256(f"lie {digest}".encode()).hexdigest()) for index, digest in signed.body.digests
             )
-            return [Say(to, ResultSaid(signed_as(one.member, Result(signed.body.round_id, digests)), lies))]
+            return [Say(to, ResultSaid(signed_as(one.member, ResultDigests(signed.body.round_id, digests)), lies))]
         case _:
             return [effect]
 
@@ -49,7 +53,9 @@ def wrong_statistics(one: Participant, effect: Effect) -> list[Effect]:
         case Say(to, StatementSaid(signed, statistics)):
             lies = {index: b"lie" + part for index, part in statistics.items()}
             digests = tuple((index, digest_of(part).hex()) for index, part in sorted(lies.items()))
-            return [Say(to, StatementSaid(signed_as(one.member, Statement(signed.body.round_id, digests)), lies))]
+            return [
+                Say(to, StatementSaid(signed_as(one.member, StatisticsDigests(signed.body.round_id, digests)), lies))
+            ]
         case _:
             return [effect]
 
@@ -143,7 +149,7 @@ def proposals_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
             for machine in one.machines.values():
                 step, intents = machine.setting.step, machine._views.chosen_intents()  # pyright: ignore[reportPrivateUsage]
                 view = next(view for view in range(9_990, 0, -1) if step.proposer(view) == one.member.node_id)
-                body = Proposal(step.id, view, round_id_of(step, view, intents), None)
+                body = RoundProposal(step.id, view, round_id_of(step, view, intents), None)
                 proposals.append(Say(to, ProposalSaid(signed_as(one.member, body), intents, None)))
             return [*proposals, effect]
         case _:

@@ -11,39 +11,40 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from random import Random
 
-from neuroshard.aggregation import Verdict, WeightedSum
-from neuroshard.swarm.certified.bodies import Phase
-from neuroshard.swarm.certified.effects import (
+from neuroshard.aggregation import GateVerdict, WeightedSum
+from neuroshard.consensus.effects import (
     Accuse,
-    Answer,
+    AnyBody,
     Check,
     Checked,
     Complete,
     Effect,
+    EncodedContribution,
     GiveUp,
+    JobResult,
     Judge,
     Judged,
     MakeStatistics,
     Persist,
     Reduce,
+    RoundConfig,
     Say,
+    ViewTiming,
     VoteRecord,
 )
-from neuroshard.swarm.certified.member import RoundMember
-from neuroshard.swarm.certified.messages import ContributionSent, Message, ResultSaid, Signed
-from neuroshard.swarm.certified.roster import Member, Roster, Step
-from neuroshard.swarm.certified.setting import AnyBody, Contribution, Setting, Timing
-from neuroshard.swarm.certified.slices import Encoded, SlicePlan, digest_of
+from neuroshard.consensus.roster import Encoded, GroupMember, Roster, SlicePlan, Step, digest_of
+from neuroshard.consensus.round_machine import RoundStateMachine
+from neuroshard.consensus.round_messages import ContributionSent, Message, Phase, ResultSaid, Signed
 from neuroshard.types import NodeId, RunId, WalletId
 
 PLAN = SlicePlan(3 * 4096)
-TIMING = Timing(gather_seconds=4.0, redo_seconds=10.0, view_seconds=20.0)
+TIMING = ViewTiming(gather_seconds=4.0, redo_seconds=10.0, view_seconds=20.0)
 FIRST_ROOT = sha256(b"first").hexdigest()
 TICK_SECONDS = 1.0
 
 
-def member_named(name: str) -> Member:
-    return Member(NodeId(name), WalletId(sha256(name.encode()).hexdigest()[:16]))
+def member_named(name: str) -> GroupMember:
+    return GroupMember(NodeId(name), WalletId(sha256(name.encode()).hexdigest()[:16]))
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Envelope:
 class Participant:
     """A node: its disk survives, the rest does not."""
 
-    member: Member
+    member: GroupMember
     root: str
     number: int
     roster: Roster
@@ -66,7 +67,7 @@ class Participant:
         default_factory=dict[str, tuple[Step, Complete]]
     )  # on the disk, too
     done: list[tuple[int, str, str]] = field(default_factory=list[tuple[int, str, str]])  # step, root before, after
-    machines: dict[str, RoundMember] = field(default_factory=dict[str, RoundMember])  # by step id
+    machines: dict[str, RoundStateMachine] = field(default_factory=dict[str, RoundStateMachine])  # by step id
     accused: list[Accuse] = field(default_factory=list[Accuse])
     gave_up: list[str] = field(default_factory=list[str])
     is_alive: bool = True
@@ -117,12 +118,12 @@ class World:
         one = self.nodes[node]
         step = self._step(one)
         known = one.machines.get(step.id)
-        machine = RoundMember(self._setting(one, step), one.records.get(step.id))
+        machine = RoundStateMachine(self._setting(one, step), one.records.get(step.id))
         one.machines[step.id] = machine
         one.attempts += 1
         parts = tuple(self._part(node, one, index) for index in range(self.plan.count))
         sequences = self.sequences.get(node, 100)
-        contribution = Contribution(parts, sequences=sequences, upload=1000, made_at=one.attempts)
+        contribution = EncodedContribution(parts, sequences=sequences, upload=1000, made_at=one.attempts)
         self._carry_out(one, machine, machine.enter(contribution, self.now, 0 if known is None else known.view + 1))
 
     def ask_for_the_end(self, node: NodeId) -> None:
@@ -130,7 +131,7 @@ class World:
         one = self.nodes[node]
         step = self._step(one)
         setting = replace(self._setting(one, step), expected=frozenset())
-        machine = one.machines.setdefault(step.id, RoundMember(setting, one.records.get(step.id)))
+        machine = one.machines.setdefault(step.id, RoundStateMachine(setting, one.records.get(step.id)))
         self._carry_out(one, machine, machine.ask_for_the_end())
 
     def start_all(self) -> None:
@@ -169,7 +170,7 @@ class World:
         self.dies_after.pop(node, None)
         one = self.nodes[node]
         for step, completed in one.ended.values():
-            one.machines[step.id] = RoundMember(self._setting(one, step), None, completed)
+            one.machines[step.id] = RoundStateMachine(self._setting(one, step), None, completed)
         self.start(node)
 
     def settle(self, limit_seconds: float = 4000.0, *, until: Callable[[], bool] | None = None) -> bool:
@@ -199,7 +200,7 @@ class World:
     def _step(self, one: Participant) -> Step:
         return Step(RunId("1" * 64), 0, one.number, one.root, "terms", one.roster, self.is_open)
 
-    def _setting(self, one: Participant, step: Step) -> Setting:
+    def _setting(self, one: Participant, step: Step) -> RoundConfig:
         def sign(body: AnyBody) -> Signed[AnyBody]:
             return Signed(one.member, body, repr((one.member, body)).encode())
 
@@ -209,12 +210,12 @@ class World:
         def fits(_index: int, part: Encoded) -> bool:
             return len(part) <= 64
 
-        return Setting(step, self.plan, one.member, expected, sign, fits, fits, TIMING)
+        return RoundConfig(step, self.plan, one.member, expected, sign, fits, fits, TIMING)
 
     def _part(self, node: NodeId, one: Participant, index: int) -> bytes:
         return sha256(f"{node} {one.number} {one.attempts} {index}".encode()).digest()
 
-    def _carry_out(self, one: Participant, machine: RoundMember, effects: list[Effect]) -> None:
+    def _carry_out(self, one: Participant, machine: RoundStateMachine, effects: list[Effect]) -> None:
         for effect in effects:
             if not one.is_alive:
                 return
@@ -228,7 +229,7 @@ class World:
             for twisted in [effect] if twist is None else twist(one, effect):
                 self._do(one, machine, twisted)
 
-    def _do(self, one: Participant, machine: RoundMember, effect: Effect) -> None:
+    def _do(self, one: Participant, machine: RoundStateMachine, effect: Effect) -> None:
         node = one.member.node_id
         match effect:
             case Say(to, message):
@@ -252,7 +253,7 @@ class World:
             case _:
                 self._carry_out(one, machine, machine.answered(effect, self._work(one, effect)))
 
-    def _work(self, one: Participant, job: MakeStatistics | Judge | Reduce | Check) -> Answer:
+    def _work(self, one: Participant, job: MakeStatistics | Judge | Reduce | Check) -> JobResult:
         match job:
             case MakeStatistics(rows=rows):
                 return {index: b"s" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
@@ -266,10 +267,10 @@ class World:
                 return Checked(root, "worse than before" if one.objects else "")
 
 
-def verdict_of(accepted: tuple[int, ...]) -> Verdict:
-    return Verdict(accepted, {}, (1.0,) * len(accepted), robust=len(accepted) > 2)
+def verdict_of(accepted: tuple[int, ...]) -> GateVerdict:
+    return GateVerdict(accepted, {}, (1.0,) * len(accepted), robust=len(accepted) > 2)
 
 
-def signed_as(member: Member, body: AnyBody) -> Signed[AnyBody]:
+def signed_as(member: GroupMember, body: AnyBody) -> Signed[AnyBody]:
     """A liar signs what it likes, with its own key."""
     return Signed(member, body, repr((member, body)).encode())

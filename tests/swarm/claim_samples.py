@@ -12,12 +12,11 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, TokenSecret, Wallet
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.reports import _DICTIONARY, HEAD_BYTES, TrainingReport, packed
 from neuroshard.network import Network
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.swarm.packing import _DICTIONARY, HEAD_BYTES, packed
-from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
 
 EPOCH = 1_700_000_000.0

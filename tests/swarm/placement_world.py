@@ -6,16 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from neuroshard.swarm.placement import choose_stages, equal_windows
-from neuroshard.swarm.relocation import MoveTimes, Unrest, should_move
-from neuroshard.swarm.relocation_plan import Move, planned_moves
-from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder
+from neuroshard.placement.relocation import Move, PendingRelocation, RelocationTiming, planned_moves, should_move
+from neuroshard.placement.stage_choice import choose_stages, equal_windows
 from neuroshard.types import NodeId, RunId, WalletId
 
 RUN = RunId("ab" * 32)
 LATEST_NEWS_SECONDS = 3
 READY_AFTER_SECONDS = 4  # a newcomer or a node that moved has fetched its weights
-TIMES = MoveTimes(settle_seconds=4.0, calm_seconds=10.0, turn_seconds=8.0)
+TIMES = RelocationTiming(settle_seconds=4.0, calm_seconds=10.0, turn_seconds=8.0)
 
 
 @dataclass
@@ -26,7 +25,7 @@ class Inhabitant:
     ready_at: float
     known: dict[NodeId, StageHolder] = field(default_factory=dict[NodeId, StageHolder])
     heard: int = 0
-    unrest: Unrest = field(default_factory=Unrest)
+    unrest: PendingRelocation = field(default_factory=PendingRelocation)
     is_stubborn: bool = False  # never moves, although others think it would
 
     def coverage(self, stage_count: int) -> StageCoverage:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from neuroshard.config.run_parameters import GenesisPins, OuterOptimization, RunParameters
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
-from neuroshard.swarm.run_offer import RunOffer
+from neuroshard.runs.offer import RunOffer
 from neuroshard.types import Architecture
 
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))

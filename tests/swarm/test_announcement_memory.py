@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.swarm.membership import ENTRY_BYTES, Membership
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.swarm_view import ENTRY_BYTES, Membership
 from neuroshard.types import LayerRange, NodeId, RunId, WalletId
 
 ME, WALLET = NodeId("me"), WalletId("wallet")

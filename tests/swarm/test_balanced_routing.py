@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.swarm.balanced_routing import FIRST_GUESS_SECONDS, LEAST_SECONDS, SMOOTHING, BalancedRouting, Turn
+from neuroshard.pipeline.replica_routing import FIRST_GUESS_SECONDS, LEAST_SECONDS, SMOOTHING, BalancedRouting, Turn
 from neuroshard.types import NodeId
 
 ME = NodeId("driver")

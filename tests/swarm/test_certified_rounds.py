@@ -11,8 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.certified.slices import BLOCK, SlicePlan
+from neuroshard.consensus.roster import BLOCK, GroupMember, SlicePlan
 from neuroshard.types import NodeId
 
 NAMES = ("a", "b", "c", "d")
@@ -31,7 +30,7 @@ def test_members_complete_one_step_after_another(count: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_contributions_and_results_may_come_slice_by_slice(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuroshard.swarm.certified.slices.MESSAGE_BYTES", 1)
+    monkeypatch.setattr("neuroshard.consensus.roster.MESSAGE_BYTES", 1)
     test_members_complete_one_step_after_another(count)
 
 
@@ -300,7 +299,7 @@ def test_a_wallet_has_one_node_in_a_round_of_strangers_and_several_among_friends
         world = World(NAMES, is_open=is_open)
         world.add("e", like=NodeId("a"))
         twin = world.nodes[NodeId("e")]
-        twin.member = Member(twin.member.node_id, world.nodes[NodeId("a")].member.wallet_id)
+        twin.member = GroupMember(twin.member.node_id, world.nodes[NodeId("a")].member.wallet_id)
         world.start_all()
         assert world.settle()
         assert len(world.nodes[NodeId("b")].roster.members) == members

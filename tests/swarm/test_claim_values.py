@@ -11,16 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.identity import VerifiedClaim, canonical_json
+from neuroshard.membership.announcements import MAX_ADDRESSES, Announcement, node_of_address, report_topic
+from neuroshard.membership.claim_intake import is_announcement
+from neuroshard.membership.reports import MAX_WINDOWS, TrainingReport
+from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.announcement import (
-    MAX_ADDRESSES,
-    Announcement,
-    node_of_address,
-    report_topic,
-)
-from neuroshard.swarm.claim_kinds import is_announcement
-from neuroshard.swarm.stage_coverage import StageRange
-from neuroshard.swarm.training_report import MAX_WINDOWS, TrainingReport
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId, ShardRange
 
 ALICE, BOB = identity_of(1), identity_of(2)

@@ -11,26 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.identity import NodeIdentity, SignedClaim, sign_claim
-from neuroshard.network import ScoreReason
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_kinds import (
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import (
     ANNOUNCEMENT_RULES,
-    REPORT_DOMAIN,
-    REPORT_RULES,
-    REPORT_SECONDS,
-    signed_announcement,
-    signed_report,
-)
-from neuroshard.swarm.claim_reading import ClaimCache, Refusal, Statement
-from neuroshard.swarm.claims_intake import (
     BURST_CLAIMS,
     CLOCK_WITNESSES,
     LATE_SECONDS,
     MAX_SPEAKERS,
+    REPORT_DOMAIN,
+    REPORT_RULES,
+    REPORT_SECONDS,
+    ClaimCache,
     ClaimIntake,
+    Refusal,
+    Statement,
+    signed_announcement,
+    signed_report,
 )
-from neuroshard.swarm.packing import MAX_PACKED_BYTES, packed, unpacked
-from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.membership.reports import MAX_PACKED_BYTES, TrainingReport, packed, unpacked
+from neuroshard.network import ScoreReason
 
 ALICE, BOB = identity_of(1), identity_of(2)
 

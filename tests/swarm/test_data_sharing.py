@@ -17,31 +17,32 @@ from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import Genesis, open_genesis
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.shard_stream import ShardForm
-from neuroshard.data.loading import ShardLoader
-from neuroshard.data.opened_file import OpenedFile
-from neuroshard.data.opening import Genesis, open_genesis
+from neuroshard.data.shard_file import ShardForm
+from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.data.source import FolderSource
+from neuroshard.data.transfer import OpenedFile
 from neuroshard.errors import DataUnavailableError, StorageError
-from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
-from neuroshard.network.in_memory_links import Link
-from neuroshard.status.data import ShardOrigin, ShardUse
-from neuroshard.swarm.data_sharing.asker import DataAsker
-from neuroshard.swarm.data_sharing.frames import (
+from neuroshard.exchange.data_files import (
     DATA,
     REQUEST_LIMITS,
-    Given,
-    Wanted,
+    DataClient,
+    DataPart,
+    DataPartRequest,
+    DataServer,
+    DataServerLimits,
+    DataStore,
     answer_frame,
     read_answer,
     read_request,
     request_frame,
 )
-from neuroshard.swarm.data_sharing.giver import DataGiver, GivingLimits
-from neuroshard.swarm.data_sharing.shelf import DataShelf
+from neuroshard.messages import Frame
+from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
+from neuroshard.network.in_memory_links import Link
+from neuroshard.status.data import ShardOrigin, ShardUse
 from neuroshard.types import NodeId, RunId, ShardId
-from neuroshard.wire import Frame
 from tests.data.genesis_samples import VOCABULARY, TestSigner, shard_tokens, write_genesis
 
 Value = TypeVar("Value")
@@ -91,10 +92,10 @@ class GivingNode:
     """A node with the data set's files."""
 
     name: NodeId
-    giver: DataGiver
+    giver: DataServer
     transport: Transport
-    asked: list[Wanted] = field(default_factory=list[Wanted])
-    change: Callable[[Wanted, Frame], Frame] = lambda _wanted, frame: frame
+    asked: list[DataPartRequest] = field(default_factory=list[DataPartRequest])
+    change: Callable[[DataPartRequest, Frame], Frame] = lambda _wanted, frame: frame
 
     async def give(self, sender: NodeId, frame: Frame) -> Frame:
         wanted = read_request(frame)
@@ -108,17 +109,17 @@ class World:
 
     network: InMemoryNetwork
     cdn: Cdn
-    shelf: DataShelf
-    asker: DataAsker
+    shelf: DataStore
+    asker: DataClient
     fetcher: Fetcher
     folder: Path
     pins: GenesisPins
     givers: dict[NodeId, GivingNode] = field(default_factory=dict[NodeId, GivingNode])
     accused: list[tuple[NodeId, ScoreReason]] = field(default_factory=list[tuple[NodeId, ScoreReason]])
 
-    def add(self, name: str, limits: GivingLimits | None = None) -> GivingNode:
+    def add(self, name: str, limits: DataServerLimits | None = None) -> GivingNode:
         transport = self.network.join(NodeId(name))
-        giver = DataGiver(RUN, self.shelf.find, lambda node: node != "stranger", limits or GivingLimits(), at_once)
+        giver = DataServer(RUN, self.shelf.find, lambda node: node != "stranger", limits or DataServerLimits(), at_once)
         node = GivingNode(NodeId(name), giver, transport)
         transport.serve(DATA, node.give, REQUEST_LIMITS)
         self.givers[node.name] = node
@@ -141,7 +142,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shelf(source: Path, tmp_path_factory: pytest.TempPathFactory) -> DataShelf:
+def shelf(source: Path, tmp_path_factory: pytest.TempPathFactory) -> DataStore:
     """What a node has that opened the data set and cached shards 0 and 1."""
     here = tmp_path_factory.mktemp("giver")
     cache = ShardCache(here / "cache", limit_bytes=10**9)
@@ -156,7 +157,7 @@ def shelf(source: Path, tmp_path_factory: pytest.TempPathFactory) -> DataShelf:
                 cache.take(shard, digest, writer)
 
     anyio.run(fill)
-    return DataShelf(here / "store", cache)
+    return DataStore(here / "store", cache)
 
 
 @pytest.fixture(scope="module")
@@ -170,14 +171,14 @@ def pins(source: Path, tmp_path_factory: pytest.TempPathFactory) -> GenesisPins:
 
 @pytest.fixture
 def play(
-    source: Path, shelf: DataShelf, pins: GenesisPins, tmp_path: Path, inline_threads: None
+    source: Path, shelf: DataStore, pins: GenesisPins, tmp_path: Path, inline_threads: None
 ) -> Callable[[Callable[[World], Awaitable[Value]]], Value]:
     def played(scenario: Callable[[World], Awaitable[Value]]) -> Value:
         async def main() -> Value:
             with InMemoryNetwork() as network:
                 accused = list[tuple[NodeId, ScoreReason]]()
                 cdn = Cdn(source)
-                asker = DataAsker(
+                asker = DataClient(
                     RUN,
                     network.join(HERE),
                     lambda _name: list(world.givers),
@@ -243,7 +244,7 @@ def test_while_the_source_works_nobody_else_is_asked_and_it_is_again_when_it_is_
 def flipped(frame: Frame) -> Frame:
     data = bytearray(frame.tensors[0].data)
     data[len(data) // 2] ^= 1
-    return answer_frame(Given(read_answer(frame, 0).layout, bytes(data)))
+    return answer_frame(DataPart(read_answer(frame, 0).layout, bytes(data)))
 
 
 def test_a_node_that_gives_other_contents_is_refused_accused_and_left_alone(
@@ -270,7 +271,7 @@ def test_a_node_that_gives_other_contents_is_refused_accused_and_left_alone(
 def test_impossible_sizes_are_refused_before_anything_is_kept(
     play: Callable[[Callable[[World], Awaitable[None]]], None], layout: tuple[int, int, int, int]
 ) -> None:
-    def lying(_wanted: Wanted, frame: Frame) -> Frame:
+    def lying(_wanted: DataPartRequest, frame: Frame) -> Frame:
         return Frame(DATA, {"layout": list(layout)}, frame.tensors)
 
     async def scenario(world: World) -> None:
@@ -292,7 +293,7 @@ def test_a_giver_that_dies_half_way_is_replaced(play: Callable[[Callable[[World]
         await known_digest(genesis, 0)
         world.cdn.is_up = False
 
-        def dying(wanted: Wanted, frame: Frame) -> Frame:
+        def dying(wanted: DataPartRequest, frame: Frame) -> Frame:
             if wanted.start:
                 world.network.kill(NodeId("first"))
                 del world.givers[NodeId("first")]
@@ -312,12 +313,12 @@ def test_what_is_not_of_the_run_gets_nothing(play: Callable[[Callable[[World], A
         genesis = await world.genesis()
         digest = await known_digest(genesis, 0)
         for sender, wanted, words in (
-            ("stranger", Wanted(RUN, "shard_0.pt", digest.hex()), "members"),
-            ("here", Wanted(RunId("8" * 64), "shard_0.pt", digest.hex()), "not of that run"),
-            ("here", Wanted(RUN, "shard_0.pt", "00" * 32), "is not here"),
-            ("here", Wanted(RUN, "shard_2.pt", digest.hex()), "is not here"),
-            ("here", Wanted(RUN, "../../etc/passwd", digest.hex()), "is not here"),
-            ("here", Wanted(RUN, "shard_0.pt", digest.hex(), 10**9), "no such part"),
+            ("stranger", DataPartRequest(RUN, "shard_0.pt", digest.hex()), "members"),
+            ("here", DataPartRequest(RunId("8" * 64), "shard_0.pt", digest.hex()), "not of that run"),
+            ("here", DataPartRequest(RUN, "shard_0.pt", "00" * 32), "is not here"),
+            ("here", DataPartRequest(RUN, "shard_2.pt", digest.hex()), "is not here"),
+            ("here", DataPartRequest(RUN, "../../etc/passwd", digest.hex()), "is not here"),
+            ("here", DataPartRequest(RUN, "shard_0.pt", digest.hex(), 10**9), "no such part"),
         ):
             with pytest.raises(Exception, match=words):
                 await giver.give(NodeId(sender), request_frame(wanted))
@@ -332,9 +333,9 @@ def test_upload_stays_within_its_share_and_whoever_would_wait_long_is_sent_away(
     async def scenario(world: World) -> None:
         genesis = await world.genesis()
         digest = await known_digest(genesis, 0)
-        giver = world.add("giver", GivingLimits(receivers=2)).giver
+        giver = world.add("giver", DataServerLimits(receivers=2)).giver
         giver.limit_upload(200_000)  # bytes a second for everything
-        frame = request_frame(Wanted(RUN, "shard_0.pt", digest.hex()))
+        frame = request_frame(DataPartRequest(RUN, "shard_0.pt", digest.hex()))
         began, refusals = anyio.current_time(), list[str]()
 
         async def take(node: str) -> None:

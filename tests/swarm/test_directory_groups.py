@@ -12,21 +12,19 @@ from claim_samples import RUN, announcement_of, clock, identity_of, run_virtuall
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.model.stage_plan import StagePlan
-from neuroshard.network import Directory, InMemoryNetwork, Network, PeerUnreachableError
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES, REPORT_RULES
-from neuroshard.swarm.claims_intake import ClaimIntake
-from neuroshard.swarm.directory_groups import (
+from neuroshard.membership.announcements import (
     GROUPS_OF_LOOK,
     MOST_GROUPS_OF_NODE,
     STAGES_OF_GROUP,
+    Announcement,
     DirectoryGroups,
     directory_namespace,
 )
-from neuroshard.swarm.hello import Greeter, Intakes
-from neuroshard.swarm.meeting import DIRECTORY_SECONDS, LATER_RECORDS, Meeting
-from neuroshard.swarm.membership import Membership
+from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, REPORT_RULES, ClaimIntake
+from neuroshard.membership.handshake import DIRECTORY_SECONDS, LATER_RECORDS, ClaimIntakes, Handshaker, Meeting
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.model.architecture import StagePlan
+from neuroshard.network import Directory, InMemoryNetwork, Network, PeerUnreachableError
 from neuroshard.types import LayerRange, NodeId
 
 STAGES = 20
@@ -95,7 +93,7 @@ class Node:
         self.identity = identity_of(number)
         self.layers = layers
         self.membership = Membership(self.identity.node_id, self.identity.wallet_id)
-        self._intakes = Intakes(ClaimIntake(ANNOUNCEMENT_RULES, RUN, clock), ClaimIntake(REPORT_RULES, RUN, clock))
+        self._intakes = ClaimIntakes(ClaimIntake(ANNOUNCEMENT_RULES, RUN, clock), ClaimIntake(REPORT_RULES, RUN, clock))
         net.join(self.identity.node_id)
         network = net.network_of(self.identity.node_id)
         self.directory = CountingDirectory(network.directory)
@@ -106,9 +104,9 @@ class Node:
 
     async def live(self) -> None:
         chance = Random(self.identity.node_id)
-        greeter = Greeter(self.identity, self.membership, self._intakes, self._words, now=clock, random=chance)
+        greeter = Handshaker(self.identity, self.membership, self._intakes, self._words, now=clock, random=chance)
         meeting = Meeting(greeter, self.membership, self._intakes.announcements, GROUPS, lambda _: None, random=chance)
-        await meeting.appear_forever(self.network)
+        await meeting.announce_forever(self.network)
 
     def knows(self) -> set[NodeId]:
         return set(self.membership.announcements)

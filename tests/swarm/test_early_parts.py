@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from certified_world import World
 
-from neuroshard.swarm.certified.bodies import MAX_MEMBERS
-from neuroshard.swarm.certified.intake import EARLY_OF_EACH, EARLY_SLICES_OF_ALL, Views
-from neuroshard.swarm.certified.messages import ContributionSent
-from neuroshard.swarm.certified.slices import SlicePlan
+from neuroshard.consensus.roster import SlicePlan
+from neuroshard.consensus.round_messages import MAX_MEMBERS, ContributionSent
+from neuroshard.consensus.views import EARLY_OF_EACH, EARLY_SLICES_OF_ALL, Views
 from neuroshard.types import NodeId
 
 ROUND = "ab" * 32

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import neuroshard.swarm.global_view as module
-from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.global_view import GlobalView
-from neuroshard.swarm.report_times import (
+import neuroshard.membership.swarm_view as module
+from neuroshard.membership.reports import (
     LEAST_SILENCE_SECONDS,
     LONGEST_REPORT_SECONDS,
     REPORT_SECONDS,
@@ -21,6 +19,8 @@ from neuroshard.swarm.report_times import (
     report_interval,
     silence_limit,
 )
+from neuroshard.membership.swarm_view import GlobalView
+from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, Role
 
 ME = identity_of(1)

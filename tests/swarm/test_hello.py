@@ -17,15 +17,27 @@ from claim_samples import (
     run_virtually,
 )
 
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import (
+    ANNOUNCEMENT_RULES,
+    REPORT_RULES,
+    ClaimIntake,
+    Statement,
+    signed_announcement,
+    signed_report,
+)
+from neuroshard.membership.handshake import (
+    HANDSHAKE,
+    MAX_SHARED_ADDRESSES,
+    ClaimIntakes,
+    HandshakeMessage,
+    Handshaker,
+    HandshakeRefusedError,
+)
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError, PeerUnreachableError
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_kinds import ANNOUNCEMENT_RULES, REPORT_RULES, signed_announcement, signed_report
-from neuroshard.swarm.claim_reading import Statement
-from neuroshard.swarm.claims_intake import ClaimIntake
-from neuroshard.swarm.hello import HELLO, MAX_SHARED_ADDRESSES, Greeter, Hello, HelloRefusedError, Intakes
-from neuroshard.swarm.membership import Membership
 from neuroshard.types import NodeId, RunId
-from neuroshard.wire import Frame
 
 
 @dataclass
@@ -41,10 +53,10 @@ class Node:
         self.node_id = self.identity.node_id
         self.net.join(self.node_id)
         self.membership = Membership(self.node_id, self.identity.wallet_id)
-        self.intakes = Intakes(
+        self.intakes = ClaimIntakes(
             ClaimIntake(ANNOUNCEMENT_RULES, self.run, self.now), ClaimIntake(REPORT_RULES, self.run, self.now)
         )
-        self.greeter = Greeter(
+        self.greeter = Handshaker(
             self.identity, self.membership, self.intakes, self.announcement, now=self.now, random=Random(1)
         )
         self.greeter.serve(self.network)
@@ -147,10 +159,10 @@ def test_an_answer_of_another_run_does_not_count_either() -> None:
         async def answer(_sender: NodeId, _request: Frame) -> Frame:
             await anyio.lowlevel.checkpoint()
             announcement = announcement_of(liar, run_id=OTHER_RUN)
-            return Hello(signed_announcement(liar, announcement, clock()), None, ()).to_frame()
+            return HandshakeMessage(signed_announcement(liar, announcement, clock()), None, ()).to_frame()
 
-        net.join(liar.node_id).serve(HELLO, answer)
-        with pytest.raises(HelloRefusedError, match="not run"):
+        net.join(liar.node_id).serve(HANDSHAKE, answer)
+        with pytest.raises(HandshakeRefusedError, match="not run"):
             await a.greeter.greet(a.network, liar.node_id)
         assert a.membership.announcements == {}
 
@@ -177,11 +189,11 @@ def test_lies_in_a_hello_are_refused_and_cost_the_liar() -> None:
         assert b.membership.own_report is not None
         forged = liar.greeter.signed(announcement_of(liar.identity, memory_tier_mb=1)).replace(b"0.2.0", b"0.2.9")
         lies = [
-            Hello(theirs, None, ()),
-            Hello(own, b.membership.own_report, ()),
-            Hello(forged, None, ()),
-            Hello(own, b"\x02garbage", ()),
-            Hello(b"garbage", None, ()),
+            HandshakeMessage(theirs, None, ()),
+            HandshakeMessage(own, b.membership.own_report, ()),
+            HandshakeMessage(forged, None, ()),
+            HandshakeMessage(own, b"\x02garbage", ()),
+            HandshakeMessage(b"garbage", None, ()),
         ]
         for number, hello in enumerate(lies):
             before = a.score_of(liar)
@@ -213,15 +225,15 @@ def test_lies_in_a_hello_are_refused_and_cost_the_liar() -> None:
     ],
 )
 def test_a_malformed_hello_is_refused(header: dict[str, object]) -> None:
-    with pytest.raises(HelloRefusedError):
-        Hello.from_frame(Frame(HELLO, header))  # type: ignore[arg-type]
+    with pytest.raises(HandshakeRefusedError):
+        HandshakeMessage.from_frame(Frame(HANDSHAKE, header))  # type: ignore[arg-type]
 
 
 def test_a_hello_survives_its_frame() -> None:
-    for hello in (Hello(b"a", b"r", ("/x", "/y")), Hello(b"a", None, ())):
-        assert Hello.from_frame(hello.to_frame()) == hello
-    with pytest.raises(HelloRefusedError):
-        Hello.from_frame(Frame("other", Hello(b"a", None, ()).to_frame().header))
+    for hello in (HandshakeMessage(b"a", b"r", ("/x", "/y")), HandshakeMessage(b"a", None, ())):
+        assert HandshakeMessage.from_frame(hello.to_frame()) == hello
+    with pytest.raises(HandshakeRefusedError):
+        HandshakeMessage.from_frame(Frame("other", HandshakeMessage(b"a", None, ()).to_frame().header))
 
 
 def test_the_dead_answer_no_hello() -> None:

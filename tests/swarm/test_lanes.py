@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.swarm.lanes import Lane, lane_order
+from neuroshard.pipeline.replica_routing import StickyRoute, sticky_order
 from neuroshard.types import NodeId
 
 ROOT, NEXT_ROOT = b"\x01" * 32, b"\x02" * 32
@@ -18,7 +18,7 @@ names = st.sets(st.sampled_from(REPLICAS))
 
 
 def lane(root: bytes, driver: NodeId, stage: int, replicas: Iterable[NodeId]) -> NodeId | None:
-    return Lane.drawn(driver, stage, root, replicas).node
+    return StickyRoute.drawn(driver, stage, root, replicas).node
 
 
 def lanes_of_all(root: bytes, stage: int, replicas: tuple[NodeId, ...] = REPLICAS) -> dict[NodeId, NodeId | None]:
@@ -59,13 +59,13 @@ def test_a_hostile_replica_gets_its_share_of_drivers_and_others_when_lanes_are_d
 
 
 def test_a_stage_without_replicas_has_no_lane() -> None:
-    assert Lane.drawn(ME, 1, ROOT, ()).node is None
-    assert Lane.drawn(ME, 1, ROOT, REPLICAS[:1]).seen(ROOT, ()).node is None
+    assert StickyRoute.drawn(ME, 1, ROOT, ()).node is None
+    assert StickyRoute.drawn(ME, 1, ROOT, REPLICAS[:1]).seen(ROOT, ()).node is None
 
 
 def test_a_lane_changes_on_failure_to_the_next_in_the_order_and_goes_round() -> None:
-    kept = Lane.drawn(ME, 0, ROOT, REPLICAS[:3])
-    order = lane_order(ROOT, ME, 0, REPLICAS[:3])
+    kept = StickyRoute.drawn(ME, 0, ROOT, REPLICAS[:3])
+    order = sticky_order(ROOT, ME, 0, REPLICAS[:3])
     for failing, following in ((0, 1), (1, 2), (2, 0), (0, 1)):
         assert kept.node == order[failing]
         kept = kept.after_failure(order[failing])
@@ -73,21 +73,21 @@ def test_a_lane_changes_on_failure_to_the_next_in_the_order_and_goes_round() -> 
 
 
 def test_a_late_failure_of_a_replica_that_is_no_lane_changes_no_lane() -> None:
-    kept = Lane.drawn(ME, 0, ROOT, REPLICAS)
+    kept = StickyRoute.drawn(ME, 0, ROOT, REPLICAS)
     assert kept.after_failure(kept.order[4]).node == kept.node
     assert kept.after_failure(NodeId("stranger")) == kept
 
 
 def test_another_root_draws_anew_and_forgives() -> None:
-    kept = Lane.drawn(ME, 0, ROOT, REPLICAS)
+    kept = StickyRoute.drawn(ME, 0, ROOT, REPLICAS)
     for node in REPLICAS[:5]:
         kept = kept.after_failure(node)
-    assert kept.seen(NEXT_ROOT, REPLICAS) == Lane.drawn(ME, 0, NEXT_ROOT, REPLICAS)
+    assert kept.seen(NEXT_ROOT, REPLICAS) == StickyRoute.drawn(ME, 0, NEXT_ROOT, REPLICAS)
 
 
 @given(first=names, later=st.lists(names, max_size=8))
 def test_a_lane_stays_while_its_replica_does(first: set[NodeId], later: list[set[NodeId]]) -> None:
-    kept = Lane.drawn(ME, 0, ROOT, first)
+    kept = StickyRoute.drawn(ME, 0, ROOT, first)
     for present in later:
         before, kept = kept.node, kept.seen(ROOT, present)
         assert set(kept.order) == present
@@ -99,6 +99,6 @@ def test_a_lane_stays_while_its_replica_does(first: set[NodeId], later: list[set
 def test_a_newcomer_takes_no_lane_before_the_next_root_however_its_hash_falls() -> None:
     names = (NodeId(f"newcomer {n}") for n in range(10_000))
     newcomer = next(name for name in names if lane(ROOT, ME, 0, [*REPLICAS, name]) == name)
-    kept = Lane.drawn(ME, 0, ROOT, REPLICAS).seen(ROOT, [*REPLICAS, newcomer])
+    kept = StickyRoute.drawn(ME, 0, ROOT, REPLICAS).seen(ROOT, [*REPLICAS, newcomer])
     assert kept.node == lane(ROOT, ME, 0, REPLICAS)
     assert kept.order[-1] == newcomer

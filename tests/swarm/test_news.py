@@ -8,12 +8,11 @@ from random import Random
 import anyio
 from claim_samples import REPORT, RUN, TOPIC, clock, identity_of, run_virtually
 
+from neuroshard.membership.claim_intake import BURST_CLAIMS, CLAIMS_PER_SECOND
+from neuroshard.membership.reporting import Reporter
+from neuroshard.membership.reports import EARLY_SECONDS, NEWS_SECONDS, TrainingReport
+from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork
-from neuroshard.swarm.claims_intake import BURST_CLAIMS, CLAIMS_PER_SECOND
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.report_times import EARLY_SECONDS, NEWS_SECONDS
-from neuroshard.swarm.reporting import Reporter
-from neuroshard.swarm.training_report import TrainingReport
 
 LOOK_SECONDS = 0.05
 MOMENT = NEWS_SECONDS + LOOK_SECONDS
@@ -38,10 +37,10 @@ def spoken(seconds: float, pauses: list[float]) -> list[float]:
                 tasks.start_soon(reporter.report_forever, network.network_of(identity.node_id))
                 for pause in pauses:
                     await anyio.sleep(pause)
-                    reporter.speak_soon()
+                    reporter.report_soon()
                 while anyio.current_time() < seconds:
                     await anyio.sleep(LOOK_SECONDS)
-                    reporter.speak_soon()
+                    reporter.report_soon()
                 tasks.cancel_scope.cancel()
 
     run_virtually(scenario)

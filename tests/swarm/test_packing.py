@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from neuroshard.errors import DataError
 from neuroshard.identity import ClaimTooLargeError, MalformedClaimError, sign_claim
-from neuroshard.swarm.packing import _HEAD, HEAD_BYTES, MAX_PACKED_BYTES, MAX_REPORT_BYTES, packed, unpacked
+from neuroshard.membership.reports import _HEAD, HEAD_BYTES, MAX_PACKED_BYTES, MAX_REPORT_BYTES, packed, unpacked
 
 CLAIM = sign_claim(identity_of(1), "report", REPORT.to_json(), EPOCH + 0.1)
 

@@ -9,14 +9,13 @@ import anyio
 from claim_samples import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock, identity_of, run_virtually
 
 from neuroshard.identity import SignedClaim, sign_claim
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.membership.announcements import Announcement, directory_namespace
+from neuroshard.membership.claim_intake import is_announcement
+from neuroshard.membership.handshake import HANDSHAKES_AT_ONCE, WANTED_PEERS, KnownPeers
+from neuroshard.membership.participant import OwnMessages, Participant
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.model.architecture import StagePlan
 from neuroshard.network import InMemoryNetwork, Link, PeerUnreachableError
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_kinds import is_announcement
-from neuroshard.swarm.directory_groups import directory_namespace
-from neuroshard.swarm.meeting import GREETINGS_AT_ONCE, WANTED_ACQUAINTANCES, Acquaintances
-from neuroshard.swarm.participant import OwnWords, Participant
-from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import NodeId, RunId
 
 TOTAL_SHARDS = 640
@@ -36,7 +35,7 @@ class Node:
     def __post_init__(self) -> None:
         self.identity = identity_of(self.number)
         self.node_id = self.identity.node_id
-        words = OwnWords(self._report, self._announcement)
+        words = OwnMessages(self._report, self._announcement)
         self.participant = Participant(
             self.identity,
             self.run,
@@ -101,7 +100,7 @@ def test_a_newcomer_is_known_by_all_others_and_knows_them_within_three_seconds()
             newcomer.steps = 5
             await anyio.sleep(3)
             assert sum(newcomer.node_id in other.knows() for other in others) == 25
-            assert len(newcomer.knows()) >= WANTED_ACQUAINTANCES  # by hello; the rest by their reports
+            assert len(newcomer.knows()) >= WANTED_PEERS  # by hello; the rest by their reports
             await anyio.sleep(12)
             assert w.all_know_all(w.nodes)
 
@@ -247,23 +246,23 @@ def test_a_directory_that_cannot_be_reached_is_tried_again() -> None:
 
 
 def test_acquaintances_are_few_chosen_by_chance_and_greeted_again_after_they_were_away() -> None:
-    acquaintances = Acquaintances(Random(1))
+    acquaintances = KnownPeers(Random(1))
     connected = {NodeId(f"node {number}") for number in range(100)}
     greeted: set[NodeId] = set()
     for look in range(10):
         chosen = acquaintances.next_to_greet(connected, float(look))
-        assert len(chosen) <= GREETINGS_AT_ONCE
+        assert len(chosen) <= HANDSHAKES_AT_ONCE
         assert not greeted & set(chosen)
         greeted.update(chosen)
         for peer in chosen:
             acquaintances.note_begun(peer)
             acquaintances.note_success(peer, float(look))
-    assert len(greeted) == WANTED_ACQUAINTANCES
+    assert len(greeted) == WANTED_PEERS
     gone = next(iter(greeted))
     assert acquaintances.next_to_greet(connected - {gone}, 20.0) != []  # one is missing now
     assert len(acquaintances.next_to_greet({gone}, 21.0)) == 1
     assert len(acquaintances.next_to_greet(connected, 2000.0)) > 0
-    refusing = Acquaintances(Random(1))
+    refusing = KnownPeers(Random(1))
     tries, now = [0.0], 0.0
     while now < 1000:
         if refusing.next_to_greet({gone}, now):

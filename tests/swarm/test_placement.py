@@ -6,8 +6,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.swarm.placement import choose_stages, equal_windows, fitting_windows
-from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.placement.stage_choice import choose_stages, equal_windows, fitting_windows
 from neuroshard.types import NodeId, RunId, WalletId
 
 RUN = RunId("ab" * 32)

@@ -7,18 +7,16 @@ import anyio
 from claim_samples import EPOCH, REPORT, RUN, TOPIC, clock, identity_of, run_virtually
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.membership.claim_intake import REPORT_RULES, ClaimCache, ClaimIntake
+from neuroshard.membership.reporting import Listener, Reporter
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange, stages_of
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.model.architecture import StagePlan
 from neuroshard.network import InMemoryNetwork, Link, TransportClosedError
+from neuroshard.placement.relocation import PendingRelocation, should_move
+from neuroshard.placement.stage_choice import choose_stages, equal_windows
 from neuroshard.status.snapshot import NodeState
-from neuroshard.swarm.claim_kinds import REPORT_RULES
-from neuroshard.swarm.claim_reading import ClaimCache
-from neuroshard.swarm.claims_intake import ClaimIntake
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.placement import choose_stages, equal_windows
-from neuroshard.swarm.relocation import Unrest, should_move
-from neuroshard.swarm.reporting import Listener, Reporter
-from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder, StageRange, stages_of
-from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import NodeId
 
 PLAN = StagePlan.even(12, 4)
@@ -96,7 +94,7 @@ class Town:
         chosen = choose_stages(resident.identity.node_id, resident.identity.wallet_id, windows, resident.coverage())
         assert chosen is not None
         await self.fetch(resident, reporter, chosen)
-        unrest = Unrest()
+        unrest = PendingRelocation()
         while True:
             await anyio.sleep(1)
             unrest = unrest.seen(resident.coverage(), clock())
@@ -108,7 +106,7 @@ class Town:
     async def fetch(self, resident: Resident, reporter: Reporter, stages: StageRange) -> None:
         for is_ready in (False, True):
             resident.stages, resident.is_ready = stages, is_ready
-            reporter.speak_soon()
+            reporter.report_soon()
             await anyio.sleep(0 if is_ready else FETCH_SECONDS)
 
     async def until_every_stage_works(self, most_seconds: float) -> None:

@@ -7,13 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.swarm.relocation import MoveTimes, Unrest, should_move
-from neuroshard.swarm.relocation_plan import Move, MoveReason, planned_moves
-from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.placement.relocation import (
+    Move,
+    MoveReason,
+    PendingRelocation,
+    RelocationTiming,
+    planned_moves,
+    should_move,
+)
 from neuroshard.types import NodeId, RunId, WalletId
 
 RUN = RunId("ab" * 32)
-TIMES = MoveTimes(settle_seconds=5.0, calm_seconds=60.0, turn_seconds=20.0)
+TIMES = RelocationTiming(settle_seconds=5.0, calm_seconds=60.0, turn_seconds=20.0)
 
 
 def holder(number: int, start: int, stop: int, wallet: str = "", *, is_ready: bool = True) -> StageHolder:
@@ -33,9 +39,11 @@ def carried_out(coverage: StageCoverage, *moves: Move) -> StageCoverage:
     return coverage
 
 
-def deciders(coverage: StageCoverage, seconds: float, unrest: Unrest | None = None) -> dict[NodeId, StageRange]:
+def deciders(
+    coverage: StageCoverage, seconds: float, unrest: PendingRelocation | None = None
+) -> dict[NodeId, StageRange]:
     """Who moves where, so long after everybody saw this coverage for the first time."""
-    unrest = (unrest or Unrest()).seen(coverage, 100.0)
+    unrest = (unrest or PendingRelocation()).seen(coverage, 100.0)
     moves = [should_move(h.node_id, unrest, 100.0 + seconds, TIMES) for h in coverage.holders]
     return {move.node_id: move.stages for move in moves if move is not None}
 
@@ -101,14 +109,14 @@ def test_equal_nodes_are_asked_in_another_order_after_many_turns() -> None:
 
 def test_the_time_starts_anew_when_help_is_on_its_way() -> None:
     coverage = covered(3, (0, 1), (0, 1), (0, 1))
-    unrest = Unrest().seen(coverage, 100.0)
+    unrest = PendingRelocation().seen(coverage, 100.0)
     first, second = unrest.moves
     helped = coverage.with_holder(holder(int(first.node_id[-1]), first.stages.start, first.stages.stop, is_ready=False))
     assert unrest.seen(coverage, 104.0).since == 100.0
     assert unrest.seen(helped, 104.0).since == 104.0
     assert should_move(second.node_id, unrest.seen(helped, 104.0), 106.0, TIMES) is None
     calm = carried_out(coverage, first, second)
-    assert unrest.seen(calm, 104.0) == Unrest(calm, (), 104.0)
+    assert unrest.seen(calm, 104.0) == PendingRelocation(calm, (), 104.0)
 
 
 def test_a_node_makes_room_when_nobody_can_go_to_an_empty_stage_directly() -> None:

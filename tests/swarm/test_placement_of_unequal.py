@@ -8,10 +8,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.swarm.placement import fitting_windows
-from neuroshard.swarm.relocation import MoveTimes, Unrest, should_move
-from neuroshard.swarm.relocation_plan import planned_moves
-from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.placement.relocation import PendingRelocation, RelocationTiming, planned_moves, should_move
+from neuroshard.placement.stage_choice import fitting_windows
 from neuroshard.types import NodeId, RunId, WalletId
 
 RUN = RunId("ab" * 32)
@@ -51,8 +50,8 @@ def test_whoever_has_room_takes_the_empty_stage_beside_its_own() -> None:
 def test_nobody_takes_more_on_where_the_model_is_not_complete_then_nor_before_others_had_time_to_come() -> None:
     alone = StageCoverage.of(RUN, 3, [holder(1, (0, 1), (0, 2), (1, 3))])
     assert planned_moves(alone) == ()
-    coverage, times = alone.with_holder(holder(2, (2, 3), (2, 3))), MoveTimes(more_seconds=45.0)
-    unrest = Unrest().seen(coverage, 100.0)
+    coverage, times = alone.with_holder(holder(2, (2, 3), (2, 3))), RelocationTiming(more_seconds=45.0)
+    unrest = PendingRelocation().seen(coverage, 100.0)
     assert should_move(NodeId("node 1"), unrest, 144.0, times) is None
     assert should_move(NodeId("node 1"), unrest, 145.0, times) is not None
 

@@ -10,13 +10,11 @@ import anyio
 from claim_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, TOPIC, clock, identity_of, run_virtually
 
 from neuroshard.identity import NodeIdentity
+from neuroshard.membership.claim_intake import REPORT_RULES, ClaimCache, ClaimIntake, signed_report
+from neuroshard.membership.reporting import Listener, Reporter
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.swarm.claim_kinds import REPORT_RULES, signed_report
-from neuroshard.swarm.claim_reading import ClaimCache
-from neuroshard.swarm.claims_intake import ClaimIntake
-from neuroshard.swarm.membership import Membership
-from neuroshard.swarm.reporting import Listener, Reporter
-from neuroshard.swarm.training_report import TrainingReport
 from neuroshard.types import NodeId
 
 

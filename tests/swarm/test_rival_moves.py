@@ -6,9 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from neuroshard.swarm.relocation import may_go_on
-from neuroshard.swarm.relocation_plan import Move, MoveReason
-from neuroshard.swarm.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.placement.relocation import Move, MoveReason, may_proceed
 from neuroshard.types import NodeId, RunId, WalletId
 
 RUN = RunId("ab" * 32)
@@ -25,7 +24,7 @@ def coverage(*holders: StageHolder) -> StageCoverage:
 def goes(name: str, before: StageCoverage, after: StageCoverage, to: int = 2) -> bool:
     mover = next(one for one in before.holders if one.node_id == name)
     move = Move(mover.node_id, StageRange(to, to + 1), MoveReason.EMPTY_STAGE, to)
-    return may_go_on(mover, move, before, after)
+    return may_proceed(mover, move, before, after)
 
 
 CROWD = [holder(name, stage) for name, stage in [("a", 0), ("b", 0), ("c", 0), ("d", 1), ("e", 1), ("f", 1)]]

@@ -7,11 +7,17 @@ from dataclasses import replace
 import pytest
 from certified_world import Envelope, Participant, World
 
-from neuroshard.swarm.certified.bodies import Intent, NewView, commitment_of
-from neuroshard.swarm.certified.effects import Effect, Say
-from neuroshard.swarm.certified.messages import IntentSaid, NewViewSaid, ProposalSaid, Signed
-from neuroshard.swarm.certified.roster import Step
-from neuroshard.swarm.certified.setting import Setting
+from neuroshard.consensus.effects import Effect, RoundConfig, Say
+from neuroshard.consensus.roster import Step
+from neuroshard.consensus.round_messages import (
+    Intent,
+    IntentSaid,
+    NewView,
+    NewViewSaid,
+    ProposalSaid,
+    Signed,
+    commitment_of,
+)
 
 DELAY_SECONDS, LONGEST_SECONDS = 5, 300
 
@@ -44,7 +50,7 @@ class DelayedWorld(World):
         self._on_the_way += [(self.now + DELAY_SECONDS, message) for message in self.pending]
         self.pending = []
 
-    def _setting(self, one: Participant, step: Step) -> Setting:
+    def _setting(self, one: Participant, step: Step) -> RoundConfig:
         return replace(super()._setting(one, step), expected=frozenset(self.nodes) - {self.asker})
 
 

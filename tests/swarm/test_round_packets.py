@@ -7,36 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.swarm.certified.bodies import (
-    MAX_MEMBERS,
-    MAX_NODE_ID_CHARACTERS,
-    MAX_VIEW,
-    Body,
-    Intent,
-    NewView,
-    Phase,
-    Proposal,
-    Result,
-    Statement,
-    Value,
-    Vote,
-)
-from neuroshard.swarm.certified.messages import (
-    AggregateSent,
-    AggregateWanted,
-    CertificateSaid,
-    ContributionSent,
-    IntentSaid,
-    Message,
-    NewViewSaid,
-    ProposalSaid,
-    Quorum,
-    ResultSaid,
-    StatementSaid,
-    VoteSaid,
-)
-from neuroshard.swarm.certified.packets import (
+from neuroshard.consensus.message_frames import (
     MAX_CLAIM_BYTES,
     MalformedMessageError,
     from_frame,
@@ -45,10 +16,36 @@ from neuroshard.swarm.certified.packets import (
     signed_by,
     to_frame,
 )
-from neuroshard.swarm.certified.roster import Member, Roster, Step
-from neuroshard.swarm.certified.slices import MAX_SLICES
+from neuroshard.consensus.roster import MAX_SLICES, GroupMember, Roster, Step
+from neuroshard.consensus.round_messages import (
+    MAX_MEMBERS,
+    MAX_NODE_ID_CHARACTERS,
+    MAX_VIEW,
+    AggregateSent,
+    AggregateWanted,
+    Body,
+    CertificateSaid,
+    ContributionSent,
+    Intent,
+    IntentSaid,
+    Message,
+    NewView,
+    NewViewSaid,
+    Phase,
+    ProposalSaid,
+    Quorum,
+    ResultDigests,
+    ResultSaid,
+    RoundProposal,
+    StatementSaid,
+    StatisticsDigests,
+    Value,
+    Vote,
+    VoteSaid,
+)
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.messages import Frame, TensorPart, TensorSpec, WireError, decode, encode
 from neuroshard.types import NodeId, RunId
-from neuroshard.wire import Frame, TensorPart, TensorSpec, WireError, decode, encode
 
 NOW = 1_700_000_000.0
 HASH, OTHER = "ab" * 32, "cd" * 32
@@ -61,7 +58,7 @@ def identity(number: int) -> NodeIdentity:
 
 
 NODES = [identity(number) for number in range(3)]
-MEMBERS = tuple(sorted(Member(one.node_id, one.wallet_id) for one in NODES))
+MEMBERS = tuple(sorted(GroupMember(one.node_id, one.wallet_id) for one in NODES))
 STEP = Step(RunId("1" * 64), 0, 3, HASH, "int8", Roster(MEMBERS))
 VALUE = Value(
     STEP.id, HASH, OTHER, (HASH, OTHER), MEMBERS, (MEMBERS[0].node_id,), ((MEMBERS[1].node_id, "no"),), OTHER, 7
@@ -80,12 +77,13 @@ MESSAGES: list[Message] = [
     NewViewSaid(signed_by(NODES[0], NewView(STEP.id, 1, (NODES[1].node_id,)), NOW)),
     NewViewSaid(signed_by(NODES[0], NewView(STEP.id, 1, ()), NOW), votes(Phase.PREPARE)),
     ProposalSaid(
-        signed_by(NODES[0], Proposal(STEP.id, 4, HASH, None), NOW), tuple(signed_by(one, INTENT, NOW) for one in NODES)
+        signed_by(NODES[0], RoundProposal(STEP.id, 4, HASH, None), NOW),
+        tuple(signed_by(one, INTENT, NOW) for one in NODES),
     ),
-    ProposalSaid(signed_by(NODES[0], Proposal(STEP.id, 4, HASH, VALUE.digest), NOW), (), votes(Phase.PREPARE)),
+    ProposalSaid(signed_by(NODES[0], RoundProposal(STEP.id, 4, HASH, VALUE.digest), NOW), (), votes(Phase.PREPARE)),
     ContributionSent(HASH, NODES[0].node_id, (sha256(b"1").digest(), sha256(b"2").digest()), SLICES),
-    StatementSaid(signed_by(NODES[0], Statement(HASH, ((0, HASH), (5, OTHER))), NOW), SLICES),
-    ResultSaid(signed_by(NODES[0], Result(HASH, ((0, HASH),)), NOW), SLICES),
+    StatementSaid(signed_by(NODES[0], StatisticsDigests(HASH, ((0, HASH), (5, OTHER))), NOW), SLICES),
+    ResultSaid(signed_by(NODES[0], ResultDigests(HASH, ((0, HASH),)), NOW), SLICES),
     VoteSaid(signed_by(NODES[0], Vote(STEP.id, 0, Phase.COMMIT, HASH), NOW)),
     CertificateSaid(votes(Phase.COMMIT)),
     AggregateWanted(STEP.id, HASH, (0, 3)),
@@ -131,9 +129,9 @@ def test_a_message_that_is_cut_or_has_more_is_refused(message: Message) -> None:
 BODIES: list[Body] = [
     INTENT,
     NewView(STEP.id, 1, ()),
-    Proposal(STEP.id, 4, HASH, None),
-    Statement(HASH, ((0, HASH),)),
-    Result(HASH, ((0, HASH),)),
+    RoundProposal(STEP.id, 4, HASH, None),
+    StatisticsDigests(HASH, ((0, HASH),)),
+    ResultDigests(HASH, ((0, HASH),)),
     Vote(STEP.id, 0, Phase.COMMIT, HASH),
 ]
 
@@ -155,7 +153,11 @@ def test_a_body_with_a_flipped_byte_or_of_another_kind_is_refused(body: Body) ->
 def test_the_longest_claims_are_read_and_padded_ones_are_not() -> None:
     everybody = tuple(NodeId(f"{number:0>{MAX_NODE_ID_CHARACTERS}}") for number in range(MAX_MEMBERS))
     digests = tuple((index, HASH) for index in range(MAX_SLICES))
-    longest: list[Body] = [NewView(STEP.id, MAX_VIEW, everybody), Statement(HASH, digests), Result(HASH, digests)]
+    longest: list[Body] = [
+        NewView(STEP.id, MAX_VIEW, everybody),
+        StatisticsDigests(HASH, digests),
+        ResultDigests(HASH, digests),
+    ]
     for body in longest:
         claim = signed_by(NODES[0], body, NOW).claim
         assert read_signed(claim, type(body)).body == body
@@ -171,7 +173,7 @@ def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:
     assert not replace(votes(Phase.COMMIT), phase=Phase.PREPARE).is_valid_for(STEP)
     assert not replace(votes(Phase.COMMIT), view=3).is_valid_for(STEP)
     assert not replace(votes(Phase.COMMIT), value=replace(VALUE, next_root=HASH)).is_valid_for(STEP)
-    others = replace(STEP, roster=Roster(tuple(Member(NodeId(f"n{i}"), MEMBERS[0].wallet_id) for i in range(3))))
+    others = replace(STEP, roster=Roster(tuple(GroupMember(NodeId(f"n{i}"), MEMBERS[0].wallet_id) for i in range(3))))
     assert not votes(Phase.COMMIT).is_valid_for(others)
     foreign = tuple(replace(vote, member=replace(vote.member, wallet_id=MEMBERS[0].wallet_id)) for vote in twice.votes)
     assert not replace(twice, votes=(*foreign, *twice.votes)).is_valid_for(STEP)
@@ -180,6 +182,6 @@ def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:
 def test_golden_digests() -> None:
     """Other versions of the program have to come to the same."""
     assert isinstance(to_frame(MESSAGES[0]), Frame)
-    step = Step(RunId("1" * 64), 0, 3, HASH, "int8", Roster((Member(NodeId("a"), MEMBERS[0].wallet_id),)))
-    value = replace(VALUE, members=(Member(NodeId("a"), MEMBERS[0].wallet_id),), accepted=(), refused=())
+    step = Step(RunId("1" * 64), 0, 3, HASH, "int8", Roster((GroupMember(NodeId("a"), MEMBERS[0].wallet_id),)))
+    value = replace(VALUE, members=(GroupMember(NodeId("a"), MEMBERS[0].wallet_id),), accepted=(), refused=())
     assert (step.id[:16], replace(value, step_id=HASH).digest[:16]) == ("0ab7fc71ed2a354b", "2ddbf38799163b2a")

@@ -17,7 +17,7 @@ from run_offers import FIRST, OWNER, SEED, STRANGER, offer_of, version
 from neuroshard.config.run_parameters import MAX_SEEDS, RunParameters
 from neuroshard.errors import DataError
 from neuroshard.identity import RunParametersError, SignatureError, SignedRunParameters, run_id
-from neuroshard.swarm.run_offer import (
+from neuroshard.runs.offer import (
     MAX_OFFER_BYTES,
     MAY_CHANGE,
     RunOffer,

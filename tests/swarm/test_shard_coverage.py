@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.data.assignment import Assignment
-from neuroshard.swarm.global_view import GlobalView
-from neuroshard.swarm.shard_coverage import ShardCoverage, covered_places
+from neuroshard.membership.swarm_status import ShardCoverage, covered_places
+from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.types import NodeId
 
 

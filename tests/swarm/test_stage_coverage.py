@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuroshard.model.stage_plan import StagePlan
-from neuroshard.swarm.stage_coverage import (
+from neuroshard.membership.stage_coverage import (
     StageCoverage,
     StageHolder,
     StageRange,
@@ -11,6 +10,7 @@ from neuroshard.swarm.stage_coverage import (
     missing_sentence,
     stages_of,
 )
+from neuroshard.model.architecture import StagePlan
 from neuroshard.types import LayerRange, NodeId, Role, RunId, WalletId
 
 RUN = RunId("ab" * 32)

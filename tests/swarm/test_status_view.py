@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from claim_samples import EPOCH, REPORT, announcement_of, identity_of, said
 
+from neuroshard.membership.swarm_status import to_status
+from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.network import Connection
 from neuroshard.status.snapshot import ConnectionKind, NodeState
-from neuroshard.swarm.global_view import GlobalView
-from neuroshard.swarm.status_view import to_status
 from neuroshard.types import NodeId
 
 ME = identity_of(1)

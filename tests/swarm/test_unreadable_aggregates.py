@@ -5,23 +5,22 @@ from __future__ import annotations
 import pytest
 from certified_world import World, signed_as
 
-from neuroshard.swarm.certified.bodies import Phase, Value, Vote
-from neuroshard.swarm.certified.effects import Complete
-from neuroshard.swarm.certified.member import RoundMember
-from neuroshard.swarm.certified.messages import AggregateSent, CertificateSaid, Quorum
-from neuroshard.swarm.certified.slices import digest_of
+from neuroshard.consensus.effects import Complete
+from neuroshard.consensus.roster import digest_of
+from neuroshard.consensus.round_machine import RoundStateMachine
+from neuroshard.consensus.round_messages import AggregateSent, CertificateSaid, Phase, Quorum, Value, Vote
 
 SLICE, NO_SLICE = b"r" * 32, b"r" * 65  # the world's slices have 64 bytes at most
 
 
-def asker() -> tuple[World, RoundMember]:
+def asker() -> tuple[World, RoundStateMachine]:
     world = World("abc")
     world.ask_for_the_end(world.proposer(0))
     (machine,) = world.nodes[world.proposer(0)].machines.values()
     return world, machine
 
 
-def certificate_of(machine: RoundMember, slices: tuple[bytes, ...]) -> Quorum:
+def certificate_of(machine: RoundStateMachine, slices: tuple[bytes, ...]) -> Quorum:
     """By all voters but the asker, who are a quorum."""
     step, own = machine.setting.step, machine.setting.member
     digests = tuple(digest_of(one).hex() for one in slices)
@@ -32,7 +31,7 @@ def certificate_of(machine: RoundMember, slices: tuple[bytes, ...]) -> Quorum:
     return Quorum(value, 0, Phase.COMMIT, votes)
 
 
-def ends(machine: RoundMember, slices: tuple[bytes, ...]) -> bool:
+def ends(machine: RoundStateMachine, slices: tuple[bytes, ...]) -> bool:
     certificate, sender = certificate_of(machine, slices), machine.setting.step.roster.members[-1].node_id
     effects = machine.hear(sender, CertificateSaid(certificate), 0.0)
     sent = AggregateSent(certificate.value.digest, dict(enumerate(slices)))

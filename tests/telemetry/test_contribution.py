@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import builds, floats, integers, lists, none
 
-from neuroshard.status.contribution import Work, WorkSpan
-from neuroshard.telemetry.contribution import (
+from neuroshard.status.history import WorkDone, WorkSpan
+from neuroshard.telemetry.work_history import (
     ALL_SECONDS,
     DAY_STRETCHES,
     MOST_STRETCHES,
     WEEK_STRETCHES,
-    ContributionRecord,
-    MalformedRecordError,
+    MalformedWorkHistoryError,
+    WorkHistory,
 )
 
 NOON = 1_800_000_000.0
 HOUR = 3_600.0
 works = builds(
-    Work,
+    WorkDone,
     start=floats(0, 2e9),
     tokens=integers(0, 10**6),
     steps=integers(0, 100),
@@ -33,25 +33,25 @@ works = builds(
 )
 
 
-def record_of(*works: Work) -> ContributionRecord:
-    record = ContributionRecord()
+def record_of(*works: WorkDone) -> WorkHistory:
+    record = WorkHistory()
     for work in works:
         record.add(work)
     return record
 
 
 def test_work_of_one_stretch_is_one_point_with_the_mean_loss_of_its_tokens() -> None:
-    first = Work(NOON + 10, tokens=300, steps=3, bytes_sent=5, bytes_received=7, training_seconds=4.0, loss=4.0)
-    record = record_of(first, Work(NOON + 200, tokens=100, steps=1, training_seconds=1.0, loss=2.0))
+    first = WorkDone(NOON + 10, tokens=300, steps=3, bytes_sent=5, bytes_received=7, training_seconds=4.0, loss=4.0)
+    record = record_of(first, WorkDone(NOON + 200, tokens=100, steps=1, training_seconds=1.0, loss=2.0))
     (point,) = record.status(NOON + 200).day.points
-    assert point == Work(NOON, 400, 4, 5, 7, 5.0, pytest.approx(3.5))
+    assert point == WorkDone(NOON, 400, 4, 5, 7, 5.0, pytest.approx(3.5))
     total = record.status(NOON + 200).total
     assert total is not None
     assert (total.start, total.tokens) == (NOON + 10, 400)
 
 
 def test_the_day_and_the_week_end_now_and_all_of_time_does_not() -> None:
-    record = record_of(*(Work(NOON + hour * HOUR, tokens=1) for hour in range(24 * 30)))
+    record = record_of(*(WorkDone(NOON + hour * HOUR, tokens=1) for hour in range(24 * 30)))
     now = NOON + (24 * 30 - 1) * HOUR
     status = record.status(now)
     assert (len(status.day.points), len(status.week.points)) == (24, 168)
@@ -62,7 +62,7 @@ def test_the_day_and_the_week_end_now_and_all_of_time_does_not() -> None:
 
 
 @given(lists(works, max_size=60))
-def test_nothing_of_all_time_is_lost_whatever_the_dates(given_works: list[Work]) -> None:
+def test_nothing_of_all_time_is_lost_whatever_the_dates(given_works: list[WorkDone]) -> None:
     status = record_of(*given_works).status(2e9)
     assert sum(point.tokens for point in status.all.points) == sum(work.tokens for work in given_works)
     starts = [point.start for point in status.all.points]
@@ -71,9 +71,9 @@ def test_nothing_of_all_time_is_lost_whatever_the_dates(given_works: list[Work])
 
 
 def test_ten_years_of_five_minutes_stay_small() -> None:
-    record = ContributionRecord()
+    record = WorkHistory()
     for number in range(0, 10 * 365 * 288, 7):
-        record.add(Work(NOON + number * 300, 10**6, 100, 10**8, 10**8, 300.0, 3.21987654))
+        record.add(WorkDone(NOON + number * 300, 10**6, 100, 10**8, 10**8, 300.0, 3.21987654))
     now = NOON + 10 * 365 * 86_400
     status = record.status(now)
     assert len(status.all.points) <= MOST_STRETCHES
@@ -84,17 +84,17 @@ def test_ten_years_of_five_minutes_stay_small() -> None:
 
 
 def test_a_date_that_was_far_ahead_leaves_nothing_in_the_future() -> None:
-    record = record_of(Work(NOON, tokens=1), Work(NOON + 10**9, tokens=2), Work(NOON + 60, tokens=4))
-    assert record.status(NOON + 60).day == WorkSpan(300.0, (Work(NOON, tokens=7),))
+    record = record_of(WorkDone(NOON, tokens=1), WorkDone(NOON + 10**9, tokens=2), WorkDone(NOON + 60, tokens=4))
+    assert record.status(NOON + 60).day == WorkSpan(300.0, (WorkDone(NOON, tokens=7),))
 
 
 @given(lists(works, max_size=30))
-def test_what_was_written_down_is_read_again(given_works: list[Work]) -> None:
+def test_what_was_written_down_is_read_again(given_works: list[WorkDone]) -> None:
     record = record_of(*given_works)
     written = json.loads(json.dumps(record.to_json(2e9)))
-    again = ContributionRecord.from_json(written)
+    again = WorkHistory.from_json(written)
     assert json.loads(json.dumps(again.to_json(2e9))) == written
-    again.add(Work(2e9, tokens=5))
+    again.add(WorkDone(2e9, tokens=5))
     assert sum(p.tokens for p in again.status(2e9).all.points) == sum(w.tokens for w in given_works) + 5
 
 
@@ -120,12 +120,12 @@ EMPTY = {"format": 1, "total": None, "day": [], "week": [], "all": [], "all_widt
     ],
 )
 def test_what_is_no_record_is_refused(damaged: object) -> None:
-    with pytest.raises(MalformedRecordError):
-        ContributionRecord.from_json(damaged)  # type: ignore[arg-type]
+    with pytest.raises(MalformedWorkHistoryError):
+        WorkHistory.from_json(damaged)  # type: ignore[arg-type]
 
 
 def test_a_loss_that_nobody_told_does_not_count() -> None:
-    told = Work(NOON, tokens=10, loss=3.0)
-    record = record_of(told, replace(told, loss=None), Work(NOON, bytes_sent=4))
+    told = WorkDone(NOON, tokens=10, loss=3.0)
+    record = record_of(told, replace(told, loss=None), WorkDone(NOON, bytes_sent=4))
     (point,) = record.status(NOON).day.points
     assert (point.tokens, point.bytes_sent, point.loss) == (20, 4, 3.0)

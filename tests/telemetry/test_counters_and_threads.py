@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from neuroshard.telemetry.counters import Counters, CounterValue
-from neuroshard.telemetry.thread_shares import ThreadSample, sample_threads, thread_shares
+from neuroshard.telemetry.counters import Counters, CounterValue, ThreadSample, sample_threads, thread_shares
 
 
 def test_counters_start_at_zero_and_add_up_over_threads() -> None:

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.errors import StorageError
-from neuroshard.telemetry.logs import ConfiguredLogging, configure_logging
+from neuroshard.telemetry.logs import ConfiguredLogging, LogRing, configure_logging
 from neuroshard.telemetry.redaction import Redactor
-from neuroshard.telemetry.ring import LogRing
 
 PHRASE = "abandon ability able about above absent absorb abstract absurd abuse access accident"
 API_SECRET = "f3b1c5d7e9a0b2c4"
-log = logging.getLogger("neuroshard.training.loop")
+log = logging.getLogger("neuroshard.training.trainer")
 
 
 class Output:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
 
-from neuroshard.identity.phrase import phrase_word_list
-from neuroshard.telemetry.privacy import Scrubber
-from neuroshard.telemetry.redaction import Redactor
+from neuroshard.identity.wallet import phrase_word_list
+from neuroshard.telemetry.redaction import Redactor, Scrubber
 
 WORDS = phrase_word_list()
 PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"

@@ -18,7 +18,7 @@ from neuroshard.data.tokenizer import (
     learn_merges,
     token_bytes,
 )
-from neuroshard.data.tokenizer.reference import encode_word, every_token_encodes_to_itself, merge_ids
+from neuroshard.data.tokenizer.encoder import encode_word, every_token_encodes_to_itself, merge_ids
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "tokenizer.json").read_text())
 SHARED_TEXT = Path(__file__).parents[3] / "shared" / "data"

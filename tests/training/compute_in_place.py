@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import anyio.lowlevel
 
-from neuroshard.training.compute import ComputeThread, Priority
+from neuroshard.pipeline.compute_thread import ComputeThread, Priority
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from neuroshard.training.compute import ComputeThread
+from neuroshard.pipeline.compute_thread import ComputeThread
 
 
 @pytest.fixture

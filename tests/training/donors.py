@@ -14,26 +14,25 @@ from small_stage import PARAMETERS, make_stage
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
 from neuroshard.optim.outer import OuterState
-from neuroshard.training.assembly import Stage
-from neuroshard.training.checkpoint.keeper import StateCapture
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.outer_sync import OuterProgress, OuterSync, state_root
-from neuroshard.training.precision import Precision
-from neuroshard.training.progress import Progress
-from neuroshard.training.record import StageIdentity, TrainingRecord, to_meta
-from neuroshard.training.stage_state import stage_tensors
-from neuroshard.training.transfer.donor import Donor, DonorLimits
-from neuroshard.training.transfer.download import Asking, ReceivingOptions, StageFile
-from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.layout import snapshot_layout
-from neuroshard.training.transfer.live_snapshots import LiveSnapshots
-from neuroshard.training.transfer.manifest import CHUNK, COPIED, MANIFEST, RECEIVED, REQUEST_LIMITS
-from neuroshard.training.transfer.receiver import Receiver
-from neuroshard.training.transfer.standing import LIMITS, STANDING
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import Precision
+from neuroshard.state.checkpoint_saver import StateCapture
+from neuroshard.state.download import ReceivingOptions, ReplicaClient, StageFile
+from neuroshard.state.outer_state import OuterProgress, state_root
+from neuroshard.state.receiver import StateReceiver
+from neuroshard.state.replica_status import LIMITS, STANDING
+from neuroshard.state.snapshot_server import DonorLimits, SnapshotServer
+from neuroshard.state.stage_tensors import stage_tensors
+from neuroshard.state.transfer_messages import CHUNK, COPIED, MANIFEST, RECEIVED, REQUEST_LIMITS, StageName
+from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.record import Progress, StageIdentity, TrainingRecord, to_meta
+from neuroshard.training.stage_checkpoint import Stage
+from neuroshard.training.state_transfer import StateDonor
 from neuroshard.types import Architecture, LayerRange, NodeId, RunId, WalletId
-from neuroshard.wire import Frame
 
 Value = TypeVar("Value")
 
@@ -73,8 +72,8 @@ class DonorNode:
     stage: Stage
     record: TrainingRecord
     outer: OuterSync
-    snapshots: LiveSnapshots
-    donor: Donor
+    snapshots: StateDonor
+    donor: SnapshotServer
     compute: ComputeThread
     chunks_given: list[int] = field(default_factory=list[int])
     dies_after: int | None = None  # so many chunks
@@ -154,10 +153,10 @@ def donor_node(
     def now() -> float:
         return NOW + anyio.current_time()
 
-    snapshots = LiveSnapshots(stage.keeper, sync, lambda: record.progress.steps, now)
+    snapshots = StateDonor(stage.keeper, sync, lambda: record.progress.steps, now)
     limits = DonorLimits(receivers=2, wait_seconds=5.0)
     strangers, reports = set[NodeId](), list[tuple[NodeId, ScoreReason]]()
-    donor = Donor(
+    donor = SnapshotServer(
         lambda node: node not in strangers,
         limits,
         now=now,
@@ -179,7 +178,7 @@ class World:
 
     network: InMemoryNetwork
     transport: Transport
-    receiver: Receiver
+    receiver: StateReceiver
     reports: list[tuple[NodeId, ScoreReason]]
 
 
@@ -192,9 +191,11 @@ def play(scenario: Callable[[World], Awaitable[Value]], *donors: DonorNode) -> V
             for node in donors:
                 node.join(network)
             transport = network.join(HERE)
-            asking = Asking(transport, lambda peer, reason: reports.append((peer, reason)), at_once)
+            asking = ReplicaClient(transport, lambda peer, reason: reports.append((peer, reason)), at_once)
             with anyio.fail_after(10_000):
-                return await scenario(World(network, transport, Receiver(asking, FILE, ReceivingOptions()), reports))
+                return await scenario(
+                    World(network, transport, StateReceiver(asking, FILE, ReceivingOptions()), reports)
+                )
 
     try:
         return trio.run(main, clock=MockClock(autojump_threshold=0))

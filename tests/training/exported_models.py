@@ -12,13 +12,13 @@ import httpx
 import torch
 from torch import Tensor
 
-from neuroshard.model.stage_plan import StagePlan
+from neuroshard.model.architecture import StagePlan
 from neuroshard.model.transformer import StageModel
-from neuroshard.training.checkpoint.catalogue import SavedStage, choose, saved_stages
-from neuroshard.training.checkpoint.metadata import CheckpointMeta
-from neuroshard.training.checkpoint.staging import StagingBuffers
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.checkpoint.tensor_file import TensorLayout
+from neuroshard.state.checkpoint_catalogue import SavedStage, choose, saved_stages
+from neuroshard.state.checkpoint_manifest import CheckpointMeta
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.staging_buffers import StagingBuffers
+from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.types import Architecture, NodeId, RunId, WalletId
 
 CONTEXT = 256  # the least that llama.cpp takes

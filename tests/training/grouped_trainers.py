@@ -15,28 +15,27 @@ from several_stages import CUTS
 from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
-from neuroshard.model.tensor_schema import TensorSchema, flatten
+from neuroshard.consensus.effects import AnyBody
+from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
+from neuroshard.consensus.matchmaking import Replica
+from neuroshard.consensus.message_frames import signed_by
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_messages import Signed
+from neuroshard.consensus.stage_rounds import StageRounds
+from neuroshard.consensus.vote_log import FileVoteLog
+from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Transport
-from neuroshard.swarm.certified.messages import Signed
-from neuroshard.swarm.certified.packets import signed_by
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.certified.setting import AnyBody
-from neuroshard.training.assembly import Stage
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient
+from neuroshard.state.download import ReplicaClient
+from neuroshard.state.snapshot_server import SnapshotServer
+from neuroshard.state.transfer_messages import StageName
 from neuroshard.training.held_out_vote import HeldOutVote
-from neuroshard.training.loop import Trainer
-from neuroshard.training.parts import Driving, StageParts, TrainerParts
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.rounds.door import RoundDoor
-from neuroshard.training.rounds.gathering import Replica
-from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
-from neuroshard.training.rounds.vote_book import FolderBook
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.transfer.donor import Donor
-from neuroshard.training.transfer.download import Asking
-from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.live_snapshots import LiveSnapshots
+from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
+from neuroshard.training.stage_checkpoint import Stage
+from neuroshard.training.state_transfer import StateDonor
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
 
 TOGETHER = replace(PARAMETERS, outer=OuterOptimization(inner_steps=6))
@@ -67,8 +66,8 @@ class Place:
     name: NodeId
     folder: Path
     transport: Transport
-    donor: Donor
-    door: RoundDoor
+    donor: SnapshotServer
+    door: RoundRequestHandlers
     parameters: RunParameters
 
 
@@ -83,7 +82,7 @@ def node_of(
 ) -> Node:
     identity = replace(IDENTITY, node_id=name)
     cuts = CUTS if parameters.stage_count > 1 else (CUTS[0], CUTS[-1])
-    transport, donor, door = network.join(name), Donor(lambda node: node in NAMES), RoundDoor()
+    transport, donor, door = network.join(name), SnapshotServer(lambda node: node in NAMES), RoundRequestHandlers()
     place = Place(name, folder / name, transport, donor, door, parameters)
     stages, held = list[Stage](), list[StageParts]()
     for number, layers in enumerate(LayerRange(*cut) for cut in pairwise(cuts)):
@@ -98,8 +97,8 @@ def node_of(
     for noted, part in zip((node, *node.others), held, strict=True):
         note_rounds(noted, part)
     feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0))
-    routing = FixedRouting([LocalHop(part.service) for part in held])
-    parts = TrainerParts(parameters, tuple(held), Driving(name, feed, routing))
+    routing = FixedRouting([LocalStageClient(part.service) for part in held])
+    parts = TrainerParts(parameters, tuple(held), DriverParts(name, feed, routing))
     node.trainer = Trainer(parts, [stage.record for stage in stages])
     return node
 
@@ -108,7 +107,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
     """A stage whose other replica is at the other node."""
     parameters, known, outer = place.parameters, IDENTITIES[place.name], held.outer
     rounds = StageRounds(stage_name.run_id, held.index, TensorSchema.of(stage.executor.model), parameters.outer)
-    snapshots = LiveSnapshots(stage.keeper, outer, lambda: stage.record.progress.steps)
+    snapshots = StateDonor(stage.keeper, outer, lambda: stage.record.progress.steps)
 
     def peers() -> Sequence[NodeId]:
         return [node for node in NAMES if node != place.name]
@@ -117,7 +116,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         return signed_by(known, body, NOW)
 
     replica = Replica(
-        Member(place.name, known.wallet_id),
+        GroupMember(place.name, known.wallet_id),
         stage_name,
         rounds,
         parameters.sequences_per_step,
@@ -128,11 +127,11 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
     vote = HeldOutVote(compute, stage.executor, outer, parameters.batch_size)
     group = GroupRounds(
         replica,
-        Asking(place.transport),
+        ReplicaClient(place.transport),
         outer.exchange,
         sign,
-        Judging(outer.root_after, vote.objection),
-        book=FolderBook(place.folder / f"rounds-{held.index}"),
+        AcceptanceCheck(outer.root_after, vote.objection),
+        book=FileVoteLog(place.folder / f"rounds-{held.index}"),
         times=QUICK,
     )
     outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing

@@ -8,10 +8,8 @@ from dataclasses import replace
 import anyio
 from replica_world import IDENTITIES, RUN
 
-from neuroshard.swarm.claim_kinds import REPORT_RULES, signed_report
-from neuroshard.swarm.claim_reading import ClaimCache, Statement
-from neuroshard.swarm.claims_intake import ClaimIntake
-from neuroshard.swarm.training_report import TrainingReport
+from neuroshard.membership.claim_intake import REPORT_RULES, ClaimCache, ClaimIntake, Statement, signed_report
+from neuroshard.membership.reports import TrainingReport
 from neuroshard.types import NodeId
 from tests.swarm.claim_samples import REPORT
 

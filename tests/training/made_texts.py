@@ -11,17 +11,14 @@ from small_stage import ARCHITECTURE, PARAMETERS
 from torch import Tensor
 
 from neuroshard.data.tokenizer import Tokenizer, learn_merges
-from neuroshard.model.initial_weights import initialise
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.inner import make_inner_optimizer
-from neuroshard.status.commands import Generate, GeneratedText
-from neuroshard.training.completion import allowed_ids
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.generation import TextGenerator
-from neuroshard.training.service_limits import ServiceLimits
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.text_reading import SLICE_SECONDS, LocalReading
+from neuroshard.model.weights import initialise
+from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.stage_server import ServiceLimits, StageServer
+from neuroshard.status.board import Generate, GeneratedText
+from neuroshard.training.text_generation import SLICE_SECONDS, LocalInferenceSession, TextGenerator, allowed_ids
 from neuroshard.types import LayerRange, NodeId
 
 TOKENIZER = Tokenizer(learn_merges(["the theory of the other thing is the thing of the theory"], 20))
@@ -50,9 +47,9 @@ def model_of(start: int = 0, stop: int = SHAPE.layer_count, seed: int = 3) -> St
     return model
 
 
-def service_of(compute: ComputeThread, model: StageModel, limits: ServiceLimits | None = None) -> StageService:
+def service_of(compute: ComputeThread, model: StageModel, limits: ServiceLimits | None = None) -> StageServer:
     executor = StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"))
-    service = StageService(compute, executor, sequences_per_step=4, batch_size=2, limits=limits)
+    service = StageServer(compute, executor, sequences_per_step=4, batch_size=2, limits=limits)
     service.intake.open()
     return service
 
@@ -63,7 +60,7 @@ def generator_of(
     """Of a node that holds all stages."""
     texts = [service_of(compute, model).texts for model in models]
     return TextGenerator(
-        SHAPE, TOKENIZER, lambda: LocalReading(compute, texts, NodeId("node"), slice_seconds=slice_seconds)
+        SHAPE, TOKENIZER, lambda: LocalInferenceSession(compute, texts, NodeId("node"), slice_seconds=slice_seconds)
     )
 
 

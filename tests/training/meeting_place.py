@@ -5,10 +5,9 @@ from __future__ import annotations
 import anyio
 from torch import Tensor
 
-from neuroshard.swarm.certified.effects import Judge, MakeStatistics, Reduce
-from neuroshard.training.exchange import StageRounds
-from neuroshard.training.outer_sync import Agreed
-from neuroshard.training.rounds.work import RoundWork
+from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
+from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.stage_rounds import Agreed, StageRounds
 
 
 class MeetingPlace:

@@ -8,10 +8,10 @@ import torch
 
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.model.tensor_schema import TensorSchema
+from neuroshard.consensus.sync_strategies import strategy_at
+from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.outer import fresh_outer_state
-from neuroshard.training.outer_sync import state_root
-from neuroshard.training.strategy import strategy_at
+from neuroshard.state.outer_state import state_root
 
 LENGTH = 1_100_000  # longer than what one piece of an outer step takes
 

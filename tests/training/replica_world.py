@@ -13,31 +13,30 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.effects import AnyBody
+from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
+from neuroshard.consensus.matchmaking import Replica
+from neuroshard.consensus.message_frames import signed_by
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_messages import MAX_MEMBERS, Signed
+from neuroshard.consensus.round_requests import RoundTimes
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds, UnderWay
+from neuroshard.consensus.sync_strategies import steps_between_rounds, strategy_at
+from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.model.tensor_schema import TensorSchema
+from neuroshard.messages import EncodedFrame
+from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork
+from neuroshard.network.blocking import first_of
 from neuroshard.optim.outer import OuterState
+from neuroshard.state.download import ReplicaClient
+from neuroshard.state.outer_state import state_root
+from neuroshard.state.replica_status import ReplicaStatus
+from neuroshard.state.snapshot_server import SnapshotServer
+from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.rounds import StageRoundsStatus
-from neuroshard.swarm.certified.bodies import MAX_MEMBERS
-from neuroshard.swarm.certified.messages import Signed
-from neuroshard.swarm.certified.packets import signed_by
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.certified.setting import AnyBody
-from neuroshard.training.control import first_of
-from neuroshard.training.exchange import StageRounds
-from neuroshard.training.outer_sync import Abandoned, Agreed, UnderWay, included_work, keeps_weights, state_root
-from neuroshard.training.rounds.calls import RoundTimes
-from neuroshard.training.rounds.door import RoundDoor
-from neuroshard.training.rounds.gathering import Replica
-from neuroshard.training.rounds.group_rounds import GroupRounds, Judging
-from neuroshard.training.rounds.vote_book import ForgetfulBook
-from neuroshard.training.strategy import steps_between_rounds, strategy_at
-from neuroshard.training.transfer.donor import Donor
-from neuroshard.training.transfer.download import Asking
-from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.standing import Standing
+from neuroshard.training.outer_sync import included_work, keeps_weights
 from neuroshard.types import LayerRange, NodeId, RunId
-from neuroshard.wire import EncodedFrame
 
 RUN = RunId("1" * 64)
 STAGE = StageName(RUN, LayerRange(0, 2))
@@ -83,7 +82,7 @@ class SimulatedReplica:
     newcomers: frozenset[NodeId] = frozenset()  # who takes its state over just now
     is_reluctant: bool = False  # it agrees to rounds and then does not come
     dies_at_message: int | None = None  # of its rounds
-    book: ForgetfulBook = field(default_factory=ForgetfulBook)  # what lies on its disk
+    book: InMemoryVoteLog = field(default_factory=InMemoryVoteLog)  # what lies on its disk
     times: RoundTimes | None = None
     objection: str = ""  # why it votes for nothing
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
@@ -101,7 +100,7 @@ class SimulatedReplica:
         transport = self.network.join(self.name)
         identity = IDENTITIES[self.name]
         replica = Replica(
-            Member(self.name, identity.wallet_id),
+            GroupMember(self.name, identity.wallet_id),
             STAGE,
             StageRounds(RUN, 0, SCHEMA, self.outer, self.versions),
             SEQUENCES_PER_STEP,
@@ -119,17 +118,17 @@ class SimulatedReplica:
 
         self.group = GroupRounds(
             replica,
-            Asking(transport, offload=at_once),
+            ReplicaClient(transport, offload=at_once),
             self._alone,
             sign,
-            Judging(self._root_after, self._object),
+            AcceptanceCheck(self._root_after, self._object),
             book=self.book,
             told=self.told,
             times=self.times,
             offload=at_once,
         )
         self.group.abandoned = self._note_abandoned
-        donor, door = Donor(lambda node: node in self.network.nodes(), offload=at_once), RoundDoor()
+        donor, door = SnapshotServer(lambda node: node in self.network.nodes(), offload=at_once), RoundRequestHandlers()
         donor.offer(STAGE, self)  # type: ignore[arg-type]
         self._send = self.group.actor.mail.send
         self.group.actor.mail.send = self._send_or_die  # type: ignore[method-assign]
@@ -146,7 +145,7 @@ class SimulatedReplica:
         """Seconds since 1970 by its own clock."""
         return NOW + anyio.current_time() + self.clock_ahead
 
-    def standing(self) -> Standing:
+    def standing(self) -> ReplicaStatus:
         return self.group.gathering.standing()
 
     async def live(self) -> None:
@@ -167,9 +166,11 @@ class SimulatedReplica:
         self.steps, self.sequences, self.wallet_rounds = other.steps, other.sequences, other.wallet_rounds
         self.group.gathering.must_follow = anyio.Event()
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> ReplicaStatus:
         root, rounds = state_root(self.state), self.wallet_rounds
-        return Standing(True, self.steps, self.state.outer_step, root, sequences=self.sequences, wallet_rounds=rounds)
+        return ReplicaStatus(
+            True, self.steps, self.state.outer_step, root, sequences=self.sequences, wallet_rounds=rounds
+        )
 
     async def _step(self) -> None:
         self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from neuroshard.aggregation import MiddleMean, Refusal, Verdict
-from neuroshard.swarm.certified.bodies import Phase, Value, Vote
-from neuroshard.swarm.certified.effects import Judged
-from neuroshard.swarm.certified.messages import Quorum, Signed
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.training.rounds.round_record import RoundTerms
+from neuroshard.aggregation import GateVerdict, MiddleMean, RejectionReason
+from neuroshard.consensus.effects import Judged
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_messages import Phase, Quorum, Signed, Value, Vote
+from neuroshard.consensus.round_status import RoundTerms
 from neuroshard.types import NodeId, WalletId
 
-A, B, C, D = (Member(NodeId(name), WalletId(name * 16)) for name in "abcd")
+A, B, C, D = (GroupMember(NodeId(name), WalletId(name * 16)) for name in "abcd")
 TERMS = RoundTerms(
     outer_step=7,
     called=(A, B, C, D),
@@ -20,12 +19,12 @@ TERMS = RoundTerms(
     codec="int8",
     aggregator="trimmed_mean(0.2)",
 )
-VERDICT = Verdict((0, 1), {2: Refusal.NORM}, (1.0, 1.0), robust=True)
+VERDICT = GateVerdict((0, 1), {2: RejectionReason.NORM}, (1.0, 1.0), robust=True)
 JUDGED = Judged(VERDICT, MiddleMean((0, 1), (1.0, 1.0), 0))
 TOO_MANY = Judged(VERDICT, None, "1 of 3 contributions were refused, at most 0 may be")
 
 
-def certificate(*refused: tuple[Member, str]) -> Quorum:
+def certificate(*refused: tuple[GroupMember, str]) -> Quorum:
     """Three of the four called members were in the round; all of them voted."""
     members, refusals = (A, B, C), tuple((member.node_id, why) for member, why in refused)
     bad = {node for node, _ in refusals}

@@ -11,12 +11,12 @@ from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
 from torch import Tensor
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.training.assembly import Stage
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.loop import Trainer
-from neuroshard.training.parts import Driving, StageParts, TrainerParts
-from neuroshard.training.pipeline import Hop, LocalHop
-from neuroshard.training.routing import FixedRouting
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, StageClient
+from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
+from neuroshard.training.stage_checkpoint import Stage
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import LayerRange
 
 CUTS = (0, 1, 2, 3)
@@ -49,15 +49,15 @@ def make_split_trainer(
     feed: MemoryFeed | None = None,
     in_flight: int = 1,
     parameters: RunParameters = SPLIT,
-    wrap: Callable[[int, LocalHop], Hop] = lambda _, hop: hop,
+    wrap: Callable[[int, LocalStageClient], StageClient] = lambda _, hop: hop,
     monotonic: Callable[[], float] | None = None,
 ) -> Trainer:
     """Drives microbatches through its own three stages, given ones or those that a folder holds."""
     stages = make_stages(compute, stages, parameters) if isinstance(stages, Path) else stages
     held = parts_of(compute, stages, parameters)
     feed = feed or MemoryFeed(stages[0].record.progress.position)
-    routing = FixedRouting([wrap(part.index, LocalHop(part.service)) for part in held])
-    parts = TrainerParts(parameters, held, Driving(IDENTITY.node_id, feed, routing, in_flight))
+    routing = FixedRouting([wrap(part.index, LocalStageClient(part.service)) for part in held])
+    parts = TrainerParts(parameters, held, DriverParts(IDENTITY.node_id, feed, routing, in_flight))
     records = [stage.record for stage in stages]
     return Trainer(parts, records) if monotonic is None else Trainer(parts, records, monotonic=monotonic)
 

@@ -13,25 +13,25 @@ import trio
 from torch import Tensor
 
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.consensus.stage_rounds import lone_exchange
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.driver import Feed
+from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.state.checkpoint_saver import CheckpointPolicy
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.stage_tensors import stage_tensors
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.assembly import Stage, build_stage
-from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import lone_exchange
-from neuroshard.training.loop import Trainer
-from neuroshard.training.parts import Driving, Feed, StageParts, TrainerParts
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.precision import Precision
+from neuroshard.training.gradient_sync import make_outer_sync
+from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
 from neuroshard.training.record import StageIdentity
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.saving import Saver
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.stage_state import stage_tensors
-from neuroshard.training.sync_choice import sync_of
+from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
 
 ARCHITECTURE = Architecture(
@@ -141,7 +141,7 @@ def make_parts(
     number: int = 0,
 ) -> StageParts:
     """The parts of a stage, in a sync group of one."""
-    outer = sync_of(compute, stage, lone_exchange, lambda _step: parameters, number)
+    outer = make_outer_sync(compute, stage, lone_exchange, lambda _step: parameters, number)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,
@@ -150,7 +150,7 @@ def make_parts(
         outer=outer,
         staging=stage.staging,
     )
-    service = StageService(
+    service = StageServer(
         compute,
         stage.executor,
         sequences_per_step=parameters.sequences_per_step,
@@ -169,7 +169,7 @@ def make_trainer(
     """A trainer that is a group of one and holds the whole model."""
     held = make_parts(compute, stage, parameters)
     feed = feed or MemoryFeed(stage.record.progress.position)
-    driving = Driving(IDENTITY.node_id, feed, FixedRouting([LocalHop(held.service)]))
+    driving = DriverParts(IDENTITY.node_id, feed, FixedRouting([LocalStageClient(held.service)]))
     parts = TrainerParts(parameters, (held,), driving)
     return Trainer(parts, [stage.record]) if monotonic is None else Trainer(parts, [stage.record], monotonic=monotonic)
 

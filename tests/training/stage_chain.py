@@ -13,14 +13,13 @@ from small_stage import ARCHITECTURE, PARAMETERS, windows
 from torch import Tensor
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from neuroshard.model.initial_weights import initialise
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.inner import make_inner_optimizer
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.microbatch import MicrobatchKey, StageBusyError
-from neuroshard.training.service_limits import ServiceLimits
-from neuroshard.training.stage_service import StageService
+from neuroshard.model.weights import initialise
+from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.microbatch import MicrobatchKey, StageBusyError
+from neuroshard.pipeline.stage_server import ServiceLimits, StageServer
 from neuroshard.types import LayerRange, NodeId
 
 SEED = 11
@@ -51,8 +50,8 @@ def service_of(
     limits: ServiceLimits | None = None,
     kept_graphs: int | None = None,
     is_open: bool = True,
-) -> StageService:
-    service = StageService(
+) -> StageServer:
+    service = StageServer(
         compute,
         executor_of(start, stop),
         sequences_per_step=sequences_per_step,
@@ -65,11 +64,11 @@ def service_of(
     return service
 
 
-def chain_of(compute: ComputeThread, cuts: Sequence[int], *, kept_graphs: int | None = None) -> list[StageService]:
+def chain_of(compute: ComputeThread, cuts: Sequence[int], *, kept_graphs: int | None = None) -> list[StageServer]:
     return [service_of(compute, a, b, kept_graphs=kept_graphs) for a, b in pairwise(cuts)]
 
 
-def gradients(services: Sequence[StageService]) -> dict[str, Tensor]:
+def gradients(services: Sequence[StageServer]) -> dict[str, Tensor]:
     named = [pair for service in services for pair in service.executor.model.named_parameters()]
     return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
@@ -83,7 +82,7 @@ def whole_model() -> tuple[StageModel, Tensor]:
     return whole, loss.detach()
 
 
-def assert_gradients_of_the_whole(services: Sequence[StageService]) -> None:
+def assert_gradients_of_the_whole(services: Sequence[StageServer]) -> None:
     whole, _ = whole_model()
     found = gradients(services)
     assert found.keys() == {name for name, _ in whole.named_parameters()}
@@ -107,7 +106,7 @@ def play(scenario: Callable[[MockClock], Awaitable[None]]) -> None:
     trio.run(main, clock=clock)
 
 
-async def refused_in_the_end(clock: MockClock, service: StageService, name: MicrobatchKey) -> str:
+async def refused_in_the_end(clock: MockClock, service: StageServer, name: MicrobatchKey) -> str:
     """Why a microbatch that waits for a place is refused when its time is over."""
     reasons = list[str]()
 

@@ -9,13 +9,13 @@ import trio
 from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer, paused_after, state_becomes
 from torch import Tensor
 
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import Precision
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.stage_tensors import OUTER_TENSORS, stage_tensors
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training import stage_loop
-from neuroshard.training.assembly import Stage, build_stage
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.precision import Precision
-from neuroshard.training.stage_state import OUTER_TENSORS, stage_tensors
+from neuroshard.training.stage_checkpoint import Stage, build_stage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -65,7 +65,7 @@ def test_it_learns_pauses_and_resumes_on_the_gpu(
 def test_an_accelerator_that_is_full_is_tried_again(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_loop, "SECONDS_TO_ROOM", 0.2)
+    monkeypatch.setattr(stage_loop, "SECONDS_BEFORE_MEMORY_RETRY", 0.2)
     stage = stage_on_gpu(compute, tmp_path, Precision.FP32)
     trainer = make_trainer(compute, stage)
 

@@ -17,12 +17,12 @@ from small_stage import IDENTITY, MemoryFeed, make_parts, make_stage
 from neuroshard.config.run_parameters import CodecName, OuterOptimization, RunParameters
 from neuroshard.data.windows import Batch
 from neuroshard.network import InMemoryNetwork
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.loop import Trainer
-from neuroshard.training.outer_sync import state_root
-from neuroshard.training.parts import Driving, TrainerParts
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.routing import FixedRouting
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient
+from neuroshard.state.outer_state import state_root
+from neuroshard.training.parts import DriverParts, TrainerParts
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, ShardId
 
 STAGES, SEQUENCES = 3, 8  # of each stage's accumulating
@@ -66,15 +66,15 @@ def cross(nodes: Sequence[Node]) -> None:
         hop[1].service = service
 
 
-def local_hop(node: Node, stage: int) -> LocalHop:
+def local_hop(node: Node, stage: int) -> LocalStageClient:
     routing = driving_of(node).routing
     assert isinstance(routing, FixedRouting)
     hop = routing._route[stage]
-    assert isinstance(hop, LocalHop)
+    assert isinstance(hop, LocalStageClient)
     return hop
 
 
-def driving_of(node: Node) -> Driving:
+def driving_of(node: Node) -> DriverParts:
     assert node.trainer.parts.driving is not None
     return node.trainer.parts.driving
 
@@ -118,10 +118,10 @@ def test_the_replicas_of_every_stage_hold_one_root_and_learn(tmp_path: Path, cod
 class Gated(MemoryFeed):
     """Gives so many sequences for a step of the group; the last ones only when all others of the step are in."""
 
-    def __init__(self, shard: int, each_step: int, step: Callable[[], int], may_go_on: Callable[[int], bool]) -> None:
+    def __init__(self, shard: int, each_step: int, step: Callable[[], int], may_proceed: Callable[[int], bool]) -> None:
         super().__init__(DataPosition(shard, ShardId(shard), 0))
         self._each_step, self._given = each_step, 0
-        self._step, self._may_go_on = step, may_go_on
+        self._step, self._may_go_on = step, may_proceed
 
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
         """See Feed."""
@@ -186,8 +186,8 @@ def test_it_is_what_one_process_computes_of_the_same_data(
     alone = replace(WHOLE, sequences_per_step=total, outer=OuterOptimization(inner_steps=1000))
     stage = make_stage(compute, tmp_path / "alone", alone)
     held = make_parts(compute, stage, alone)
-    routing = FixedRouting([LocalHop(held.service)])
-    whole = Trainer(TrainerParts(alone, (held,), Driving(IDENTITY.node_id, InTurn(shares), routing)))
+    routing = FixedRouting([LocalStageClient(held.service)])
+    whole = Trainer(TrainerParts(alone, (held,), DriverParts(IDENTITY.node_id, InTurn(shares), routing)))
     trio.run(whole.run, steps)
     expected = weights(whole)
     for node in (a, b):

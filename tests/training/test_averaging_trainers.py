@@ -15,14 +15,15 @@ from small_stage import IDENTITY, PARAMETERS, make_stage, make_trainer, train
 from test_group_training import NAMES, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
+from neuroshard.consensus.stage_rounds import Agreed, Outcome
+from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.data.windows import Batch
-from neuroshard.model.tensor_schema import flatten
+from neuroshard.model.weights import flatten
 from neuroshard.network import InMemoryNetwork
-from neuroshard.training.compute import ComputeThread
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.state.outer_state import outer_root, state_root
+from neuroshard.state.stage_tensors import VELOCITY
 from neuroshard.training.gradient_sync import GradientSync
-from neuroshard.training.outer_sync import Agreed, Outcome, state_root
-from neuroshard.training.stage_state import VELOCITY
-from neuroshard.training.transfer.layout import outer_root, snapshot_layout
 
 STEP = PARAMETERS.sequences_per_step
 AVERAGED = OuterOptimization(

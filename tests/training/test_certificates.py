@@ -9,29 +9,28 @@ import pytest
 from donors import at_once
 from replica_world import IDENTITIES, NAMES, NOW, STAGE, play
 
-from neuroshard.network import InMemoryNetwork, RequestRefusedError, ScoreReason
-from neuroshard.swarm.certified.bodies import Phase, Value, Vote
-from neuroshard.swarm.certified.messages import Quorum
-from neuroshard.swarm.certified.packets import signed_by
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.training.rounds.certificates import (
+from neuroshard.consensus.message_frames import signed_by
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote
+from neuroshard.consensus.round_requests import (
     CERTIFICATE,
     REQUEST_LIMITS,
     certificate_answer,
     certificate_of,
     read_certificate_request,
 )
-from neuroshard.training.transfer.download import Asking
-from neuroshard.training.transfer.fields import request_about
+from neuroshard.messages import Frame
+from neuroshard.network import InMemoryNetwork, RequestRefusedError, ScoreReason
+from neuroshard.state.download import ReplicaClient
+from neuroshard.state.transfer_messages import request_about
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 
 ROOT, ELSEWHERE = "ab" * 32, "cd" * 32
 ASKER, *OTHERS = NAMES[:5]
 
 
 def certificate(next_root: str = ROOT, sequences: int = 100, phase: Phase = Phase.COMMIT) -> Quorum:
-    members = tuple(sorted(Member(name, IDENTITIES[name].wallet_id) for name in OTHERS))
+    members = tuple(sorted(GroupMember(name, IDENTITIES[name].wallet_id) for name in OTHERS))
     value = Value("1" * 64, "2" * 64, "3" * 64, ("4" * 64,), members, (), (), next_root, sequences)
     vote = Vote(value.step_id, 0, phase, value.digest)
     return Quorum(value, 0, phase, tuple(signed_by(IDENTITIES[one.node_id], vote, NOW) for one in members))
@@ -52,7 +51,7 @@ def asked(answers: dict[NodeId, Quorum | Frame | None]) -> tuple[Quorum | None, 
                 return told if isinstance(told, Frame) else certificate_answer(told)
 
             network.join(name).serve(CERTIFICATE, answer, REQUEST_LIMITS)
-        asking = Asking(network.join(ASKER), lambda peer, reason: reported.append((peer, reason)), at_once)
+        asking = ReplicaClient(network.join(ASKER), lambda peer, reason: reported.append((peer, reason)), at_once)
         believed.append(await certificate_of(asking, STAGE, ROOT, OTHERS))
 
     play(scenario)

@@ -15,14 +15,19 @@ import trio
 from small_stage import SHARD_WINDOWS, MemoryFeed
 from trio.testing import MockClock
 
+from neuroshard.data.held_out_losses import Evaluation
 from neuroshard.errors import StorageError
+from neuroshard.pipeline.tensor_checks import NonFinitePolicy
 from neuroshard.status.snapshot import LossPoint
-from neuroshard.training.drive_store import POSITION_FILE, RECORD_FILE, SESSIONS_OF_A_START, DriveStore
-from neuroshard.training.evaluation import Evaluation
-from neuroshard.training.journaled_feed import RETRY_SECONDS, JournaledFeed
-from neuroshard.training.non_finite import NonFinitePolicy
-from neuroshard.training.progress import NotedLoss, Progress
-from neuroshard.training.record import TrainingRecord
+from neuroshard.training.drive_store import (
+    POSITION_FILE,
+    RECORD_FILE,
+    RETRY_SECONDS,
+    SESSIONS_OF_A_START,
+    DriveStore,
+    WriteAheadFeed,
+)
+from neuroshard.training.record import NotedLoss, Progress, TrainingRecord
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId, WalletId
 
 WALLET, ME, OTHER, RUN = WalletId("0" * 16), NodeId("me"), NodeId("other"), RunId("1" * 64)
@@ -97,7 +102,7 @@ def test_a_position_is_safe_before_its_data_are_given_out(tmp_path: Path) -> Non
     store, feed = store_in(tmp_path), MemoryFeed()
 
     async def main() -> None:
-        journaled = JournaledFeed(feed, store.note_position)
+        journaled = WriteAheadFeed(feed, store.note_position)
         for _ in range(SHARD_WINDOWS // 2 + 1):
             batch = await journaled.next_batch(2)
             noted = store.load().progress.position
@@ -112,7 +117,7 @@ def test_eight_batches_are_noted_at_once_and_come_as_the_feed_has_them() -> None
     noted = list[DataPosition]()
 
     async def main() -> None:
-        journaled, plain = JournaledFeed(MemoryFeed(), noted.append), MemoryFeed()
+        journaled, plain = WriteAheadFeed(MemoryFeed(), noted.append), MemoryFeed()
         given = [await journaled.next_batch(sequences) for sequences in (2, 2, 1, 3, 2, 2, 2, 2)]
         assert len(noted) == 1
         given += [await journaled.next_batch(2)]
@@ -136,7 +141,7 @@ def test_without_room_on_the_disk_nothing_is_given_out_and_nothing_is_lost() -> 
             raise OSError(28, "No space left on device")
 
     async def main() -> None:
-        journaled = JournaledFeed(feed, note)
+        journaled = WriteAheadFeed(feed, note)
         with anyio.move_on_after(RETRY_SECONDS / 2) as patience:
             await journaled.next_batch(2)
         assert patience.cancelled_caught
@@ -155,7 +160,7 @@ def test_whatever_kills_a_trainer_no_window_is_given_out_twice(tmp_path: Path) -
 
     async def live(until: int) -> None:
         position = store_in(tmp_path).load().progress.position
-        journaled = JournaledFeed(MemoryFeed(position), store_in(tmp_path).note_position)
+        journaled = WriteAheadFeed(MemoryFeed(position), store_in(tmp_path).note_position)
         for _ in range(until):
             batch = await journaled.next_batch(4)
             given.append((batch.position.order, batch.position.window))
@@ -188,7 +193,7 @@ def test_data_that_stay_here_need_no_note() -> None:
 
     async def main() -> None:
         nonlocal alone
-        journaled = JournaledFeed(MemoryFeed(), noted.append, lambda: not alone)
+        journaled = WriteAheadFeed(MemoryFeed(), noted.append, lambda: not alone)
         await journaled.next_batch(2)
         assert noted == []
         alone = False

@@ -25,12 +25,9 @@ from small_stage import (
 from torch import Tensor
 
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.status.snapshot import NodeState
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.driver import MICROBATCHES_OF_SESSION
-from neuroshard.training.journal import Journal
-from neuroshard.training.loop import Trainer
-from neuroshard.training.microbatch import (
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.driver import MICROBATCHES_OF_SESSION, InFlightLedger
+from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     MicrobatchKey,
     RefusedTensorError,
@@ -38,13 +35,20 @@ from neuroshard.training.microbatch import (
     StageGoneError,
     UnwantedTensorError,
 )
-from neuroshard.training.parts import Driving, TrainerParts
-from neuroshard.training.pipeline import Hop, LocalHop, MicrobatchResult
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import StageAddress
-from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import (
+    LocalStageClient,
+    MicrobatchResult,
+    RemoteStageClient,
+    StageClient,
+    StageClientOptions,
+)
+from neuroshard.pipeline.stage_protocol import StageAddress
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.parts import DriverParts, TrainerParts
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
 
 CUTS = (0, 1, 2, 3)
@@ -53,7 +57,10 @@ SPLIT = replace(UNCLIPPED, stage_count=3)
 
 
 def trainers_of(
-    compute: ComputeThread, folder: Path, in_flight: int, wrap: Callable[[int, LocalHop], Hop] = lambda _, hop: hop
+    compute: ComputeThread,
+    folder: Path,
+    in_flight: int,
+    wrap: Callable[[int, LocalStageClient], StageClient] = lambda _, hop: hop,
 ) -> list[Trainer]:
     """Three trainers with a layer each; the first one drives."""
     every = []
@@ -61,9 +68,9 @@ def trainers_of(
         identity = replace(IDENTITY, layers=LayerRange(start, stop), node_id=NodeId(f"node {number}"))
         stage = make_stage(compute, folder / str(number), SPLIT, identity)
         every.append((make_parts(compute, stage, SPLIT, identity, number), stage))
-    route = [wrap(number, LocalHop(part.service)) for number, (part, _) in enumerate(every)]
+    route = [wrap(number, LocalStageClient(part.service)) for number, (part, _) in enumerate(every)]
     feed = MemoryFeed(every[0][1].record.progress.position)
-    driving = Driving(NodeId("node 0"), feed, FixedRouting(route), in_flight)
+    driving = DriverParts(NodeId("node 0"), feed, FixedRouting(route), in_flight)
     return [
         Trainer(TrainerParts(SPLIT, (part,), None if part.index else driving), [stage.record]) for part, stage in every
     ]
@@ -158,15 +165,17 @@ def test_three_nodes_train_over_lossy_lines_what_one_node_trains(compute: Comput
         with InMemoryNetwork(Random(3), default_link=Link(loss=0.05)) as network:
             transport = network.join(NodeId("node 0"))
 
-            def remote(number: int, hop: LocalHop) -> Hop:
+            def remote(number: int, hop: LocalStageClient) -> StageClient:
                 if number == 0:
                     return hop
                 layers = LayerRange(CUTS[number], CUTS[number + 1])
                 stage = StageAddress(IDENTITY.run_id, layers, SPLIT.version)
                 shapes = StageShapes.for_layers(ARCHITECTURE, layers, SPLIT.batch_size)
-                endpoint = StageEndpoint(hop.service, stage, shapes)
+                endpoint = StageRequestHandler(hop.service, stage, shapes)
                 endpoint.serve(network.join(NodeId(f"node {number}")))
-                return RemoteHop(transport, NodeId(f"node {number}"), stage, shapes, HopOptions(timeout_seconds=0.3))
+                return RemoteStageClient(
+                    transport, NodeId(f"node {number}"), stage, shapes, StageClientOptions(timeout_seconds=0.3)
+                )
 
             trainers.extend(trainers_of(compute, tmp_path, 3, remote))
             await run_all(trainers, 4)
@@ -203,10 +212,10 @@ def test_a_stage_with_spoilt_weights_goes_back_to_its_checkpoint_and_pauses(
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(trainers).values())
 
 
-class FailingHop(LocalHop):
+class FailingHop(LocalStageClient):
     """Raises an error instead of doing the forward pass of certain microbatches, once each."""
 
-    def __init__(self, hop: LocalHop, errors: dict[int, Exception]) -> None:
+    def __init__(self, hop: LocalStageClient, errors: dict[int, Exception]) -> None:
         super().__init__(hop.service)
         self._hop = hop
         self._errors = errors
@@ -229,7 +238,7 @@ class FailingHop(LocalHop):
         await self._hop.close(driver, session)
 
 
-def failing(number: int, errors: dict[int, Exception]) -> Callable[[int, LocalHop], Hop]:
+def failing(number: int, errors: dict[int, Exception]) -> Callable[[int, LocalStageClient], StageClient]:
     return lambda index, hop: FailingHop(hop, errors) if index == number else hop
 
 
@@ -256,7 +265,7 @@ def test_data_that_no_stage_can_take_are_an_error_and_not_left_out(compute: Comp
 class LoudHop(FailingHop):
     """Gives gradients that are numbers with squares that are none in fp32."""
 
-    def __init__(self, hop: LocalHop, loud: set[int]) -> None:
+    def __init__(self, hop: LocalStageClient, loud: set[int]) -> None:
         super().__init__(hop, {})
         self._loud = loud
 
@@ -305,7 +314,7 @@ def test_a_session_that_is_closed_or_a_tensor_that_nobody_takes_costs_its_microb
 def test_sessions_are_short_and_rise(compute: ComputeThread, tmp_path: Path) -> None:
     hop = None
 
-    def watch(index: int, local: LocalHop) -> Hop:
+    def watch(index: int, local: LocalStageClient) -> StageClient:
         nonlocal hop
         if index != 0:
             return local
@@ -330,7 +339,7 @@ def at(window: int) -> DataPosition:
 
 
 def test_the_position_waits_for_the_oldest_microbatch_under_way() -> None:
-    journal = Journal()
+    journal = InFlightLedger()
     for number in range(1, 5):
         journal.sent(key(number), at(10 * number))
         journal.measured(key(number), MicrobatchResult(torch.tensor(3.0 * number), 2))

@@ -19,16 +19,15 @@ from trio.testing import MockClock
 
 from neuroshard.errors import NotReadyError
 from neuroshard.network import InMemoryNetwork
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClientOptions
+from neuroshard.pipeline.stage_protocol import StageAddress
+from neuroshard.pipeline.stage_requests import StageRequestHandler, StageRequestHandlers
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.loop import Trainer
-from neuroshard.training.parts import Driving, TrainerParts
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_endpoint import StageEndpoint, StageEndpoints
-from neuroshard.training.stage_frames import StageAddress
-from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.training.parts import DriverParts, TrainerParts
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
 
 HOLDER = NodeId("holder")
@@ -43,9 +42,9 @@ class Swarm:
         self.network = InMemoryNetwork(Random(5))
         stages = make_stages(compute, folder)
         self.holder = Trainer(TrainerParts(SPLIT, parts_of(compute, stages)), [stage.record for stage in stages])
-        endpoints = StageEndpoints(SHAPES)
+        endpoints = StageRequestHandlers(SHAPES)
         for part, stage, shapes in zip(self.holder.parts.stages, STAGES, SHAPES, strict=True):
-            endpoints.add(StageEndpoint(part.service, stage, shapes))
+            endpoints.add(StageRequestHandler(part.service, stage, shapes))
         endpoints.serve(self.network.join(HOLDER))
 
     def trainer(
@@ -60,11 +59,11 @@ class Swarm:
         node_id = NodeId(name)
         transport = self.network.join(node_id)
         hops = [
-            RemoteHop(transport, HOLDER, stage, shapes, HopOptions(timeout_seconds=5))
+            RemoteStageClient(transport, HOLDER, stage, shapes, StageClientOptions(timeout_seconds=5))
             for stage, shapes in zip(STAGES, SHAPES, strict=True)
         ]
         feed = MemoryFeed(DataPosition(first_shard, ShardId(first_shard), 0))
-        driving = Driving(node_id, feed, FixedRouting(hops), in_flight)
+        driving = DriverParts(node_id, feed, FixedRouting(hops), in_flight)
         return Trainer(TrainerParts(SPLIT, (), driving), monotonic=monotonic)
 
 
@@ -216,6 +215,8 @@ def test_a_trainer_needs_something_to_do() -> None:
 def test_a_node_without_the_first_stage_does_not_drive(compute: ComputeThread, tmp_path: Path) -> None:
     stages = make_stages(compute, tmp_path)
     parts = parts_of(compute, stages)
-    driving = Driving(NodeId("node"), MemoryFeed(), FixedRouting([LocalHop(part.service) for part in parts]))
+    driving = DriverParts(
+        NodeId("node"), MemoryFeed(), FixedRouting([LocalStageClient(part.service) for part in parts])
+    )
     with pytest.raises(ValueError, match="first one"):
         Trainer(TrainerParts(SPLIT, parts[1:], driving))

@@ -17,21 +17,19 @@ from test_driver import run_all, trainers_of, weights
 from torch import Tensor
 from trio.testing import MockClock
 
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import InMemoryNetwork, PeerUnreachableError
 from neuroshard.network.transport import Transport
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.microbatch import MicrobatchKey, StageGoneError
-from neuroshard.training.microbatch_run import MicrobatchRun
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.remote_hop import RemoteHop
-from neuroshard.training.replica_choice import ChoiceInTurn
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import Operation, StageAddress
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.swarm_routing import SwarmRouting
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import MicrobatchKey, StageGoneError
+from neuroshard.pipeline.microbatch_call import MicrobatchCall
+from neuroshard.pipeline.routing import ChoiceInTurn, SwarmRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient
+from neuroshard.pipeline.stage_protocol import Operation, StageAddress
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
-from neuroshard.wire import Frame, FrameLimits
 
 CUTS = (0, 1, 2, 3)
 STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise(CUTS))
@@ -87,22 +85,22 @@ def test_the_law_holds_whatever_message_a_hop_dies_with(
         for replica in range(2)
         for number, service in enumerate(chain_of(compute, CUTS))
     }
-    run_of = list[MicrobatchRun]()
+    run_of = list[MicrobatchCall]()
 
     async def main() -> float:
         with InMemoryNetwork() as network:
             for node, service in services.items():
                 number = int(str(node)[6])
-                endpoint = StageEndpoint(service, STAGES[number], SHAPES[number], root=lambda: "ab")
+                endpoint = StageRequestHandler(service, STAGES[number], SHAPES[number], root=lambda: "ab")
                 endpoint.serve(network.join(node))
             line = LineToTheDying(network.join(DRIVER), name_of(stage, 0), operation, when)
             routing = SwarmRouting(
                 len(STAGES),
                 lambda number: [name_of(number, replica) for replica in range(2)],
-                lambda number, node: RemoteHop(line, node, STAGES[number], SHAPES[number]),
+                lambda number, node: RemoteStageClient(line, node, STAGES[number], SHAPES[number]),
                 ChoiceInTurn(DRIVER),
             )
-            run = MicrobatchRun(routing, key(1), INPUTS[ROWS], LABELS[ROWS])
+            run = MicrobatchCall(routing, key(1), INPUTS[ROWS], LABELS[ROWS])
             run_of.append(run)
             with anyio.fail_after(20):
                 result = await run.run()
@@ -126,7 +124,7 @@ NEVER_MISSED = {(Operation.LOSS, "after"), (Operation.BACKWARD, "after")}  # not
 
 
 def check_ledger(
-    run: MicrobatchRun, services: dict[NodeId, StageService], stage: int, *, is_needed_again: bool
+    run: MicrobatchCall, services: dict[NodeId, StageServer], stage: int, *, is_needed_again: bool
 ) -> None:
     """One hop a stage has the microbatch in the end, and nobody but the dead one's successor did anything again."""
     named: Sequence[NodeId] = [hop.node_id for hop in run.hops if hop is not None]
@@ -138,10 +136,10 @@ def check_ledger(
     assert all(one.is_exact and one.stage == stage for one in run.replacements)
 
 
-class AwayHop(LocalHop):
+class AwayHop(LocalStageClient):
     """Cannot be reached for a minute, and every request takes a while to find that out."""
 
-    def __init__(self, hop: LocalHop, gone_from: float) -> None:
+    def __init__(self, hop: LocalStageClient, gone_from: float) -> None:
         super().__init__(hop.service)
         self._gone_from = gone_from
         self.refused = 0
@@ -161,7 +159,7 @@ def test_when_all_validators_are_gone_for_a_minute_training_goes_on_and_counts_n
     trio.run(run_all, undisturbed, 3)
     away = list[AwayHop]()
 
-    def wrapped(number: int, hop: LocalHop) -> LocalHop:
+    def wrapped(number: int, hop: LocalStageClient) -> LocalStageClient:
         if number != 2:
             return hop
         away.append(AwayHop(hop, 0.0))

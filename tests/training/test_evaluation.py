@@ -8,15 +8,15 @@ import trio
 from small_stage import MemoryFeed, make_stage, make_trainer
 
 from neuroshard.data.feed import HeldOut
-from neuroshard.errors import CheckpointError
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.evaluation import (
+from neuroshard.data.held_out_losses import (
     MAX_EVALUATIONS,
     Evaluation,
     EvaluationRecord,
     evaluation_is_due,
     paired_difference,
 )
+from neuroshard.errors import CheckpointError
+from neuroshard.pipeline.compute_thread import ComputeThread
 
 
 def test_pairing_removes_how_hard_the_sequences_are() -> None:

@@ -17,9 +17,8 @@ from exported_models import greedy, llama_cpp, made_model, save_in_stages
 
 from neuroshard.data.tokenizer import BOS, FIRST_BYTE_ID, Tokenizer, learn_merges
 from neuroshard.errors import StorageError, UsageError
-from neuroshard.training.checkpoint.export_gguf import export_gguf, require_gguf
-from neuroshard.training.checkpoint.export_llama import export_huggingface
-from neuroshard.training.completion import allowed_ids
+from neuroshard.state.export import export_gguf, export_huggingface, require_gguf
+from neuroshard.training.text_generation import allowed_ids
 from neuroshard.types import Architecture
 
 needs_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed: pip install '.[export]'")

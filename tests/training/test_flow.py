@@ -12,26 +12,33 @@ from small_stage import ARCHITECTURE, MemoryFeed
 from stage_chain import INPUTS, LABELS, chain_of, key
 
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.status.pipeline import Bottleneck, HopTimes, Passage, StageLoad, Takeover
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.flow import flow_of, hop_times, passage_of
-from neuroshard.training.flow_record import FOLD_SECONDS, MOST_HOPS, REMEMBERED_PASSAGES, WINDOW_SECONDS, FlowRecord
-from neuroshard.training.microbatch import StageGoneError
-from neuroshard.training.microbatch_run import MicrobatchRun, Replacement
-from neuroshard.training.pipeline import Hop, LocalHop
-from neuroshard.training.remote_hop import RemoteHop
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import Operation, StageAddress
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.timing import HopTiming, recompute_seconds
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import StageGoneError
+from neuroshard.pipeline.microbatch_call import (
+    FOLD_SECONDS,
+    MOST_HOPS,
+    REMEMBERED_PASSAGES,
+    WINDOW_SECONDS,
+    FlowRecord,
+    MicrobatchCall,
+    Replacement,
+    flow_of,
+    hop_times,
+    passage_of,
+)
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient
+from neuroshard.pipeline.stage_protocol import Operation, RequestTiming, StageAddress, recompute_seconds
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, StageLoad, Takeover
 from neuroshard.types import LayerRange, NodeId, RunId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
 
-def passage(number: int, *hops: HopTimes, seconds: float = 10.0, tokens: int = 100) -> Passage:
-    return Passage(1, number, ended_at=1000.0 + number, seconds=seconds, tokens=tokens, hops=hops)
+def passage(number: int, *hops: HopTimes, seconds: float = 10.0, tokens: int = 100) -> MicrobatchTrace:
+    return MicrobatchTrace(1, number, ended_at=1000.0 + number, seconds=seconds, tokens=tokens, hops=hops)
 
 
 # stage 0 at a, here; stage 1 first at b, then at the slower c
@@ -72,8 +79,8 @@ def test_the_requests_of_a_microbatch_add_up() -> None:
     times = hop_times(
         A,
         [
-            HopTiming(Operation.FORWARD, 1, 1, 1.0, 0.75, 0.5, 0.0, 100, 800),
-            HopTiming(Operation.BACKWARD, 1, 1, 3.0, 2.5, 1.5, 0.5, 800, 800),
+            RequestTiming(Operation.FORWARD, 1, 1, 1.0, 0.75, 0.5, 0.0, 100, 800),
+            RequestTiming(Operation.BACKWARD, 1, 1, 3.0, 2.5, 1.5, 0.5, 800, 800),
         ],
     )
     assert times == HopTimes(A, 2.0, 1.25, 0.75, 0.5, 900, 1600)
@@ -103,23 +110,23 @@ class Record:
         self.clock = Clock()
         self.record = FlowRecord(2, monotonic=self.clock, wall_clock=lambda: 1e9 + self.clock.now)
         self.hops = [
-            LocalHop(service, node) for service, node in zip(chain_of(compute, (0, 1, 3)), (A, B), strict=True)
+            LocalStageClient(service, node) for service, node in zip(chain_of(compute, (0, 1, 3)), (A, B), strict=True)
         ]
         self.count = 0
 
-    def begin(self) -> MicrobatchRun:
+    def begin(self) -> MicrobatchCall:
         self.count += 1
-        run = MicrobatchRun(FixedRouting(self.hops), key(self.count), INPUTS, LABELS)
+        run = MicrobatchCall(FixedRouting(self.hops), key(self.count), INPUTS, LABELS)
         self.record.began(run)
         return run
 
-    def finish(self, run: MicrobatchRun, seconds: float) -> None:
+    def finish(self, run: MicrobatchCall, seconds: float) -> None:
         """At work half of the time in the first stage, a quarter in the second."""
         self.clock.now += seconds
         run.hops[:] = self.hops
         name = (run.key.session, run.key.microbatch)
         for hop, share in zip(self.hops, (0.5, 0.25), strict=True):
-            hop.timings.append(HopTiming(Operation.FORWARD, *name, seconds / 2, seconds / 2, seconds * share))
+            hop.timings.append(RequestTiming(Operation.FORWARD, *name, seconds / 2, seconds / 2, seconds * share))
         self.record.accumulated(run)
         self.record.ended(run)
 
@@ -196,13 +203,13 @@ def test_failures_count_while_a_microbatch_is_still_under_way(compute: ComputeTh
 def test_a_passage_names_who_did_a_stage_in_the_end(compute: ComputeThread) -> None:
     services = chain_of(compute, (0, 1, 3))
 
-    class LostHop(LocalHop):
+    class LostHop(LocalStageClient):
         """Does its forward pass and is never seen again."""
 
         async def backward(self, *_: object) -> None:
             raise StageGoneError("It is gone.")
 
-    lost, first, last = LostHop(services[0], A), LocalHop(services[0], B), LocalHop(services[1], C)
+    lost, first, last = LostHop(services[0], A), LocalStageClient(services[0], B), LocalStageClient(services[1], C)
 
     class Routing(FixedRouting):
         """Knows another node for the first stage."""
@@ -211,8 +218,8 @@ def test_a_passage_names_who_did_a_stage_in_the_end(compute: ComputeThread) -> N
             assert stage == 0
             self._route = (first, last)
 
-    async def main() -> Passage:
-        run = MicrobatchRun(Routing((lost, last)), key(1), INPUTS[:2], LABELS[:2])
+    async def main() -> MicrobatchTrace:
+        run = MicrobatchCall(Routing((lost, last)), key(1), INPUTS[:2], LABELS[:2])
         await run.run()
         return passage_of(run, ended_at=5.0, seconds=60.0)
 
@@ -229,14 +236,14 @@ def test_the_bytes_of_remote_stages_are_those_of_their_tensors(compute: ComputeT
     addresses = [StageAddress(RunId("1" * 64), LayerRange(index, index + 1), 1) for index in range(3)]
     shapes = [StageShapes.for_layers(ARCHITECTURE, address.layers, 4) for address in addresses]
 
-    async def main() -> Passage:
+    async def main() -> MicrobatchTrace:
         with InMemoryNetwork(default_link=Link(delay_seconds=0.01)) as network:
             transport = network.join(NodeId("driver"))
-            hops: list[Hop] = [LocalHop(services[0], NodeId("driver"))]
+            hops: list[StageClient] = [LocalStageClient(services[0], NodeId("driver"))]
             for node, service, address, shape in zip((B, C), services[1:], addresses[1:], shapes[1:], strict=True):
-                StageEndpoint(service, address, shape).serve(network.join(node))
-                hops.append(RemoteHop(transport, node, address, shape))
-            run = MicrobatchRun(FixedRouting(hops), key(1), INPUTS[:2], LABELS[:2])
+                StageRequestHandler(service, address, shape).serve(network.join(node))
+                hops.append(RemoteStageClient(transport, node, address, shape))
+            run = MicrobatchCall(FixedRouting(hops), key(1), INPUTS[:2], LABELS[:2])
             await run.run()
             return passage_of(run, ended_at=0.0, seconds=10.0)
 

@@ -11,14 +11,14 @@ import trio
 from small_stage import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 from torch import Tensor
 
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.control import PAUSED_BY_USER
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training import stage_loop
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.control import PAUSED_BY_USER
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.loop import Trainer
-from neuroshard.training.microbatch import AcceleratorFullError
 from neuroshard.training.stage_loop import FULL
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import NodeId
 
 OTHERS_HAVE_IT = "CUDA out of memory."
@@ -47,7 +47,7 @@ def fails_at(loss: Loss, calls: set[int]) -> Loss:
 def test_a_microbatch_without_memory_pauses_for_a_while_and_leaves_nothing_in_the_step(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_loop, "SECONDS_TO_ROOM", 0.2)
+    monkeypatch.setattr(stage_loop, "SECONDS_BEFORE_MEMORY_RETRY", 0.2)
     monkeypatch.setattr(StageExecutor, "loss", fails_at(StageExecutor.loss, {4}))  # the second of the second step
     trainer = make_trainer(compute, make_stage(compute, tmp_path))
     reasons = list[str]()
@@ -69,7 +69,7 @@ def test_a_microbatch_without_memory_pauses_for_a_while_and_leaves_nothing_in_th
 def test_what_cannot_be_resumed_stays_paused_and_is_tried_again(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_loop, "SECONDS_TO_ROOM", 0.2)
+    monkeypatch.setattr(stage_loop, "SECONDS_BEFORE_MEMORY_RETRY", 0.2)
     trainer = make_trainer(compute, make_stage(compute, tmp_path / "interrupted"))
     executor = executor_of(trainer)
     resume, tries = executor.resume, list[int]()

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from made_texts import SHAPE, TOKENIZER, Pieces, continuation, generator_of, model_of, prompt_ids, request
 
 from neuroshard.data.tokenizer import EOS, FIRST_BYTE_ID, Tokenizer, byte_table
-from neuroshard.status.commands import GeneratedText
-from neuroshard.training.completion import allowed_ids
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.stop_sequences import StopSequences
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.status.board import GeneratedText
+from neuroshard.training.text_generation import StopSequences, allowed_ids
 
 
 @pytest.mark.parametrize("slice_seconds", [0.0, 10.0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neuroshard.training.given_gradient import backward_from
+from neuroshard.model.backward import backward_from_gradient
 
 
 def leaves_and_output(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
@@ -20,13 +20,13 @@ def test_the_gradients_are_those_of_pytorch_and_add_up(dtype: torch.dtype) -> No
     gradient = torch.randn(5, 5, generator=torch.Generator().manual_seed(4)).to(dtype)
     (ours, output), (theirs, expected) = leaves_and_output(dtype), leaves_and_output(dtype)
     torch.autograd.backward(expected, gradient)
-    backward_from(output, gradient)
+    backward_from_gradient(output, gradient)
     assert all(torch.equal(one.grad, other.grad) for one, other in zip(ours, theirs, strict=True))
-    backward_from(torch.nn.functional.silu(ours[0] @ ours[1]) + ours[0], gradient)
+    backward_from_gradient(torch.nn.functional.silu(ours[0] @ ours[1]) + ours[0], gradient)
     assert all(torch.equal(one.grad, 2 * other.grad) for one, other in zip(ours, theirs, strict=True))
 
 
 def test_a_gradient_of_another_shape_is_refused() -> None:
     _, output = leaves_and_output(torch.float32)
     with pytest.raises(ValueError, match="a gradient of shape"):
-        backward_from(output, torch.zeros(5, 4))
+        backward_from_gradient(output, torch.zeros(5, 4))

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from neuroshard.compression import make_codec, with_residual
 from neuroshard.config.run_parameters import CodecName, InnerOptimization, OuterOptimization
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
+from neuroshard.consensus.gradient_averaging import BASIS, RIGHT, GradientAveraging, first_state
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
+from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import OuterState, fresh_outer_state
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.gradient_averaging import BASIS, RIGHT, GradientAveraging, first_state
-from neuroshard.training.outer_sync import state_root
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.state.outer_state import state_root
 from neuroshard.types import Architecture, LayerRange
 
 ARCHITECTURE = Architecture(32, 1, 2, 2, 64, 96, 16)

@@ -13,13 +13,13 @@ from small_stage import make_stage
 from test_averaging_trainers import AVERAGING
 from torch import Tensor
 
-from neuroshard.model.tensor_schema import flatten
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, Outcome, UnderWay
+from neuroshard.model.weights import flatten
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StepResult
-from neuroshard.training.gradient_sync import GradientSync
-from neuroshard.training.outer_sync import Abandoned, Agreed, Outcome, UnderWay, state_root
-from neuroshard.training.sync_choice import sync_of
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StepResult
+from neuroshard.state.outer_state import state_root
+from neuroshard.training.gradient_sync import GradientSync, make_outer_sync
 
 TOKENS = 64
 
@@ -54,7 +54,7 @@ class Script:
 @pytest.fixture
 def sync(compute: ComputeThread, tmp_path: Path) -> GradientSync:
     stage = make_stage(compute, tmp_path, AVERAGING)
-    made = sync_of(compute, stage, Script([]).exchange, lambda _step: AVERAGING, 0)
+    made = make_outer_sync(compute, stage, Script([]).exchange, lambda _step: AVERAGING, 0)
     assert isinstance(made, GradientSync)
     made.progress = made.progress.__class__(members=2)
     return made

@@ -23,14 +23,14 @@ from replica_world import (
     play,
 )
 
+from neuroshard.consensus.all_reduce import AllReduce
+from neuroshard.consensus.message_queue import PART
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_machine import RoundStateMachine
+from neuroshard.consensus.round_requests import Call, CallStep, RoundTimes, call_frame, turn_order
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
-from neuroshard.swarm.certified.exchange import Exchange
-from neuroshard.swarm.certified.member import RoundMember
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.training.outer_sync import Abandoned, Agreed
-from neuroshard.training.rounds.calls import Call, CallStep, RoundTimes, call_frame, turn_order
-from neuroshard.training.rounds.mail import PART
-from neuroshard.training.transfer.fields import request_about
+from neuroshard.state.transfer_messages import request_about
 
 
 def test_replicas_hold_the_same_bytes_after_every_round_and_both_ones_work_is_in_them() -> None:
@@ -60,7 +60,7 @@ def test_nothing_of_a_round_is_held_once_it_has_ended() -> None:
         assert a.state.outer_step == b.state.outer_step == 1
         gc.collect()
         assert not [
-            one for one in gc.get_objects() if type(one) in (Exchange, RoundMember)
+            one for one in gc.get_objects() if type(one) in (AllReduce, RoundStateMachine)
         ]  # not isinstance: it asks proxies
 
     play(scenario)
@@ -275,7 +275,7 @@ def test_parts_and_calls_of_strangers_are_refused() -> None:
         a.known = lambda: [B]
         with pytest.raises(PeerRefusedError, match="at work on these layers"):
             await c.request(A, part, timeout_seconds=60)
-        members = tuple(Member(node, IDENTITIES[node].wallet_id) for node in (C, A))
+        members = tuple(GroupMember(node, IDENTITIES[node].wallet_id) for node in (C, A))
         call = Call(0, a.standing().root, members, None, CallStep.ASK)
         with pytest.raises(PeerRefusedError, match="at work on these layers"):
             await c.request(A, call_frame(STAGE, call), timeout_seconds=60)
@@ -290,7 +290,7 @@ def test_a_call_with_other_voters_than_the_certificate_names_is_refused() -> Non
         c = network.join(C)
         own = a.standing()
         assert own.is_certified
-        members = tuple(Member(node, IDENTITIES[node].wallet_id) for node in (A, C))
+        members = tuple(GroupMember(node, IDENTITIES[node].wallet_id) for node in (A, C))
         for roster in (None, members):
             call = Call(own.outer_step, own.root, members, roster, CallStep.ASK)
             with pytest.raises(PeerRefusedError, match="other voters"):

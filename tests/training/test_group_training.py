@@ -12,12 +12,13 @@ import trio
 from grouped_trainers import NAMES, TOGETHER, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
+from neuroshard.consensus.stage_rounds import Abandoned, Outcome
+from neuroshard.consensus.sync_strategies import FragmentStep, strategy_at
 from neuroshard.data.windows import Batch
-from neuroshard.model.tensor_schema import TensorSchema, flatten
+from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.outer_sync import Abandoned, Outcome, state_root
-from neuroshard.training.strategy import FragmentStep, strategy_at
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.state.outer_state import state_root
 
 
 def test_a_paused_node_agrees_to_no_round(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from neuroshard.swarm.certified.bodies import MAX_CALLED
-from neuroshard.swarm.certified.messages import AggregateWanted
-from neuroshard.training.rounds.heard import MOST_BYTES, MOST_MESSAGES, Heard
+from neuroshard.consensus.round_messages import MAX_CALLED, AggregateWanted
+from neuroshard.consensus.round_runner import MOST_BYTES, MOST_MESSAGES, MessageBuffer
 from neuroshard.types import NodeId
 
 SENDER = NodeId("a")
@@ -14,19 +13,19 @@ def message(number: int) -> AggregateWanted:
     return AggregateWanted("step", "value", (number,))
 
 
-def heard_of(heard: Heard, node: NodeId = SENDER) -> list[int]:
+def heard_of(heard: MessageBuffer, node: NodeId = SENDER) -> list[int]:
     return [said.slices[0] for sender, said in heard if sender == node and isinstance(said, AggregateWanted)]
 
 
 def test_of_each_node_the_newest_messages_are_kept() -> None:
-    heard = Heard()
+    heard = MessageBuffer()
     for number in range(MOST_MESSAGES + 3):
         heard.keep(SENDER, message(number), 1)
     assert heard_of(heard) == list(range(3, MOST_MESSAGES + 3))
 
 
 def test_large_messages_push_out_those_before_them_and_nobody_elses() -> None:
-    heard = Heard()
+    heard = MessageBuffer()
     heard.keep(NodeId("b"), message(7), 1)
     for number in range(4):
         heard.keep(SENDER, message(number), MOST_BYTES // 2)
@@ -37,7 +36,7 @@ def test_large_messages_push_out_those_before_them_and_nobody_elses() -> None:
 
 
 def test_of_too_many_nodes_who_was_silent_longest_is_forgotten() -> None:
-    heard = Heard()
+    heard = MessageBuffer()
     for number in range(MAX_CALLED):
         heard.keep(NodeId(f"n{number}"), message(number), 1)
     heard.keep(NodeId("n0"), message(0), 1)

@@ -14,28 +14,28 @@ from stage_chain import INPUTS, LABELS, chain_of
 from torch import Tensor
 
 from neuroshard.data.feed import HeldOut
-from neuroshard.errors import CheckpointError, DataError
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.network import InMemoryNetwork, ScoreReason
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.evaluation import Evaluation, EvaluationRecord
-from neuroshard.training.examination import Examiner
-from neuroshard.training.held_out_claim import (
+from neuroshard.data.held_out_losses import (
     MAX_AGE_SECONDS,
+    Evaluation,
+    EvaluationRecord,
     LossSigner,
     MeasuredWith,
     claim_bytes,
     signed_losses,
     verified_losses,
 )
-from neuroshard.training.microbatch import StageGoneError
-from neuroshard.training.pipeline import LocalHop
+from neuroshard.errors import CheckpointError, DataError
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.network import InMemoryNetwork, ScoreReason
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import StageGoneError
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClientOptions
+from neuroshard.pipeline.stage_protocol import StageAddress
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.record import TrainingRecord
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import StageAddress
-from neuroshard.training.stage_shapes import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
 
 NOW = 1_700_000_000.0
@@ -115,17 +115,17 @@ def evaluated(compute: ComputeThread, sign: LossSigner) -> tuple[TrainingRecord,
     async def main() -> None:
         with InMemoryNetwork() as network:
             there = network.join(VALIDATOR.node_id)
-            StageEndpoint(services[1], LAST, shapes, sign=sign).serve(there)
-            last = RemoteHop(
+            StageRequestHandler(services[1], LAST, shapes, sign=sign).serve(there)
+            last = RemoteStageClient(
                 network.join(NodeId("driver")),
                 VALIDATOR.node_id,
                 LAST,
                 shapes,
-                HopOptions(timeout_seconds=30),
+                StageClientOptions(timeout_seconds=30),
                 report=lambda peer, reason: reports.append((peer, reason)),
                 check=check,
             )
-            examiner = Examiner(FixedRouting([LocalHop(services[0]), last]), HeldOut(windows(-1, 8), 4.0), 4)
+            examiner = Evaluator(FixedRouting([LocalStageClient(services[0]), last]), HeldOut(windows(-1, 8), 4.0), 4)
             await examiner.evaluate(record, NOW)
 
     trio.run(main)
@@ -173,7 +173,7 @@ def test_a_malformed_word_in_a_checkpoint_is_refused(rest: list[object]) -> None
 
 def test_losses_on_this_node_need_no_word(compute: ComputeThread) -> None:
     async def main() -> None:
-        hop = LocalHop(chain_of(compute, (0, 3))[0])
+        hop = LocalStageClient(chain_of(compute, (0, 3))[0])
         told = await hop.measure(INPUTS[:2], LABELS[:2])
         assert told.claim is None
         assert told.summed.shape == (2,)

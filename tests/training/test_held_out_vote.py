@@ -14,11 +14,11 @@ from torch import Tensor
 
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.data.feed import HeldOut
-from neuroshard.model.tensor_schema import flatten, load_vector, other_weights
-from neuroshard.training.assembly import Stage
-from neuroshard.training.compute import ComputeThread
+from neuroshard.model.weights import flatten, load_vector, other_weights
+from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
 from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.types import LayerRange
 
 ROOT, OTHER_ROOT = "1" * 64, "2" * 64

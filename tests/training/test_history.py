@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.status.snapshot import LossPoint
-from neuroshard.training.history import LossHistory, merge_neighbours, successive_noise
+from neuroshard.training.record import LossHistory, merge_neighbours, successive_noise
 
 
 def points(count: int) -> list[LossPoint]:

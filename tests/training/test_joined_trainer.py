@@ -11,9 +11,9 @@ from small_stage import PARAMETERS, make_stage, make_trainer
 
 from neuroshard.config.run_parameters import InnerOptimization
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.loop import Trainer
+from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.training.record import Inherited
+from neuroshard.training.trainer import Trainer
 
 WARMING_UP = replace(PARAMETERS, inner=InnerOptimization(learning_rate=1e-3, warmup_steps=50, decay_steps=100))
 STEPS = 3

@@ -8,8 +8,8 @@ import trio
 from stage_chain import DRIVER, activations, executor_of, gradients, key, service_of
 from trio.testing import MockClock
 
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.pipeline import LocalHop
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.stage_client import LocalStageClient
 
 
 def test_the_first_ones_keep_their_graph_and_free_places_go_to_the_next(compute: ComputeThread) -> None:
@@ -72,7 +72,7 @@ def test_the_last_stage_does_both_passes_at_once_and_recomputes_nothing(compute:
     service = service_of(compute, 2, 3, kept_graphs=0)
 
     async def main() -> None:
-        hop = LocalHop(service)
+        hop = LocalStageClient(service)
         labels = torch.zeros(1, 16, dtype=torch.int64)
         for number in range(3):
             await hop.loss(key(number), activations(), labels)

@@ -14,10 +14,11 @@ from small_stage import ARCHITECTURE
 from stage_chain import LABELS, activations, key
 from torch import Tensor
 
+from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, ScoreReason
-from neuroshard.training.microbatch import Retry, StageGoneError
-from neuroshard.training.remote_hop import RemoteHop
-from neuroshard.training.stage_frames import (
+from neuroshard.pipeline.microbatch import Retry, StageGoneError
+from neuroshard.pipeline.stage_client import RemoteStageClient
+from neuroshard.pipeline.stage_protocol import (
     Operation,
     StageAddress,
     StageAnswer,
@@ -26,10 +27,8 @@ from neuroshard.training.stage_frames import (
     read_request,
     request_limits,
 )
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.value_bounds import LARGEST_LOSS, LARGEST_RECEIVED
+from neuroshard.pipeline.tensor_checks import LARGEST_LOSS, LARGEST_RECEIVED, StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
-from neuroshard.wire import Frame
 
 LAST = StageAddress(RunId("1" * 64), LayerRange(2, ARCHITECTURE.layer_count), 1)
 SHAPES = StageShapes.for_layers(ARCHITECTURE, LAST.layers, 4)
@@ -69,7 +68,7 @@ async def refused(operation: Operation, answers: Answers) -> list[tuple[NodeId, 
     with InMemoryNetwork() as network:
         network.join(LIAR).serve(operation.value, lying, request_limits(operation, SHAPES))
         transport = network.join(NodeId("driver"))
-        hop = RemoteHop(transport, LIAR, LAST, SHAPES, report=lambda *report: reports.append(report))
+        hop = RemoteStageClient(transport, LIAR, LAST, SHAPES, report=lambda *report: reports.append(report))
         if operation is Operation.LOSS:
             ask = partial(hop.loss, key(1), activations(2), LABELS[:2])
         else:
@@ -129,7 +128,7 @@ def test_held_out_losses_that_cannot_be_are_refused(losses: tuple[float, float])
         with InMemoryNetwork() as network:
             network.join(LIAR).serve(Operation.INFER.value, lying, request_limits(Operation.INFER, SHAPES))
             transport = network.join(NodeId("driver"))
-            hop = RemoteHop(transport, LIAR, LAST, SHAPES, report=lambda *report: reports.append(report))
+            hop = RemoteStageClient(transport, LIAR, LAST, SHAPES, report=lambda *report: reports.append(report))
             with pytest.raises(StageGoneError):
                 await hop.measure(activations(2), LABELS[:2])
 

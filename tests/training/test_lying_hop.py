@@ -11,10 +11,11 @@ from small_stage import ARCHITECTURE
 from stage_chain import activations, key
 from torch import Tensor
 
+from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, ScoreReason
-from neuroshard.training.microbatch import Retry, StageError, StageGoneError
-from neuroshard.training.remote_hop import RemoteHop
-from neuroshard.training.stage_frames import (
+from neuroshard.pipeline.microbatch import Retry, StageError, StageGoneError
+from neuroshard.pipeline.stage_client import RemoteStageClient
+from neuroshard.pipeline.stage_protocol import (
     Operation,
     StageAddress,
     StageAnswer,
@@ -22,9 +23,8 @@ from neuroshard.training.stage_frames import (
     read_request,
     request_limits,
 )
-from neuroshard.training.stage_shapes import StageShapes
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
-from neuroshard.wire import Frame
 
 STAGE = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1)
 LAST = replace(STAGE, layers=LayerRange(2, ARCHITECTURE.layer_count))
@@ -117,7 +117,7 @@ def test_an_answer_that_is_none_is_refused_and_another_replica_may_be_asked(lie:
         with InMemoryNetwork() as network:
             network.join(LIAR).serve("stage/forward", lying, request_limits(Operation.FORWARD, SHAPES))
             transport = network.join(NodeId("driver"))
-            hop = RemoteHop(transport, LIAR, STAGE, SHAPES, report=lambda *report: reports.append(report))
+            hop = RemoteStageClient(transport, LIAR, STAGE, SHAPES, report=lambda *report: reports.append(report))
             with pytest.raises(StageError) as refusal:
                 await hop.forward(key(1), activations(2))
             assert refusal.value.retry is Retry.ELSEWHERE
@@ -155,7 +155,7 @@ def test_logits_that_are_none_are_refused(answer: StageAnswer) -> None:
             shapes = StageShapes.for_layers(ARCHITECTURE, LAST.layers, 4)
             network.join(LIAR).serve("stage/read", lying, request_limits(Operation.READ, shapes))
             transport = network.join(NodeId("asker"))
-            hop = RemoteHop(transport, LIAR, LAST, shapes, report=lambda *report: reports.append(report))
+            hop = RemoteStageClient(transport, LIAR, LAST, shapes, report=lambda *report: reports.append(report))
             with pytest.raises(StageGoneError):
                 await hop.read(1, 0, activations(1))
 
@@ -173,7 +173,7 @@ def test_a_stage_cannot_have_taken_longer_than_its_answer_did() -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:
             network.join(LIAR).serve("stage/forward", boasting, request_limits(Operation.FORWARD, SHAPES))
-            hop = RemoteHop(network.join(NodeId("driver")), LIAR, STAGE, SHAPES)
+            hop = RemoteStageClient(network.join(NodeId("driver")), LIAR, STAGE, SHAPES)
             await hop.forward(key(1), activations(2))
             (timing,) = hop.timings
             assert timing.seconds < 60

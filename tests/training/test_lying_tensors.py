@@ -13,12 +13,13 @@ import torch
 import trio
 from small_stage import make_stage, make_trainer, state_digest, train
 
-from neuroshard.training import lying_tensors, stage_loop
-from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.loop import Trainer
-from neuroshard.training.lying_tensors import laid_down
-from neuroshard.training.outer_sync import state_root
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.state import tensor_file as lying_tensors
+from neuroshard.state.checkpoint_saver import CheckpointPolicy
+from neuroshard.state.outer_state import state_root
+from neuroshard.state.tensor_file import map_to_disk
+from neuroshard.training import stage_loop
+from neuroshard.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="stays in memory on Windows")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -43,7 +44,7 @@ async def paused(trainer: Trainer, folder: Path, files: int) -> None:
 def test_training_goes_on_from_the_same_bytes(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_loop, "SECONDS_TO_LIE_DOWN", 0.0)
+    monkeypatch.setattr(stage_loop, "SECONDS_BEFORE_OFFLOAD", 0.0)
     trainer = make_trainer(compute, make_stage(compute, tmp_path / "interrupted"))
     outer = trainer.parts.stages[0].outer
     roots = list[str]()
@@ -72,7 +73,7 @@ def test_training_goes_on_from_the_same_bytes(
 def test_a_restart_while_it_lies_loses_nothing(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_loop, "SECONDS_TO_LIE_DOWN", 0.0)
+    monkeypatch.setattr(stage_loop, "SECONDS_BEFORE_OFFLOAD", 0.0)
     trainer = make_trainer(compute, make_stage(compute, tmp_path / "interrupted"))
 
     async def main() -> None:
@@ -93,7 +94,7 @@ def test_a_restart_while_it_lies_loses_nothing(
 def test_a_folder_that_cannot_be_written_leaves_the_stage_in_memory(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stage_loop, "SECONDS_TO_LIE_DOWN", 0.0)
+    monkeypatch.setattr(stage_loop, "SECONDS_BEFORE_OFFLOAD", 0.0)
     caplog.set_level(logging.INFO)
 
     def full(**_: object) -> None:
@@ -119,7 +120,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_stage_in_memory(
 
 def test_tensors_that_lie_are_equal_and_may_be_written(tmp_path: Path) -> None:
     tensors = [torch.arange(5.0), torch.ones(3, 7, dtype=torch.bfloat16), torch.tensor([True, False])]
-    lying = laid_down(tensors, tmp_path, lambda: True)
+    lying = map_to_disk(tensors, tmp_path, lambda: True)
     assert lying is not None
     assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(tensors, lying, strict=True))
     lying[0][2] = -1.0
@@ -131,13 +132,13 @@ def test_tensors_that_lie_are_equal_and_may_be_written(tmp_path: Path) -> None:
 def test_nothing_lies_down_where_the_disk_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(lying_tensors.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
-    assert laid_down([torch.ones(10)], tmp_path, lambda: True) is None
+    assert map_to_disk([torch.ones(10)], tmp_path, lambda: True) is None
 
 
 def test_who_waits_does_not_wait_for_the_file(tmp_path: Path) -> None:
     answers = iter([True, True, False])
     tensors = [torch.ones(10) for _ in range(5)]
-    assert laid_down(tensors, tmp_path, lambda: next(answers)) is None
+    assert map_to_disk(tensors, tmp_path, lambda: next(answers)) is None
     assert not list(tmp_path.iterdir())
 
 
@@ -145,7 +146,7 @@ def test_who_waits_does_not_wait_for_the_file(tmp_path: Path) -> None:
 def test_what_may_be_written_a_day_holds_for_pauses_too(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_loop, "SECONDS_TO_LIE_DOWN", 0.0)
+    monkeypatch.setattr(stage_loop, "SECONDS_BEFORE_OFFLOAD", 0.0)
     policy = CheckpointPolicy(every_steps=10, min_seconds=0.0, bytes_per_day=1e6)  # a state an hour or so
     trainer = make_trainer(compute, make_stage(compute, tmp_path, policy=policy))
     saver = trainer.parts.stages[0].saver
@@ -158,7 +159,7 @@ def test_what_may_be_written_a_day_holds_for_pauses_too(
             while trainer.steps < 3:
                 await trio.sleep(0.001)
             await paused(trainer, tmp_path, files=2)  # nothing was written yet
-            waits.append(saver.seconds_to_lie_down())
+            waits.append(saver.seconds_until_offload())
             trainer.resume()
             await trainer.wait_until_resumed()
             trainer.stop()

@@ -7,22 +7,22 @@ from dataclasses import replace
 import torch
 from replica_world import DUE_SECONDS, NAMES, SimulatedReplica, for_seconds, play
 
+from neuroshard.consensus.roster import GroupMember, Roster
+from neuroshard.consensus.round_messages import MAX_CALLED, MAX_MEMBERS
+from neuroshard.consensus.round_requests import RoundTimes, may_have_missed, members_of_call, must_follow, ready_nodes
+from neuroshard.consensus.stage_rounds import Agreed
 from neuroshard.network import InMemoryNetwork
-from neuroshard.swarm.certified.bodies import MAX_CALLED, MAX_MEMBERS
-from neuroshard.swarm.certified.roster import Member, Roster
-from neuroshard.training.outer_sync import Agreed
-from neuroshard.training.rounds.calls import RoundTimes, may_have_missed, members_of_call, must_follow, ready_nodes
-from neuroshard.training.transfer.fields import StageName
-from neuroshard.training.transfer.standing import Standing
+from neuroshard.state.replica_status import ReplicaStatus
+from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import LayerRange, NodeId, RunId, WalletId
 
 MOST = 4
 TIMES = replace(RoundTimes(), near_seconds=2.0, behind_seconds=2.0)
 STAGE = StageName(RunId("1" * 64), LayerRange(0, 2))
-OWN = Standing(True, 10, 3, "a" * 64, sequences=5)
+OWN = ReplicaStatus(True, 10, 3, "a" * 64, sequences=5)
 
 
-def crowd(count: int, standing: Standing = OWN) -> dict[NodeId, Standing]:
+def crowd(count: int, standing: ReplicaStatus = OWN) -> dict[NodeId, ReplicaStatus]:
     return {NodeId(f"n{number}"): standing for number in range(count)}
 
 
@@ -61,7 +61,9 @@ def test_more_replicas_than_members_take_turns_and_end_with_the_same_bytes() -> 
 
 
 def test_all_voters_are_called_and_some_others() -> None:
-    voters = Roster(tuple(Member(NodeId(f"n{number}"), WalletId(f"{number:016x}")) for number in range(MAX_MEMBERS)))
+    voters = Roster(
+        tuple(GroupMember(NodeId(f"n{number}"), WalletId(f"{number:016x}")) for number in range(MAX_MEMBERS))
+    )
     ready = ready_nodes(STAGE, NodeId("self"), OWN, crowd(200))
     called = members_of_call(NodeId("self"), ready, voters)
     assert len(called) == len(set(called)) == MAX_CALLED
@@ -70,7 +72,7 @@ def test_all_voters_are_called_and_some_others() -> None:
 
 
 def test_those_who_stand_where_the_own_line_was_are_no_other_line() -> None:
-    ahead = Standing(True, 20, 4, "b" * 64, is_certified=True)
+    ahead = ReplicaStatus(True, 20, 4, "b" * 64, is_certified=True)
     left_out = crowd(130)
     assert must_follow(ahead, left_out)
     assert not must_follow(ahead, left_out, past=["a" * 64])

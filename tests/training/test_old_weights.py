@@ -9,15 +9,13 @@ import trio
 from stage_chain import INPUTS, LABELS, activations, chain_of, key
 from torch import Tensor
 
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.microbatch import MicrobatchKey, StageGoneError, UnknownMicrobatchError
-from neuroshard.training.microbatch_run import MicrobatchRun
-from neuroshard.training.pipeline import LocalHop, MicrobatchResult
-from neuroshard.training.replica_choice import ChoiceInTurn
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.swarm_routing import SwarmRouting
-from neuroshard.training.value_bounds import LARGEST_ROUNDING, are_alike
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import MicrobatchKey, StageGoneError, UnknownMicrobatchError
+from neuroshard.pipeline.microbatch_call import MicrobatchCall
+from neuroshard.pipeline.routing import ChoiceInTurn, FixedRouting, SwarmRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, MicrobatchResult
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.tensor_checks import LARGEST_ROUNDING, are_alike
 from neuroshard.types import NodeId
 
 CUTS = (0, 1, 2, 3)
@@ -25,14 +23,14 @@ ROWS = slice(0, 4)
 FIRST, SECOND = NodeId("a"), NodeId("b")
 
 
-class DyingHop(LocalHop):
+class DyingHop(LocalStageClient):
     """Does the forward pass and is gone before the backward pass."""
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         raise StageGoneError("It died.")
 
 
-class ReplayingHop(LocalHop):
+class ReplayingHop(LocalStageClient):
     """Gives for every microbatch what it gave for the first one, under the name that was asked for."""
 
     first: Tensor | None = None
@@ -43,7 +41,7 @@ class ReplayingHop(LocalHop):
         return self.first
 
 
-def move_weights(service: StageService, by: float) -> None:
+def move_weights(service: StageServer, by: float) -> None:
     """By noise of so many of their norms."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -60,10 +58,10 @@ def test_who_names_the_weights_of_another_and_has_older_ones_is_not_counted_as_e
     middle, old = (chain_of(compute, CUTS)[1] for _ in range(2))
     move_weights(old, apart)
     stages = {
-        (0, FIRST): LocalHop(before, FIRST),
+        (0, FIRST): LocalStageClient(before, FIRST),
         (1, FIRST): DyingHop(old, FIRST, lambda: "ab"),
-        (1, SECOND): LocalHop(middle, SECOND, lambda: "ab"),
-        (2, FIRST): LocalHop(others[1], FIRST),
+        (1, SECOND): LocalStageClient(middle, SECOND, lambda: "ab"),
+        (2, FIRST): LocalStageClient(others[1], FIRST),
     }
     routing = SwarmRouting(
         3,
@@ -71,7 +69,7 @@ def test_who_names_the_weights_of_another_and_has_older_ones_is_not_counted_as_e
         lambda stage, node: stages[stage, node],
         ChoiceInTurn(NodeId("driver")),
     )
-    run = MicrobatchRun(routing, key(1), INPUTS[ROWS], LABELS[ROWS])
+    run = MicrobatchCall(routing, key(1), INPUTS[ROWS], LABELS[ROWS])
 
     async def main() -> MicrobatchResult:
         with anyio.fail_after(20):
@@ -94,12 +92,12 @@ def test_outputs_are_alike_as_far_as_rounding_goes() -> None:
 
 def test_an_answer_of_before_under_a_new_name_spoils_its_microbatch_and_nothing_else(compute: ComputeThread) -> None:
     services = chain_of(compute, CUTS)
-    first, middle, last = (LocalHop(service) for service in services)
+    first, middle, last = (LocalStageClient(service) for service in services)
     lying = FixedRouting((first, ReplayingHop(services[1]), last))
     honest = FixedRouting((first, middle, last))
 
     async def loss(number: int, rows: slice, routing: FixedRouting) -> float:
-        run = MicrobatchRun(routing, key(number), INPUTS[rows], LABELS[rows])
+        run = MicrobatchCall(routing, key(number), INPUTS[rows], LABELS[rows])
         assert not run.replacements
         return (await run.run()).loss_sum.item()
 

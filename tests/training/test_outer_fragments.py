@@ -14,15 +14,13 @@ from torch import Tensor
 
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization, StrategyName
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, RunRound, StageRounds, lone_exchange
+from neuroshard.consensus.sync_strategies import FragmentStep, steps_between_rounds, strategy_at
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.fragments import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment
-from neuroshard.optim.outer import fresh_outer_state
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds, lone_exchange
-from neuroshard.training.outer_sync import Abandoned, Agreed, Exchange, OuterSync
-from neuroshard.training.strategy import FragmentStep, steps_between_rounds, strategy_at
+from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
+from neuroshard.optim.outer import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment, fresh_outer_state
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import LayerRange
 
 STAGES = (LayerRange(0, 3), LayerRange(1, 2))  # the whole model, and a layer of a pipeline
@@ -36,7 +34,7 @@ def model_of(layers: LayerRange = STAGES[0]) -> StageModel:
 
 
 def sync_of(
-    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: Exchange = lone_exchange
+    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: RunRound = lone_exchange
 ) -> OuterSync:
     return OuterSync(
         compute=compute,

@@ -12,22 +12,14 @@ from torch import Tensor
 
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, Outcome, RunRound, StageRounds, UnderWay, lone_exchange
+from neuroshard.consensus.sync_strategies import strategy_at
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.optim.outer import OuterState, fresh_outer_state
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds, lone_exchange
-from neuroshard.training.outer_sync import (
-    Abandoned,
-    Agreed,
-    Exchange,
-    Outcome,
-    OuterSync,
-    UnderWay,
-    state_root,
-)
-from neuroshard.training.strategy import strategy_at
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.state.outer_state import state_root
+from neuroshard.training.outer_sync import OuterSync
 
 
 def model_of(seed: int = 1) -> StageModel:
@@ -41,7 +33,7 @@ def rounds(parameters: OuterOptimization) -> StageRounds:
 
 
 def sync_of(
-    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: Exchange = lone_exchange
+    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: RunRound = lone_exchange
 ) -> OuterSync:
     return OuterSync(
         compute=compute,

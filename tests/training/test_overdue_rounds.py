@@ -15,8 +15,8 @@ from small_stage import PARAMETERS, MemoryFeed, make_stage, make_trainer
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.training.loop import Trainer
-from neuroshard.training.stage_trainer import AUTO_STEP_SECONDS
+from neuroshard.training.stage_loop import AUTO_STEP_SECONDS
+from neuroshard.training.trainer import Trainer
 
 ROUND_SECONDS = 60.0
 SELDOM = OuterOptimization(inner_steps=1000, max_round_seconds=ROUND_SECONDS)

@@ -11,8 +11,8 @@ import torch
 from replica_world import DUE_SECONDS, NAMES, OUTER, SEQUENCES_PER_STEP, A, B, C, SimulatedReplica, for_seconds, play
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.training.outer_sync import Abandoned, Agreed
 from neuroshard.types import NodeId
 
 BESIDE = replace(OUTER, overlap=True)

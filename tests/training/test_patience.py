@@ -13,26 +13,23 @@ from stage_chain import INPUTS, LABELS, activations, chain_of, key
 from torch import Tensor
 from trio.testing import MockClock
 
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import ScoreReason
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.microbatch import (
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import (
     MicrobatchKey,
     SpoiltMicrobatchError,
     StageBusyError,
     StageGoneError,
     UnknownMicrobatchError,
 )
-from neuroshard.training.microbatch_run import PATIENCE_SECONDS, MicrobatchRun
-from neuroshard.training.pipeline import Hop, LocalHop
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.replica_choice import LaneChoice, replica_choice
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.sessions import SessionLimits, SessionTable, Work
-from neuroshard.training.stage_frames import StageAddress, StageAnswer, answer_frame, read_request
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.swarm_routing import SwarmRouting
+from neuroshard.pipeline.microbatch_call import PATIENCE_SECONDS, MicrobatchCall
+from neuroshard.pipeline.routing import FixedRouting, StickyReplicaChoice, SwarmRouting, replica_choice
+from neuroshard.pipeline.sessions import MicrobatchWork, SessionLimits, SessionTable
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
+from neuroshard.pipeline.stage_protocol import StageAddress, StageAnswer, answer_frame, read_request
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
-from neuroshard.wire import Frame, FrameLimits
 
 STAGE = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1)
 SHAPES = StageShapes.for_layers(ARCHITECTURE, STAGE.layers, 4)
@@ -76,8 +73,8 @@ def test_a_line_that_moves_is_not_dead(
 
     async def main() -> None:
         line, began = SlowLine(seconds, stands_still_at, bytes_a_second), anyio.current_time()
-        options = HopOptions(timeout_seconds=SECONDS, slowest_bytes_per_second=100.0)
-        hop = RemoteHop(
+        options = StageClientOptions(timeout_seconds=SECONDS, slowest_bytes_per_second=100.0)
+        hop = RemoteStageClient(
             line, PEER, STAGE, SHAPES, options, report=lambda *report: reports.append(report), moved=line.moved
         )
         if fails_at is None:
@@ -95,7 +92,7 @@ def test_sessions_of_a_driver_that_is_there_are_not_idle() -> None:
     limits = SessionLimits()
     table = SessionTable(limits)
     for session in (1, 2):
-        table.admit(Work(key(1, session), 1, 16, 0), 0.0)
+        table.admit(MicrobatchWork(key(1, session), 1, 16, 0), 0.0)
     for now in range(0, 600, 60):
         table.find(key(1, session=2), float(now))
         assert table.expire(float(now)) == []
@@ -106,10 +103,10 @@ def test_sessions_of_a_driver_that_is_there_are_not_idle() -> None:
     assert [work.key.session for work in table.expire(forgotten + limits.idle_seconds + 1)] == [2]
 
 
-class Waiting(LocalHop):
+class Waiting(LocalStageClient):
     """Busy for a while; then it does its work, and the last stage ends the microbatch."""
 
-    def __init__(self, hop: LocalHop, node: NodeId, until: float) -> None:
+    def __init__(self, hop: LocalStageClient, node: NodeId, until: float) -> None:
         super().__init__(hop.service, node)
         self._until = until
 
@@ -124,7 +121,7 @@ class Waiting(LocalHop):
         raise SpoiltMicrobatchError("This is the end.")
 
 
-def two_stages(first: Sequence[Hop], last: Hop) -> SwarmRouting:
+def two_stages(first: Sequence[StageClient], last: StageClient) -> SwarmRouting:
     hops = {hop.node_id: hop for hop in first}
     return SwarmRouting(
         2,
@@ -137,12 +134,12 @@ def two_stages(first: Sequence[Hop], last: Hop) -> SwarmRouting:
 def test_a_stage_in_a_round_is_waited_for_and_named_and_nobody_is_banned(compute: ComputeThread) -> None:
     services = chain_of(compute, (0, 1, 3))
     until = PATIENCE_SECONDS + 20
-    hops = [Waiting(LocalHop(services[0]), node, until) for node in (PEER, OTHER)]
-    routing = two_stages(hops, Waiting(LocalHop(services[1]), DRIVER, 0.0))
+    hops = [Waiting(LocalStageClient(services[0]), node, until) for node in (PEER, OTHER)]
+    routing = two_stages(hops, Waiting(LocalStageClient(services[1]), DRIVER, 0.0))
     told = list[str | None]()
 
     async def drive() -> None:
-        run = MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1])
+        run = MicrobatchCall(routing, key(1), INPUTS[:1], LABELS[:1])
         with anyio.fail_after(until + 1), pytest.raises(SpoiltMicrobatchError):  # and not when a ban is over
             await run.run()
 
@@ -162,7 +159,7 @@ def test_a_stage_in_a_round_is_waited_for_and_named_and_nobody_is_banned(compute
 def test_the_only_holder_that_fails_for_a_while_is_one_failure_and_no_takeover(compute: ComputeThread) -> None:
     services = chain_of(compute, (0, 1, 3))
 
-    class Flaky(LocalHop):
+    class Flaky(LocalStageClient):
         """Its answers are lost for ten seconds; over a new connection it is the same node."""
 
         async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
@@ -171,26 +168,26 @@ def test_the_only_holder_that_fails_for_a_while_is_one_failure_and_no_takeover(c
                 raise StageGoneError("No answer.")
             return await super().backward(key, gradient)
 
-    last = LocalHop(services[1], DRIVER)
+    last = LocalStageClient(services[1], DRIVER)
     routing = SwarmRouting(
         2,
         lambda stage: [PEER] if stage == 0 else [DRIVER],
         lambda stage, _: Flaky(services[0], PEER) if stage == 0 else last,
-        LaneChoice(DRIVER, lambda _: b"\x01" * 32),
+        StickyReplicaChoice(DRIVER, lambda _: b"\x01" * 32),
     )
-    run = MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1])
+    run = MicrobatchCall(routing, key(1), INPUTS[:1], LABELS[:1])
     play(lambda: ended(run))
     assert (run.failures, run.replacements, routing.failures) == (0, [], 1)
 
 
-async def ended(run: MicrobatchRun) -> None:
+async def ended(run: MicrobatchCall) -> None:
     await run.run()
 
 
 def test_work_done_again_by_the_same_node_after_a_step_is_counted(compute: ComputeThread) -> None:
     services = chain_of(compute, (0, 1, 3))
 
-    class Stepping(LocalHop):
+    class Stepping(LocalStageClient):
         """Gives its microbatch up and makes a step before the gradient comes."""
 
         has_stepped = False
@@ -205,8 +202,8 @@ def test_work_done_again_by_the_same_node_after_a_step_is_counted(compute: Compu
                 raise UnknownMicrobatchError("It is not open.")
             return await super().backward(key, gradient)
 
-    route = [Stepping(services[0], PEER), LocalHop(services[1], DRIVER)]
-    run = MicrobatchRun(FixedRouting(route), key(1), INPUTS[:1], LABELS[:1])
+    route = [Stepping(services[0], PEER), LocalStageClient(services[1], DRIVER)]
+    run = MicrobatchCall(FixedRouting(route), key(1), INPUTS[:1], LABELS[:1])
     play(lambda: ended(run))
     (again,) = run.replacements
     assert (again.before.node_id, again.after.node_id, again.is_exact) == (PEER, PEER, False)

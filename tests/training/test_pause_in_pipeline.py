@@ -18,19 +18,16 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.network import InMemoryNetwork, ScoreReason
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import MicrobatchKey, SpoiltMicrobatchError, StagePausedError
+from neuroshard.pipeline.microbatch_call import PATIENCE_SECONDS, MicrobatchCall
+from neuroshard.pipeline.routing import RETRY_SECONDS, ChoiceInTurn, SwarmRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient
+from neuroshard.pipeline.stage_protocol import StageAddress
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.stage_server import DrainReason, StageServer
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.microbatch import MicrobatchKey, SpoiltMicrobatchError, StagePausedError
-from neuroshard.training.microbatch_run import PATIENCE_SECONDS, MicrobatchRun
-from neuroshard.training.pipeline import Hop, LocalHop
-from neuroshard.training.remote_hop import RemoteHop
-from neuroshard.training.replica_choice import ChoiceInTurn
-from neuroshard.training.service_limits import Hold
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import StageAddress
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.swarm_routing import RETRY_SECONDS, SwarmRouting
 from neuroshard.types import LayerRange, NodeId, RunId
 
 CUTS = (0, 1, 2, 3)
@@ -41,10 +38,10 @@ HOLDERS = ((FIRST,), (PAUSED, OTHER), (LAST,))
 SOON_SECONDS = 15.0  # of a busy machine; whoever waits for others would need twice as long
 
 
-class Held(LocalHop):
+class Held(LocalStageClient):
     """A last stage whose first losses wait for a sign."""
 
-    def __init__(self, hop: LocalHop, reached: anyio.Event, sign: anyio.Event) -> None:
+    def __init__(self, hop: LocalStageClient, reached: anyio.Event, sign: anyio.Event) -> None:
         super().__init__(hop.service, hop.node_id)
         self._reached = reached
         self._sign = sign
@@ -67,7 +64,7 @@ def test_it_does_not_wait_for_the_stages_of_others(
     async def main() -> None:
         reached, sign = anyio.Event(), anyio.Event()
 
-        def held(number: int, hop: LocalHop) -> Hop:
+        def held(number: int, hop: LocalStageClient) -> StageClient:
             return Held(hop, reached, sign) if number == 2 else hop
 
         trainers.extend(trainers_of(compute, tmp_path / "paused", in_flight, held))
@@ -92,29 +89,31 @@ def test_another_replica_takes_over_at_once_and_nobody_is_blamed(compute: Comput
     services = dict(zip((FIRST, PAUSED, LAST), chain_of(compute, CUTS), strict=True))
     services[OTHER] = chain_of(compute, CUTS)[1]
     reports = list[tuple[NodeId, ScoreReason]]()
-    run_of = list[tuple[MicrobatchRun, SwarmRouting]]()
+    run_of = list[tuple[MicrobatchCall, SwarmRouting]]()
 
     async def main() -> None:
         reached, sign = anyio.Event(), anyio.Event()
         with InMemoryNetwork() as network:
             for number, holders in enumerate(HOLDERS):
                 for node in holders:
-                    StageEndpoint(services[node], STAGES[number], SHAPES[number]).serve(network.join(node))
+                    StageRequestHandler(services[node], STAGES[number], SHAPES[number]).serve(network.join(node))
             line = network.join(DRIVER)
 
-            def connect(number: int, node: NodeId) -> Hop:
+            def connect(number: int, node: NodeId) -> StageClient:
                 if node == LAST:
-                    return Held(LocalHop(services[LAST], LAST), reached, sign)
-                return RemoteHop(line, node, STAGES[number], SHAPES[number], report=lambda *told: reports.append(told))
+                    return Held(LocalStageClient(services[LAST], LAST), reached, sign)
+                return RemoteStageClient(
+                    line, node, STAGES[number], SHAPES[number], report=lambda *told: reports.append(told)
+                )
 
             routing = SwarmRouting(3, lambda number: HOLDERS[number], connect, ChoiceInTurn(DRIVER))
-            run = MicrobatchRun(routing, key(1), INPUTS[:4], LABELS[:4])
+            run = MicrobatchCall(routing, key(1), INPUTS[:4], LABELS[:4])
             run_of.append((run, routing))
             with anyio.fail_after(SOON_SECONDS):  # and not after the patience with a busy stage
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(run.run)
                     await reached.wait()
-                    await services[PAUSED].drain("The node is paused.", Hold.PAUSE)
+                    await services[PAUSED].drain("The node is paused.", DrainReason.PAUSE)
                     await services[PAUSED].suspend()
                     sign.set()
 
@@ -137,10 +136,10 @@ def whole_gradients(compute: ComputeThread) -> dict[str, Tensor]:
     return gradients([whole])
 
 
-class Resting(LocalHop):
+class Resting(LocalStageClient):
     """Paused for a while; then it ends the microbatch."""
 
-    def __init__(self, service: StageService, until: float, asked: list[float]) -> None:
+    def __init__(self, service: StageServer, until: float, asked: list[float]) -> None:
         super().__init__(service, PAUSED)
         self._until = until
         self._asked = asked
@@ -156,7 +155,7 @@ class Resting(LocalHop):
 def test_the_only_holder_of_a_stage_is_waited_for_asked_seldom_and_no_failure(compute: ComputeThread) -> None:
     (service, last), asked = chain_of(compute, (0, 1, 3)), list[float]()
     until = PATIENCE_SECONDS + 60.0
-    first, second = Resting(service, until, asked), LocalHop(last, LAST)
+    first, second = Resting(service, until, asked), LocalStageClient(last, LAST)
     routing = SwarmRouting(
         2,
         lambda stage: [LAST] if stage else [PAUSED],
@@ -167,7 +166,7 @@ def test_the_only_holder_of_a_stage_is_waited_for_asked_seldom_and_no_failure(co
 
     async def drive() -> None:
         with pytest.raises(SpoiltMicrobatchError):
-            await MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1]).run()
+            await MicrobatchCall(routing, key(1), INPUTS[:1], LABELS[:1]).run()
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:

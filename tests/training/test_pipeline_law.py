@@ -19,11 +19,11 @@ from stage_chain import (
 from torch import Tensor
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.microbatch import MicrobatchKey
-from neuroshard.training.microbatch_run import MicrobatchRun, measured_losses
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.routing import FixedRouting
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import MicrobatchKey
+from neuroshard.pipeline.microbatch_call import MicrobatchCall, measured_losses
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.types import NodeId
 
 T = TypeVar("T")
@@ -37,13 +37,13 @@ def test_any_split_gives_the_loss_and_gradients_of_the_whole_model(
     compute: ComputeThread, cuts: tuple[int, ...], kept_graphs: int | None
 ) -> None:
     services = chain_of(compute, cuts, kept_graphs=kept_graphs)
-    route = [LocalHop(service) for service in services]
+    route = [LocalStageClient(service) for service in services]
     _, expected = whole_model()
 
     async def main() -> None:
         total = 0.0
         for number, part in enumerate(PARTS):
-            result = await MicrobatchRun(FixedRouting(route), key(number), INPUTS[part], LABELS[part]).run()
+            result = await MicrobatchCall(FixedRouting(route), key(number), INPUTS[part], LABELS[part]).run()
             total += result.loss_sum.item()
         assert total == pytest.approx(expected.item(), rel=1e-5)
         assert all(service.intake.is_full for service in services)
@@ -56,7 +56,7 @@ def test_any_split_gives_the_loss_and_gradients_of_the_whole_model(
     assert_gradients_of_the_whole(services)
 
 
-class RepeatingHop(LocalHop):
+class RepeatingHop(LocalStageClient):
     """Asks for everything twice, the second time while the first is under way, as an impatient network does."""
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def test_two_interleaved_drivers_and_repetitions_are_accumulated_once(
     async def drive(driver: str, rows: range) -> None:
         for row in rows:
             name = MicrobatchKey(NodeId(driver), 1, row)
-            result = await MicrobatchRun(FixedRouting(route), name, INPUTS[row : row + 1], LABELS[row : row + 1]).run()
+            result = await MicrobatchCall(FixedRouting(route), name, INPUTS[row : row + 1], LABELS[row : row + 1]).run()
             losses.append(result.loss_sum.item())
 
     async def main() -> None:
@@ -129,7 +129,7 @@ def test_a_microbatch_that_is_run_again_after_a_failure_is_accumulated_once(
     services = chain_of(compute, cuts)
     calls = [f"{step} {index}" for index in range(len(cuts) - 2) for step in ("forward", "backward")] + ["loss"]
 
-    class BrokenHop(LocalHop):
+    class BrokenHop(LocalStageClient):
         """Loses the answer of one of its calls."""
 
         def __init__(self, index: int) -> None:
@@ -159,8 +159,8 @@ def test_a_microbatch_that_is_run_again_after_a_failure_is_accumulated_once(
             lost.append(calls[row % len(calls)])
             name, rows = key(row), slice(row, row + 1)
             with pytest.raises(ConnectionError):
-                await MicrobatchRun(FixedRouting(route), name, INPUTS[rows], LABELS[rows]).run()
-            await MicrobatchRun(FixedRouting(route), name, INPUTS[rows], LABELS[rows]).run()
+                await MicrobatchCall(FixedRouting(route), name, INPUTS[rows], LABELS[rows]).run()
+            await MicrobatchCall(FixedRouting(route), name, INPUTS[rows], LABELS[rows]).run()
 
     trio.run(main)
     assert_gradients_of_the_whole(services)

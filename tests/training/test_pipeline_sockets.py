@@ -15,23 +15,21 @@ from small_stage import ARCHITECTURE, PARAMETERS
 from stage_chain import gradients, key
 
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
-from neuroshard.model.initial_weights import initialise
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import initialise
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
-from neuroshard.optim.inner import make_inner_optimizer
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.generation import TextGenerator
-from neuroshard.training.microbatch import StageError, StageGoneError
-from neuroshard.training.microbatch_run import MicrobatchRun
-from neuroshard.training.pipeline import Hop
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import StageAddress
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.text_reading import SwarmReading
+from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.microbatch import StageError, StageGoneError
+from neuroshard.pipeline.microbatch_call import MicrobatchCall
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import RemoteStageClient, StageClient, StageClientOptions
+from neuroshard.pipeline.stage_protocol import StageAddress
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.training.text_generation import SwarmInferenceSession, TextGenerator
 from neuroshard.types import Architecture, LayerRange, RunId
 
 WIDE = replace(ARCHITECTURE, hidden_size=512, sequence_length=160)  # activations of more than 256 KiB
@@ -45,11 +43,11 @@ def identity(number: int) -> NodeIdentity:
     return NodeIdentity(wallet.wallet_id, key_of_node.node_id, key_of_node, delegation)
 
 
-def service_of(compute: ComputeThread, architecture: Architecture, layers: LayerRange) -> StageService:
+def service_of(compute: ComputeThread, architecture: Architecture, layers: LayerRange) -> StageServer:
     model = StageModel(architecture, layers)
     initialise(model, 5)
     executor = StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"))
-    service = StageService(compute, executor, sequences_per_step=4, batch_size=2)
+    service = StageServer(compute, executor, sequences_per_step=4, batch_size=2)
     service.intake.open()
     return service
 
@@ -66,24 +64,29 @@ def test_the_law_holds_through_real_sockets_and_a_node_that_ends_is_gone(
     async def main() -> None:
         async with AsyncExitStack() as stack:
             driver = await stack.enter_async_context(libp2p_network(identity(1), options))
-            route, blocks = list[RemoteHop](), [await stack.enter_async_context(AsyncExitStack()) for _ in STAGES]
+            route, blocks = (
+                list[RemoteStageClient](),
+                [await stack.enter_async_context(AsyncExitStack()) for _ in STAGES],
+            )
             for number, (service, stage) in enumerate(zip(services, STAGES, strict=True)):
                 holder = await blocks[number].enter_async_context(libp2p_network(identity(2 + number), options))
                 shapes = StageShapes.for_layers(architecture, stage.layers, 2)
-                StageEndpoint(service, stage, shapes).serve(holder.transport)
+                StageRequestHandler(service, stage, shapes).serve(holder.transport)
                 peer = await driver.transport.connect(holder.transport.addresses()[0])
-                route.append(RemoteHop(driver.transport, peer, stage, shapes, HopOptions(timeout_seconds=20)))
+                route.append(
+                    RemoteStageClient(driver.transport, peer, stage, shapes, StageClientOptions(timeout_seconds=20))
+                )
             total = 0.0
             for number in range(2):
                 name = key(number, driver=driver.transport.local_id)
                 part = slice(2 * number, 2 * number + 2)
                 total += (
-                    await MicrobatchRun(FixedRouting(route), name, inputs[part], labels[part]).run()
+                    await MicrobatchCall(FixedRouting(route), name, inputs[part], labels[part]).run()
                 ).loss_sum.item()
             assert total == pytest.approx(expected.item(), rel=1e-5)
             assert route[1].timings[0].bytes_sent == 2 * architecture.sequence_length * architecture.hidden_size * 4
             await blocks[-1].aclose()
-            gone = RemoteHop(driver.transport, peer, stage, shapes, HopOptions(timeout_seconds=2))
+            gone = RemoteStageClient(driver.transport, peer, stage, shapes, StageClientOptions(timeout_seconds=2))
             with pytest.raises(StageGoneError):
                 await gone.infer(torch.zeros(1, 4, architecture.hidden_size))
 
@@ -100,11 +103,11 @@ def test_the_law_holds_through_real_sockets_and_a_node_that_ends_is_gone(
 class ReplacedRouting(FixedRouting):
     """Names another hop for a stage that failed."""
 
-    def __init__(self, route: list[RemoteHop], others: dict[int, RemoteHop]) -> None:
+    def __init__(self, route: list[RemoteStageClient], others: dict[int, RemoteStageClient]) -> None:
         super().__init__(route)
         self._others = others
 
-    def failed(self, stage: int, hop: Hop, error: StageError) -> None:
+    def failed(self, stage: int, hop: StageClient, error: StageError) -> None:
         route = list(self._route)
         route[stage] = self._others.pop(stage)
         self._route = tuple(route)
@@ -120,13 +123,15 @@ def test_the_law_holds_through_real_sockets_when_a_hop_is_replaced_in_mid_backwa
     async def main() -> None:
         async with AsyncExitStack() as stack:
             driver = await stack.enter_async_context(libp2p_network(identity(1), options))
-            hops, blocks = list[RemoteHop](), [await stack.enter_async_context(AsyncExitStack()) for _ in held]
+            hops, blocks = list[RemoteStageClient](), [await stack.enter_async_context(AsyncExitStack()) for _ in held]
             for number, (service, stage) in enumerate(zip(services, held, strict=True)):
                 holder = await blocks[number].enter_async_context(libp2p_network(identity(2 + number), options))
                 shapes = StageShapes.for_layers(ARCHITECTURE, stage.layers, 2)
-                StageEndpoint(service, stage, shapes, root=lambda: "ab").serve(holder.transport)
+                StageRequestHandler(service, stage, shapes, root=lambda: "ab").serve(holder.transport)
                 peer = await driver.transport.connect(holder.transport.addresses()[0])
-                hops.append(RemoteHop(driver.transport, peer, stage, shapes, HopOptions(timeout_seconds=20)))
+                hops.append(
+                    RemoteStageClient(driver.transport, peer, stage, shapes, StageClientOptions(timeout_seconds=20))
+                )
             first, last, other, middle = hops
             measure = last.loss
 
@@ -137,7 +142,7 @@ def test_the_law_holds_through_real_sockets_when_a_hop_is_replaced_in_mid_backwa
 
             last.loss = measured_last  # type: ignore[method-assign]
             routing = ReplacedRouting([first, middle, last], {1: other})
-            run = MicrobatchRun(routing, key(1, driver=driver.transport.local_id), inputs, labels)
+            run = MicrobatchCall(routing, key(1, driver=driver.transport.local_id), inputs, labels)
             result = await run.run()
             assert result.loss_sum.item() == pytest.approx(expected.item(), rel=1e-5)
             (replacement,) = run.replacements
@@ -162,17 +167,19 @@ def test_text_comes_through_real_sockets_as_from_the_model_in_one_piece(compute:
     async def main() -> None:
         async with AsyncExitStack() as stack:
             asker = await stack.enter_async_context(libp2p_network(identity(1), options))
-            route, services = list[RemoteHop](), list[StageService]()
+            route, services = list[RemoteStageClient](), list[StageServer]()
             for number, stage in enumerate(STAGES):
                 service = text_service_of(compute, model_of(stage.layers.start, stage.layers.stop))
                 shapes = StageShapes.for_layers(SHAPE, stage.layers, 2)
                 holder = await stack.enter_async_context(libp2p_network(identity(2 + number), options))
-                StageEndpoint(service, stage, shapes).serve(holder.transport)
+                StageRequestHandler(service, stage, shapes).serve(holder.transport)
                 peer = await asker.transport.connect(holder.transport.addresses()[0])
-                route.append(RemoteHop(asker.transport, peer, stage, shapes, HopOptions(timeout_seconds=20)))
+                route.append(
+                    RemoteStageClient(asker.transport, peer, stage, shapes, StageClientOptions(timeout_seconds=20))
+                )
                 services.append(service)
             sink = Pieces()
-            generator = TextGenerator(SHAPE, TOKENIZER, lambda: SwarmReading(FixedRouting(route), 1))
+            generator = TextGenerator(SHAPE, TOKENIZER, lambda: SwarmInferenceSession(FixedRouting(route), 1))
             await generator.generate(request(sink, **asked))
             assert sink.text == whole.text
             assert [service.texts.count for service in services] == [0, 0, 0]

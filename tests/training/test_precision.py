@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 from small_stage import ARCHITECTURE
 
-from neuroshard.model.initial_weights import initialise
 from neuroshard.model.transformer import StageModel
-from neuroshard.training.precision import Precision, PrecisionProbe, probe_precision
+from neuroshard.model.weights import initialise
+from neuroshard.pipeline.executor import Precision, PrecisionProbe, probe_precision
 from neuroshard.types import LayerRange
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from replica_world import DUE_SECONDS, NAMES, STAGE, A, B, C, SimulatedReplica, for_seconds, play
 
+from neuroshard.consensus.group_rounds import RoundRequestHandlers
+from neuroshard.consensus.round_status import NO_ANSWER
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.status.rounds import AbandonReason, MemberPart
-from neuroshard.training.rounds.door import RoundDoor
-from neuroshard.training.rounds.round_record import NO_ANSWER
 
 D = NAMES[3]
 
@@ -71,7 +71,7 @@ def test_a_stage_that_is_held_here_again_goes_on_with_its_list() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
         await for_seconds(DUE_SECONDS + 5, a, b)
-        door = RoundDoor()
+        door = RoundRequestHandlers()
         door.add(a.group)
         assert door.earlier(STAGE) is None
         door.clear()

@@ -24,9 +24,10 @@ from stage_chain import (
 )
 from torch import Tensor
 
+from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, Link, ScoreReason
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.microbatch import (
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     DisputedTensorError,
     MicrobatchKey,
@@ -36,27 +37,21 @@ from neuroshard.training.microbatch import (
     StageGoneError,
     UnknownMicrobatchError,
 )
-from neuroshard.training.microbatch_run import MicrobatchRun, measured_losses
-from neuroshard.training.pipeline import Hop
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import (
-    Operation,
-    StageAddress,
-)
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.wire_precision import WirePrecision
+from neuroshard.pipeline.microbatch_call import MicrobatchCall, measured_losses
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import RemoteStageClient, StageClient, StageClientOptions
+from neuroshard.pipeline.stage_protocol import Operation, StageAddress, WirePrecision
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
-from neuroshard.wire import Frame
 
 CUTS = (0, 1, 2, 3)
 PARTS = (slice(0, 2), slice(2, 5), slice(5, 8))
 STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise(CUTS))
 MIDDLE = STAGES[1]
-PATIENT = HopOptions(timeout_seconds=30.0)
-IMPATIENT = HopOptions(timeout_seconds=0.2)
+PATIENT = StageClientOptions(timeout_seconds=30.0)
+IMPATIENT = StageClientOptions(timeout_seconds=0.2)
 
 
 def shapes_of(stage: StageAddress) -> StageShapes:
@@ -67,23 +62,25 @@ def peer(index: int) -> NodeId:
     return NodeId(f"peer {index}")
 
 
-def serve(network: InMemoryNetwork, services: Sequence[StageService], **options: object) -> None:
+def serve(network: InMemoryNetwork, services: Sequence[StageServer], **options: object) -> None:
     """Every stage on a node of its own."""
     for index, (service, stage) in enumerate(zip(services, STAGES, strict=True)):
-        endpoint = StageEndpoint(service, stage, shapes_of(stage), **options)  # type: ignore[arg-type]
+        endpoint = StageRequestHandler(service, stage, shapes_of(stage), **options)  # type: ignore[arg-type]
         endpoint.serve(network.join(peer(index)))
 
 
-def route_of(network: InMemoryNetwork, driver: str = "driver", options: HopOptions = PATIENT) -> list[RemoteHop]:
+def route_of(
+    network: InMemoryNetwork, driver: str = "driver", options: StageClientOptions = PATIENT
+) -> list[RemoteStageClient]:
     transport = network.join(NodeId(driver))
-    return [RemoteHop(transport, peer(i), stage, shapes_of(stage), options) for i, stage in enumerate(STAGES)]
+    return [RemoteStageClient(transport, peer(i), stage, shapes_of(stage), options) for i, stage in enumerate(STAGES)]
 
 
-async def run_until_done(route: Sequence[Hop], name: MicrobatchKey, inputs: Tensor, labels: Tensor) -> float:
+async def run_until_done(route: Sequence[StageClient], name: MicrobatchKey, inputs: Tensor, labels: Tensor) -> float:
     """As a driver does: again and again, under the same key."""
     while True:
         try:
-            return (await MicrobatchRun(FixedRouting(route), name, inputs, labels).run()).loss_sum.item()
+            return (await MicrobatchCall(FixedRouting(route), name, inputs, labels).run()).loss_sum.item()
         except (StageGoneError, StageBusyError):
             await anyio.lowlevel.checkpoint()
 
@@ -155,7 +152,7 @@ def test_an_equal_replica_takes_the_place_of_a_hop_that_died(
     async def main() -> None:
         with InMemoryNetwork() as network:
             serve(network, services)
-            StageEndpoint(replica, MIDDLE, shapes_of(MIDDLE)).serve(network.join(NodeId("replica")))
+            StageRequestHandler(replica, MIDDLE, shapes_of(MIDDLE)).serve(network.join(NodeId("replica")))
             first, middle, last = route_of(network)
 
             async def dying(call: str, work: Callable[[], Awaitable[Tensor | None]]) -> Tensor | None:
@@ -177,7 +174,9 @@ def test_an_equal_replica_takes_the_place_of_a_hop_that_died(
                 assert refusal.value.retry is Retry.ELSEWHERE
             except StageGoneError:
                 assert dies_in == "forward"
-            other = RemoteHop(network.join(NodeId("again")), NodeId("replica"), MIDDLE, shapes_of(MIDDLE), PATIENT)
+            other = RemoteStageClient(
+                network.join(NodeId("again")), NodeId("replica"), MIDDLE, shapes_of(MIDDLE), PATIENT
+            )
             name = key(1, driver=NodeId("again"))
             output = await other.forward(name, sent)
             _, gradient = await last.loss(key(1), output, LABELS[:4])
@@ -193,8 +192,8 @@ def test_an_equal_replica_takes_the_place_of_a_hop_that_died(
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5)
 
 
-def one_hop(network: InMemoryNetwork, options: HopOptions = PATIENT) -> RemoteHop:
-    return RemoteHop(network.join(NodeId("driver")), peer(1), MIDDLE, shapes_of(MIDDLE), options)
+def one_hop(network: InMemoryNetwork, options: StageClientOptions = PATIENT) -> RemoteStageClient:
+    return RemoteStageClient(network.join(NodeId("driver")), peer(1), MIDDLE, shapes_of(MIDDLE), options)
 
 
 def test_what_a_stage_refuses_arrives_with_its_class(compute: ComputeThread) -> None:
@@ -263,7 +262,7 @@ def test_a_stranger_and_a_request_for_other_layers_are_sent_away(compute: Comput
                 await stranger.forward(key(1), activations())
             member = network.join(NodeId("member"))
             for stage in (replace(MIDDLE, version=2), replace(MIDDLE, run_id=RunId("2" * 64)), STAGES[2]):
-                hop = RemoteHop(member, peer(1), stage, shapes_of(MIDDLE), PATIENT)
+                hop = RemoteStageClient(member, peer(1), stage, shapes_of(MIDDLE), PATIENT)
                 with pytest.raises(StageGoneError):
                     await hop.forward(key(1), activations())
             assert reports == []
@@ -271,7 +270,7 @@ def test_a_stranger_and_a_request_for_other_layers_are_sent_away(compute: Comput
             assert (await member.request(peer(1), odd, timeout_seconds=5)).header["error"] == "tensor"
             assert reports == [(NodeId("member"), ScoreReason.UNEXPECTED_TENSOR)]
             assert services[1].session_count == 0
-            hop = RemoteHop(member, peer(1), MIDDLE, shapes_of(MIDDLE), PATIENT)
+            hop = RemoteStageClient(member, peer(1), MIDDLE, shapes_of(MIDDLE), PATIENT)
             with pytest.raises(DisputedTensorError):
                 await hop.forward(key(1), 1e20 * activations())  # spoils what others have in the same step
             assert reports == 2 * [(NodeId("member"), ScoreReason.UNEXPECTED_TENSOR)]

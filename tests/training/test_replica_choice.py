@@ -13,10 +13,9 @@ from stage_chain import DRIVER, INPUTS, LABELS, key
 from torch import Tensor
 from trio.testing import MockClock
 
+from neuroshard.data.held_out_losses import Measured
 from neuroshard.errors import NotReadyError
-from neuroshard.training.completion import Completion
-from neuroshard.training.held_out_claim import Measured
-from neuroshard.training.microbatch import (
+from neuroshard.pipeline.microbatch import (
     DisputedTensorError,
     MicrobatchKey,
     SpoiltMicrobatchError,
@@ -24,13 +23,19 @@ from neuroshard.training.microbatch import (
     StageGoneError,
     UnwantedTensorError,
 )
-from neuroshard.training.microbatch_run import MicrobatchRun, measured_losses
-from neuroshard.training.pipeline import Hop
-from neuroshard.training.replica_choice import BalancedChoice, LaneChoice, ReplicaChoice, replica_choice
-from neuroshard.training.routing import FixedRouting
-from neuroshard.training.swarm_routing import BAN_SECONDS, SwarmRouting
-from neuroshard.training.text_reading import SwarmReading
-from neuroshard.training.timing import HopTiming
+from neuroshard.pipeline.microbatch_call import MicrobatchCall, measured_losses
+from neuroshard.pipeline.routing import (
+    BAN_SECONDS,
+    BalancedChoice,
+    FixedRouting,
+    ReplicaChoice,
+    StickyReplicaChoice,
+    SwarmRouting,
+    replica_choice,
+)
+from neuroshard.pipeline.stage_client import StageClient
+from neuroshard.pipeline.stage_protocol import RequestTiming
+from neuroshard.training.text_generation import Completion, SwarmInferenceSession
 from neuroshard.types import NodeId
 
 REPLICAS = tuple(NodeId(f"replica {n}") for n in range(6))
@@ -43,7 +48,7 @@ class Replica:
     def __init__(self, node_id: NodeId, seconds: float, error: StageError | None = None) -> None:
         self.node_id = node_id
         self.state_root = ""
-        self.timings: Sequence[HopTiming] = ()
+        self.timings: Sequence[RequestTiming] = ()
         self.error = error
         self.requests = 0
         self._seconds = seconds
@@ -91,19 +96,19 @@ class Replica:
 class Noting(FixedRouting):
     """A fixed route that notes how every pick ended."""
 
-    def __init__(self, route: Sequence[Hop]) -> None:
+    def __init__(self, route: Sequence[StageClient]) -> None:
         super().__init__(route)
         self.noted: list[tuple[str, int, float]] = []
 
-    def finished(self, stage: int, hop: Hop, seconds: float) -> None:
+    def finished(self, stage: int, hop: StageClient, seconds: float) -> None:
         """Note it."""
         self.noted.append(("finished", stage, seconds))
 
-    def left(self, stage: int, hop: Hop) -> None:
+    def left(self, stage: int, hop: StageClient) -> None:
         """Note it."""
         self.noted.append(("left", stage, 0.0))
 
-    def failed(self, stage: int, hop: Hop, error: StageError) -> None:
+    def failed(self, stage: int, hop: StageClient, error: StageError) -> None:
         """Note it."""
         self.noted.append(("failed", stage, 0.0))
 
@@ -114,7 +119,7 @@ def root_of(stage: int) -> bytes:
 
 def test_a_lane_stays_until_its_replica_fails_or_the_root_changes() -> None:
     roots = {0: b"\x01" * 32, 1: b"\x01" * 32}
-    choice = LaneChoice(DRIVER, lambda stage: roots[stage])
+    choice = StickyReplicaChoice(DRIVER, lambda stage: roots[stage])
     first = choice.pick(0, REPLICAS)
     assert {choice.pick(0, REPLICAS[::order]) for order in (1, -1)} == {first}
     choice.took(0, first, 1.0)
@@ -132,19 +137,19 @@ def test_a_lane_stays_until_its_replica_fails_or_the_root_changes() -> None:
 
 
 def test_a_driver_that_holds_a_stage_is_its_own_lane() -> None:
-    choice = LaneChoice(DRIVER, root_of)
+    choice = StickyReplicaChoice(DRIVER, root_of)
     assert choice.pick(1, [*REPLICAS, DRIVER]) == DRIVER
 
 
 def test_the_parameters_name_the_choice() -> None:
-    assert isinstance(replica_choice("lanes", DRIVER, root_of), LaneChoice)
+    assert isinstance(replica_choice("lanes", DRIVER, root_of), StickyReplicaChoice)
     assert isinstance(replica_choice("balanced", DRIVER, root_of), BalancedChoice)
 
 
 def test_every_pick_ends_once_with_the_time_of_all_its_answers() -> None:
     async def main() -> list[tuple[str, int, float]]:
         routing = Noting([Replica(node, seconds) for node, seconds in ((A, 1.0), (B, 2.0), (C, 4.0))])
-        await MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1]).run()
+        await MicrobatchCall(routing, key(1), INPUTS[:1], LABELS[:1]).run()
         return routing.noted
 
     noted = trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -156,11 +161,11 @@ def test_a_microbatch_that_is_given_up_or_cancelled_leaves_all_its_replicas() ->
         replicas = [Replica(A, 1.0), Replica(B, 1.0), Replica(C, 1.0, SpoiltMicrobatchError("Not a number."))]
         routing = Noting(replicas)
         with pytest.raises(SpoiltMicrobatchError):
-            await MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1]).run()
+            await MicrobatchCall(routing, key(1), INPUTS[:1], LABELS[:1]).run()
         assert routing.noted == [("left", stage, 0.0) for stage in range(3)]
         routing = Noting(replicas)
         with anyio.move_on_after(1.5):
-            await MicrobatchRun(routing, key(2), INPUTS[:1], LABELS[:1]).run()
+            await MicrobatchCall(routing, key(2), INPUTS[:1], LABELS[:1]).run()
         assert routing.noted == [("left", 0, 0.0), ("left", 1, 0.0)]
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -199,7 +204,7 @@ Work: TypeAlias = Callable[[SwarmRouting, int], Awaitable[None]]
 
 
 async def train(routing: SwarmRouting, number: int) -> None:
-    await MicrobatchRun(routing, key(number), INPUTS[:1], LABELS[:1]).run()
+    await MicrobatchCall(routing, key(number), INPUTS[:1], LABELS[:1]).run()
 
 
 async def measure(routing: SwarmRouting, _number: int) -> None:
@@ -254,7 +259,7 @@ def test_a_text_that_two_replicas_refuse_is_told_and_none_of_them_is_left_alone(
     async def main() -> None:
         completion = Completion(SHAPE, TOKENIZER, request(Pieces()))
         with pytest.raises(NotReadyError, match="refused twice"):
-            await SwarmReading(routing, 1).advance(completion)
+            await SwarmInferenceSession(routing, 1).advance(completion)
         assert sum(one.requests for one in replicas) == 2
         await routing.hop(0)
         assert choice.free == list(REPLICAS)
@@ -284,7 +289,7 @@ def driven(choice: ReplicaChoice, stages: Sequence[Sequence[Replica]], microbatc
 
     async def line() -> None:
         for number in numbers:
-            await MicrobatchRun(routing, key(number), INPUTS[:1], LABELS[:1]).run()
+            await MicrobatchCall(routing, key(number), INPUTS[:1], LABELS[:1]).run()
 
     async def main() -> float:
         began = trio.current_time()
@@ -305,11 +310,11 @@ def test_balanced_a_replica_that_is_twice_as_slow_gets_half_and_costs_no_more() 
 
 def test_in_a_lane_one_replica_does_everything() -> None:
     replicas = [Replica(node, 1.0) for node in REPLICAS]
-    driven(LaneChoice(DRIVER, root_of), [replicas, [Replica(A, 0.1)]], 30)
+    driven(StickyReplicaChoice(DRIVER, root_of), [replicas, [Replica(A, 0.1)]], 30)
     assert sorted(one.requests for one in replicas) == [0, 0, 0, 0, 0, 60]
 
 
-@pytest.mark.parametrize("make", [BalancedChoice, lambda driver: LaneChoice(driver, root_of)])
+@pytest.mark.parametrize("make", [BalancedChoice, lambda driver: StickyReplicaChoice(driver, root_of)])
 def test_a_replica_that_fails_is_left_alone_for_half_a_minute(make: type[BalancedChoice]) -> None:
     gone = [Replica(node, 0.1, StageGoneError("Gone.")) for node in REPLICAS[1:]]
     good = Replica(A, 1.0)
@@ -335,7 +340,7 @@ def test_the_only_replica_is_asked_again_after_a_second() -> None:
     async def main() -> float:
         async with trio.open_nursery() as tasks:
             tasks.start_soon(recovery)
-            await MicrobatchRun(routing, key(1), INPUTS[:1], LABELS[:1]).run()
+            await MicrobatchCall(routing, key(1), INPUTS[:1], LABELS[:1]).run()
         return trio.current_time()
 
     clock = MockClock(autojump_threshold=0)

@@ -10,9 +10,9 @@ from small_stage import PARAMETERS, SHARD_WINDOWS, make_stage, make_trainer, sta
 from torch import Tensor
 
 from neuroshard.compression import make_codec
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.loop import Trainer
-from neuroshard.training.outer_sync import Agreed
+from neuroshard.consensus.stage_rounds import Agreed
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("lone_outer", ["keep", "apply"])

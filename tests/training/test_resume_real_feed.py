@@ -8,16 +8,16 @@ import pytest
 import trio
 from small_stage import ARCHITECTURE, IDENTITY, make_stage, make_trainer, state_digest, windows
 
+from neuroshard.data.assignment import RotationRule
 from neuroshard.data.cache import ShardCache
+from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.genesis.writer import GenesisWriter
-from neuroshard.data.opening import open_genesis
-from neuroshard.data.rotation import RotationRule
 from neuroshard.data.source import open_source
-from neuroshard.genesis.destination import FolderDestination
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.loop import Trainer
+from neuroshard.dataset.destination import FolderDestination
+from neuroshard.dataset.writer import GenesisWriter
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.training.trainer import Trainer
 
 WINDOWS = 40
 EAGER = RotationRule(losses=3, memorised_variance=1e9, memorised_mean=1e9)  # leaves a shard after three steps

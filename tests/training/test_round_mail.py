@@ -7,11 +7,11 @@ import anyio.lowlevel
 import pytest
 from replica_world import NAMES, STAGE, A, B, C, play
 
+from neuroshard.consensus.message_queue import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMessageQueue
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
 from neuroshard.network import InMemoryNetwork, RequestRefusedError
-from neuroshard.training.rounds.mail import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMail
-from neuroshard.training.transfer.fields import request_about
+from neuroshard.state.transfer_messages import request_about
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
 
 D = NAMES[3]
 PIECE = bytes(PART_BYTES)
@@ -22,7 +22,7 @@ class Post:
 
     def __init__(self, network: InMemoryNetwork, most_bytes: int) -> None:
         self.come: list[tuple[NodeId, Frame]] = []
-        self.mail = RoundMail(STAGE, network.join(A), FrameLimits(max_body_bytes=most_bytes), self._note)
+        self.mail = RoundMessageQueue(STAGE, network.join(A), FrameLimits(max_body_bytes=most_bytes), self._note)
 
     async def _note(self, sender: NodeId, frame: Frame) -> None:
         await anyio.lowlevel.checkpoint()
@@ -115,7 +115,7 @@ def test_long_messages_travel_in_parts() -> None:
             come.append((sender, frame))
 
         limits = FrameLimits(max_body_bytes=sum(map(len, slices)))
-        mails = [RoundMail(STAGE, transport, limits, note) for transport in transports]
+        mails = [RoundMessageQueue(STAGE, transport, limits, note) for transport in transports]
         transports[1].serve(PART, mails[1].take, PART_LIMITS)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mails[0].run)
@@ -138,10 +138,10 @@ def test_a_receiver_costs_nothing_once_all_has_arrived_and_can_be_written_to_aga
             come.append(NodeId(str(frame.header["to"])))
 
         limits = FrameLimits(max_body_bytes=1024)
-        sender = RoundMail(STAGE, network.join(A), limits, note)
+        sender = RoundMessageQueue(STAGE, network.join(A), limits, note)
         for peer in others:
             transport = network.join(peer)
-            transport.serve(PART, RoundMail(STAGE, transport, limits, note).take, PART_LIMITS)
+            transport.serve(PART, RoundMessageQueue(STAGE, transport, limits, note).take, PART_LIMITS)
         async with anyio.create_task_group() as tasks:
             sender.send(B, Frame("round/message", {"to": B}))  # waits for `run`
             tasks.start_soon(sender.run)

@@ -7,19 +7,18 @@ from dataclasses import replace
 import pytest
 from round_samples import JUDGED, TERMS, TOO_MANY, A, B, C, D, certificate
 
-from neuroshard.aggregation import Refusal, Verdict
-from neuroshard.status.rounds import AbandonReason, CertificateStatus, MemberPart, PhaseSeconds, StageRoundsStatus
-from neuroshard.swarm.certified.effects import Judged
-from neuroshard.swarm.certified.progress import Progress, RoundPhase
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.training.rounds.round_record import (
+from neuroshard.aggregation import GateVerdict, RejectionReason
+from neuroshard.consensus.effects import Judged, RoundPhase, RoundProgress
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_status import (
     KEPT_ROUNDS,
     MAX_CONTRIBUTORS,
     RoundEnd,
+    RoundMonitor,
     RoundTerms,
-    RoundWatch,
     with_round,
 )
+from neuroshard.status.rounds import AbandonReason, CertificateStatus, MemberPart, PhaseSeconds, StageRoundsStatus
 from neuroshard.types import LayerRange, NodeId, WalletId
 
 EXCHANGED = (A, B, C)
@@ -27,19 +26,19 @@ NONE_YET = StageRoundsStatus(0, LayerRange(0, 2))
 END = RoundEnd(time=1_000.0, now=110.0, bytes_sent=5, bytes_received=6)
 
 
-def watched(*looks: tuple[float, Progress], terms: RoundTerms = TERMS) -> RoundWatch:
+def watched(*looks: tuple[float, RoundProgress], terms: RoundTerms = TERMS) -> RoundMonitor:
     """A round that began at 100 s."""
-    watch = RoundWatch(terms, 100.0)
+    watch = RoundMonitor(terms, 100.0)
     for now, progress in looks:
         watch.look(progress, now)
     return watch
 
 
-def exchange(view: int = 0) -> Progress:
-    return Progress(view, RoundPhase.EXCHANGE, EXCHANGED)
+def exchange(view: int = 0) -> RoundProgress:
+    return RoundProgress(view, RoundPhase.EXCHANGE, EXCHANGED)
 
 
-def parts_of(watch: RoundWatch, reason: str | None = None) -> dict[str, str]:
+def parts_of(watch: RoundMonitor, reason: str | None = None) -> dict[str, str]:
     return {one.node_id: one.part.value for one in watch.abandoned(reason, END).contributions}
 
 
@@ -53,13 +52,13 @@ def test_a_view_begins_when_it_is_first_seen() -> None:
 
 def test_a_view_that_waited_in_vain_for_somebody_begins_with_its_proposal() -> None:
     """How long it waited follows from how long rounds have taken: counted, it would make every round wait longer."""
-    gather, everybody = Progress(1, RoundPhase.GATHER), Progress(1, RoundPhase.EXCHANGE, (*EXCHANGED, D))
+    gather, everybody = RoundProgress(1, RoundPhase.GATHER), RoundProgress(1, RoundPhase.EXCHANGE, (*EXCHANGED, D))
     assert watched((110.0, gather), (140.0, exchange(1)), (142.0, exchange(1))).view_began == 140.0
     assert watched((110.0, gather), (140.0, everybody), (142.0, everybody)).view_began == 110.0
 
 
 def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
-    signed = certificate((C, str(Refusal.DIRECTION)))
+    signed = certificate((C, str(RejectionReason.DIRECTION)))
     record = watched((101.0, exchange())).completed(signed, END)
     assert [(one.node_id, one.wallet_id, one.part) for one in record.contributions] == [
         (A.node_id, A.wallet_id, MemberPart.ACCEPTED),
@@ -85,15 +84,15 @@ def test_who_did_too_little_to_count_is_not_shown_as_missing() -> None:
         MemberPart.ABSTAINED,
         MemberPart.ABSENT,
     ]
-    abstained = Verdict((0, 1), {}, (1.0, 1.0), robust=False, abstained=(2,))
-    looked = Progress(0, RoundPhase.EXCHANGE, EXCHANGED, Judged(abstained, None, "too few are left"))
+    abstained = GateVerdict((0, 1), {}, (1.0, 1.0), robust=False, abstained=(2,))
+    looked = RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, Judged(abstained, None, "too few are left"))
     assert parts_of(watched((101.0, looked))) == {"a": "accepted", "b": "accepted", "c": "abstained", "d": "absent"}
 
 
 def test_who_was_refused_in_a_view_that_was_given_up_stays_refused_in_the_rounds_record() -> None:
-    first = watched((101.0, Progress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY)))
+    first = watched((101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY)))
     assert (first.has_refused(C.node_id), first.has_refused(A.node_id)) == (True, False)
-    again = watched((111.0, Progress(1, RoundPhase.EXCHANGE, (A, B))))  # called once more, without C
+    again = watched((111.0, RoundProgress(1, RoundPhase.EXCHANGE, (A, B))))  # called once more, without C
     again.goes_on_from(first)
     assert again.has_refused(C.node_id)
     value = replace(certificate().value, members=(A, B), accepted=(A.node_id, B.node_id))
@@ -106,10 +105,10 @@ def test_who_was_refused_in_a_view_that_was_given_up_stays_refused_in_the_rounds
 def test_the_phases_of_all_views_add_up_to_the_seconds_of_the_round() -> None:
     watch = watched(
         (102.0, exchange()),
-        (103.0, Progress(1, RoundPhase.GATHER)),  # the first view came to nothing
-        (104.0, Progress(1, RoundPhase.GATHER)),
+        (103.0, RoundProgress(1, RoundPhase.GATHER)),  # the first view came to nothing
+        (104.0, RoundProgress(1, RoundPhase.GATHER)),
         (105.5, exchange(1)),
-        (108.0, Progress(1, RoundPhase.VOTE, EXCHANGED, JUDGED)),
+        (108.0, RoundProgress(1, RoundPhase.VOTE, EXCHANGED, JUDGED)),
     )
     record = watch.completed(certificate(), END)
     assert record.seconds == PhaseSeconds(gather=4.5, exchange=3.5, vote=2.0)
@@ -119,7 +118,7 @@ def test_the_phases_of_all_views_add_up_to_the_seconds_of_the_round() -> None:
 
 
 def test_a_round_that_ended_before_anybody_looked_ended_then() -> None:
-    watch = watched((102.0, exchange()), (104.0, Progress(0, RoundPhase.ENDED)))
+    watch = watched((102.0, exchange()), (104.0, RoundProgress(0, RoundPhase.ENDED)))
     record = watch.completed(certificate(), replace(END, is_late=True))
     assert (record.is_late, record.ended_at, record.seconds.total) == (True, 994.0, 4.0)
 
@@ -128,18 +127,23 @@ def test_a_round_that_ended_before_anybody_looked_ended_then() -> None:
     ("progress", "reason", "kind", "words"),
     [
         (exchange(), None, AbandonReason.NO_ANSWER, "too few members answered in time"),
-        (Progress(0, RoundPhase.VOTE, EXCHANGED, JUDGED, "worse"), "no: worse", AbandonReason.OBJECTION, "no: worse"),
         (
-            Progress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY),
+            RoundProgress(0, RoundPhase.VOTE, EXCHANGED, JUDGED, "worse"),
+            "no: worse",
+            AbandonReason.OBJECTION,
+            "no: worse",
+        ),
+        (
+            RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY),
             TOO_MANY.abort_reason,
             AbandonReason.CONTRIBUTIONS,
             "1 of 3 contributions were refused, at most 0 may be",
         ),
-        (Progress(0, RoundPhase.VOTE, EXCHANGED, JUDGED), "no space", AbandonReason.STORAGE, "no space"),
+        (RoundProgress(0, RoundPhase.VOTE, EXCHANGED, JUDGED), "no space", AbandonReason.STORAGE, "no space"),
     ],
 )
 def test_a_round_is_abandoned_for_one_of_four_reasons(
-    progress: Progress, reason: str | None, kind: AbandonReason, words: str
+    progress: RoundProgress, reason: str | None, kind: AbandonReason, words: str
 ) -> None:
     record = watched((101.0, progress)).abandoned(reason, END)
     assert (record.abandoned_for, record.reason, record.certificate) == (kind, words, None)
@@ -149,23 +153,23 @@ def test_an_abandoned_round_tells_as_much_of_its_members_as_was_seen() -> None:
     assert parts_of(watched()) == dict.fromkeys("abcd", "unjudged")
     unjudged = {**dict.fromkeys("abc", "unjudged"), "d": "absent"}
     assert parts_of(watched((101.0, exchange()))) == unjudged
-    judged = (101.0, Progress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY))
+    judged = (101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY))
     seen = {"a": "accepted", "b": "accepted", "c": "refused", "d": "absent"}
     assert parts_of(watched(judged), TOO_MANY.abort_reason) == seen
-    assert parts_of(watched(judged, (102.0, Progress(1, RoundPhase.GATHER)))) == seen  # of the view before
+    assert parts_of(watched(judged, (102.0, RoundProgress(1, RoundPhase.GATHER)))) == seen  # of the view before
 
 
 def test_reasons_that_no_gate_gives_are_counted_together() -> None:
     """Others' certificates may hold any text; what is counted by name must not grow with it."""
-    record = watched().completed(certificate((A, "because"), (B, str(Refusal.ZERO))), END)
+    record = watched().completed(certificate((A, "because"), (B, str(RejectionReason.ZERO))), END)
     assert [one.refusal for one in record.contributions] == ["other", "zero", "", ""]
     assert record.contributions[0].reason == "because"
     assert with_round(NONE_YET, record).refused == (("other", 1), ("zero", 1))
 
 
 def test_the_last_rounds_are_kept_and_all_are_counted() -> None:
-    good = watched().completed(certificate((C, str(Refusal.NORM))), END)
-    bad = watched((101.0, Progress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY))).abandoned("too many", END)
+    good = watched().completed(certificate((C, str(RejectionReason.NORM))), END)
+    bad = watched((101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY))).abandoned("too many", END)
     rounds = NONE_YET
     for number in range(KEPT_ROUNDS + 5):
         rounds = with_round(rounds, replace(bad if number % 5 == 0 else good, outer_step=number))
@@ -180,7 +184,7 @@ def test_the_last_rounds_are_kept_and_all_are_counted() -> None:
 def test_of_contributors_those_are_forgotten_that_have_been_away_for_longest() -> None:
     rounds = NONE_YET
     for number in range(MAX_CONTRIBUTORS):
-        stranger = Member(NodeId(f"x{number}"), WalletId("f" * 16))
+        stranger = GroupMember(NodeId(f"x{number}"), WalletId("f" * 16))
         record = watched(terms=replace(TERMS, called=(*EXCHANGED, stranger))).completed(certificate(), END)
         rounds = with_round(rounds, record)
     names = {one.node_id for one in rounds.contributors}

@@ -8,13 +8,13 @@ import pytest
 import torch
 from replica_world import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 
+from neuroshard.consensus.effects import VoteRecord
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed
+from neuroshard.consensus.vote_log import KEPT_STEPS
+from neuroshard.messages import EncodedFrame
 from neuroshard.network import InMemoryNetwork
 from neuroshard.status.rounds import MemberPart
-from neuroshard.swarm.certified.effects import VoteRecord
-from neuroshard.training.outer_sync import Abandoned, Agreed
-from neuroshard.training.rounds.vote_book import KEPT_STEPS
 from neuroshard.types import NodeId
-from neuroshard.wire import EncodedFrame
 
 
 def test_a_side_of_a_partition_without_a_quorum_trains_on_and_follows_afterwards() -> None:

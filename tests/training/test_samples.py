@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers
 
-from neuroshard.status.samples import Sample
-from neuroshard.training.samples import (
+from neuroshard.status.history import TextSample
+from neuroshard.training.text_generation import (
     MOST_CHARACTERS,
     MOST_SAMPLES,
     PROMPTS,
@@ -24,8 +24,8 @@ from neuroshard.training.samples import (
 TEXTS = ("of of", "the the", "in a")
 
 
-def sample(step: int, seconds: float = 0.5) -> Sample:
-    return Sample(step, step, 1_000.0 + step, seconds, TEXTS)
+def sample(step: int, seconds: float = 0.5) -> TextSample:
+    return TextSample(step, step, 1_000.0 + step, seconds, TEXTS)
 
 
 def test_the_marks_are_sparse() -> None:
@@ -46,7 +46,7 @@ def test_the_first_is_due_at_once_and_the_next_when_it_is_paid_for() -> None:
 
 @given(floats(0.001, 100), floats(0.001, 20))
 def test_writing_stays_below_its_share(price: float, step_seconds: float) -> None:
-    samples: tuple[Sample, ...] = (sample(0, price),)
+    samples: tuple[TextSample, ...] = (sample(0, price),)
     for power in range(1, 400):
         steps = int(1.1**power)
         if is_due(steps, samples, steps * step_seconds):
@@ -60,7 +60,7 @@ def test_a_mark_lies_ahead(step: int) -> None:
 
 
 def test_what_was_written_down_is_read_again() -> None:
-    samples = (sample(0), Sample(10, 12, 5.0, 0.25, ("é\n", "", "x" * MOST_CHARACTERS)))
+    samples = (sample(0), TextSample(10, 12, 5.0, 0.25, ("é\n", "", "x" * MOST_CHARACTERS)))
     written = json.loads(json.dumps(samples_to_json(PROMPTS, samples)))
     assert samples_from_json(written) == (PROMPTS, samples)
 

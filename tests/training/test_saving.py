@@ -11,11 +11,11 @@ import pytest
 import trio
 from small_stage import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 
+from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.state.checkpoint_saver import CheckpointPolicy
+from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.assembly import Stage
-from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread, Priority
+from neuroshard.training.stage_checkpoint import Stage
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:

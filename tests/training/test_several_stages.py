@@ -17,13 +17,13 @@ from several_stages import SPLIT, WHOLE, make_split_trainer, make_stages, weight
 from small_stage import make_stage, make_trainer, state_becomes, state_digest
 
 from neuroshard.errors import StorageError
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StepResult
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.disk_space import StorageLimits
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.assembly import steps_behind
-from neuroshard.training.checkpoint.limits import StorageLimits
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StepResult
-from neuroshard.training.loop import Trainer
+from neuroshard.training.stage_checkpoint import steps_behind
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import LayerRange
 
 

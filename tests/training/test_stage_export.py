@@ -18,18 +18,16 @@ from small_stage import ARCHITECTURE, windows
 from torch import Tensor
 
 from neuroshard.errors import CheckpointError, StorageError
-from neuroshard.model.key_value_cache import KeyValueCache
-from neuroshard.model.llama_export import to_llama_state_dict
-from neuroshard.model.tensor_schema import TensorSchema
-from neuroshard.model.transformer import StageModel
-from neuroshard.training.checkpoint.catalogue import DamagedStageError, SavedStage, choose, saved_stages
-from neuroshard.training.checkpoint.export import export_torch
-from neuroshard.training.checkpoint.export_llama import export_huggingface
-from neuroshard.training.checkpoint.staging import StagingBuffers
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.checkpoint.tensor_file import TensorLayout
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.loop import Trainer
+from neuroshard.model.llama_layout import to_llama_state_dict
+from neuroshard.model.transformer import KeyValueCache, StageModel
+from neuroshard.model.weights import TensorSchema
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.state.checkpoint_catalogue import DamagedStageError, SavedStage, choose, saved_stages
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.export import export_huggingface, export_torch
+from neuroshard.state.staging_buffers import StagingBuffers
+from neuroshard.state.tensor_file import TensorLayout
+from neuroshard.training.trainer import Trainer
 
 
 @pytest.fixture

@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 from small_stage import ARCHITECTURE
 from stage_chain import INPUTS, LABELS, activations
 
-from neuroshard.training.microbatch import (
+from neuroshard.messages import Frame, FrameDecoder, FrameLimits, FrameTooLargeError, check_limits, encode
+from neuroshard.pipeline.microbatch import (
     DisputedTensorError,
     RefusedTensorError,
     StageError,
     StageGoneError,
     UnwantedTensorError,
 )
-from neuroshard.training.stage_frames import (
+from neuroshard.pipeline.stage_protocol import (
     Operation,
     StageAddress,
     StageAnswer,
     StageRequest,
+    WirePrecision,
     answer_frame,
     answer_limits,
     read_answer,
@@ -30,10 +32,8 @@ from neuroshard.training.stage_frames import (
     request_frame,
     request_limits,
 )
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.wire_precision import WirePrecision
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, RunId
-from neuroshard.wire import Frame, FrameDecoder, FrameLimits, FrameTooLargeError, check_limits, encode
 
 FIRST = StageAddress(RunId("1" * 64), LayerRange(0, 1), 1)
 LAST = replace(FIRST, layers=LayerRange(1, 3))

@@ -9,9 +9,8 @@ from small_stage import ARCHITECTURE
 from stage_chain import HIDDEN, LABELS, OTHER, activations, gradients, key, play, refused_in_the_end, service_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.gradient_limit import FEWEST, MEDIANS, GradientLimit
-from neuroshard.training.microbatch import (
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     RefusedTensorError,
     Retry,
@@ -19,9 +18,9 @@ from neuroshard.training.microbatch import (
     StageBusyError,
     UnknownMicrobatchError,
 )
-from neuroshard.training.non_finite import STEPS_BEFORE_RESTORE
-from neuroshard.training.service_limits import ServiceLimits
-from neuroshard.training.sessions import SessionLimits
+from neuroshard.pipeline.sessions import SessionLimits
+from neuroshard.pipeline.stage_server import FEWEST, MEDIANS, GradientLimit, ServiceLimits
+from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE
 from neuroshard.types import NodeId
 
 LIMITS = ServiceLimits(SessionLimits(sessions=4, sessions_of_driver=2, open_microbatches=4, open_of_driver=3))

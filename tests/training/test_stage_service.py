@@ -23,8 +23,8 @@ from stage_chain import (
 from torch import Tensor
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.microbatch import (
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     MicrobatchKey,
     Retry,
@@ -33,12 +33,11 @@ from neuroshard.training.microbatch import (
     StagePausedError,
     UnknownMicrobatchError,
 )
-from neuroshard.training.service_limits import Hold
-from neuroshard.training.stage_service import StageService
+from neuroshard.pipeline.stage_server import DrainReason, StageServer
 from neuroshard.types import NodeId
 
 
-async def step(service: StageService) -> None:
+async def step(service: StageServer) -> None:
     """What a stage's trainer does with a full intake, without the rest."""
     done = service.take("stepping")
     await service.compute.run(lambda: service.executor.step(1e-2, 1.0, done.tokens))
@@ -169,8 +168,8 @@ def test_what_a_driver_has_open_goes_with_it(compute: ComputeThread) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(("hold", "seconds"), [(Hold.ROUND, 30.0), (Hold.PAUSE, 0.5)])
-def test_draining_gives_up_what_does_not_end(compute: ComputeThread, hold: Hold, seconds: float) -> None:
+@pytest.mark.parametrize(("hold", "seconds"), [(DrainReason.ROUND, 30.0), (DrainReason.PAUSE, 0.5)])
+def test_draining_gives_up_what_does_not_end(compute: ComputeThread, hold: DrainReason, seconds: float) -> None:
     service = service_of(compute, 1, 2)
 
     async def scenario(clock: MockClock) -> None:
@@ -187,7 +186,7 @@ def test_draining_gives_up_what_does_not_end(compute: ComputeThread, hold: Hold,
             clock.jump(0.2 * seconds)
         assert service.intake.is_idle
         assert service.intake.accumulated.sequences == 1
-        if hold is Hold.ROUND:  # others may wait for its end
+        if hold is DrainReason.ROUND:  # others may wait for its end
             assert "holds" in await refused_in_the_end(clock, service, key(3))
         with pytest.raises(UnknownMicrobatchError):  # its driver comes too late, and begins this stage's part again
             await service.backward(key(2), activations())
@@ -216,7 +215,7 @@ def test_a_paused_stage_sends_whoever_asks_elsewhere_at_once(compute: ComputeThr
             service.intake.close("The stage makes its step.")
             tasks.start_soon(wait_for_room)
             await wait_all_tasks_blocked()
-            tasks.start_soon(service.drain, "The node is paused.", Hold.PAUSE)
+            tasks.start_soon(service.drain, "The node is paused.", DrainReason.PAUSE)
             await wait_all_tasks_blocked()  # who waited already need not wait longer
             assert [refusal.retry for refusal in refusals] == [Retry.ELSEWHERE]
             await wait_for_room()
@@ -240,7 +239,7 @@ def test_all_stages_of_a_node_have_the_same_time_to_end(compute: ComputeThread) 
         await service.forward(key(1), activations())
         began = trio.current_time()
         clock.jump(20.0)
-        await service.drain("The node is paused.", Hold.PAUSE, began=began)  # another stage took all of it
+        await service.drain("The node is paused.", DrainReason.PAUSE, began=began)  # another stage took all of it
         assert (service.intake.is_idle, service.counts.given_up) == (True, 1)
         assert trio.current_time() - began < 20.1
 
@@ -253,7 +252,7 @@ def test_a_node_that_ends_waits_less_so_that_its_final_checkpoint_is_written_in_
     async def scenario(clock: MockClock) -> None:
         await service.forward(key(1), activations())
         async with trio.open_nursery() as tasks:
-            tasks.start_soon(partial(service.drain, "The node stops.", Hold.END))
+            tasks.start_soon(partial(service.drain, "The node stops.", DrainReason.END))
             await wait_all_tasks_blocked()
             assert not service.intake.is_idle
             clock.jump(11.0)

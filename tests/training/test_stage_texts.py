@@ -11,10 +11,10 @@ from made_texts import SHAPE, model_of, next_logits, prompt_ids, service_of
 from torch import Tensor
 
 from neuroshard.model.memory_need import CACHED_TEXTS
-from neuroshard.model.tensor_schema import flatten, load_vector
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.executor import StageExecutor
-from neuroshard.training.microbatch import (
+from neuroshard.model.weights import flatten, load_vector
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.microbatch import (
     RefusedTensorError,
     Retry,
     SpoiltMicrobatchError,
@@ -22,8 +22,8 @@ from neuroshard.training.microbatch import (
     StageGoneError,
     UnreadTextError,
 )
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.stage_texts import StageTexts, TextLimits
+from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import NodeId
 
 ME, OTHER = NodeId("me"), NodeId("other")

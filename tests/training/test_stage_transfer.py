@@ -9,17 +9,13 @@ from donors import FILE, HERE, MODEL, NAME, World, donor_node, identity_of, play
 from small_stage import make_stage
 
 from neuroshard.network import Link
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.stage_state import stage_tensors
-from neuroshard.training.transfer.errors import DonorError
-from neuroshard.training.transfer.install import install
-from neuroshard.training.transfer.manifest import (
-    CHUNK_BYTES,
-    chunk_count,
-)
-from neuroshard.training.transfer.partial_file import PartialFile
-from neuroshard.training.transfer.standings import standings_of
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.download import PartialFile
+from neuroshard.state.replica_status import query_statuses
+from neuroshard.state.stage_tensors import stage_tensors
+from neuroshard.state.transfer_messages import CHUNK_BYTES, DonorError, chunk_count
+from neuroshard.training.state_transfer import install
 from neuroshard.types import NodeId
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
@@ -45,7 +41,7 @@ def test_the_state_of_a_stage_arrives_bit_for_bit_and_goes_on_as_ones_own(
     donor.save(40)
 
     async def scenario(world: World) -> None:
-        told = await standings_of(world.receiver.asking, NAME, [A, B])
+        told = await query_statuses(world.receiver.asking, NAME, [A, B])
         assert told[A].line == (3, donor.outer.progress.state_root)
         manifest = await world.receiver.manifest(A, 30.0)
         received = await world.receiver.fetch(A, {A: manifest}, partial_in(tmp_path / "here"))

@@ -9,18 +9,19 @@ from donors import FILE, HERE, NAME, NOW, DonorNode, World, donor_node, play
 
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.network import PeerRefusedError, ScoreReason
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.transfer.errors import DonorError, LyingDonorError
-from neuroshard.training.transfer.manifest import (
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.state.download import PartialFile
+from neuroshard.state.receiver import StateReceiver
+from neuroshard.state.replica_status import query_statuses
+from neuroshard.state.transfer_messages import (
     ANY_AGE,
+    DonorError,
+    LyingDonorError,
     chunk_count,
     chunk_digest,
     chunk_limits,
     chunk_request,
 )
-from neuroshard.training.transfer.partial_file import PartialFile
-from neuroshard.training.transfer.receiver import Receiver
-from neuroshard.training.transfer.standings import standings_of
 from neuroshard.types import LayerRange, NodeId
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
@@ -39,7 +40,7 @@ def saved_file(folder: Path, step: int = 40) -> bytes:
     return (folder / f"step-{step}.safetensors").read_bytes()
 
 
-def receivers(world: World) -> list[Receiver]:
+def receivers(world: World) -> list[StateReceiver]:
     """Three nodes that take states over."""
     askings = [replace(world.receiver.asking, requester=world.network.join(NodeId(name))) for name in "xyz"]
     return [replace(world.receiver, asking=asking) for asking in askings]
@@ -120,7 +121,7 @@ def test_a_donor_without_a_snapshot_says_so(compute: ComputeThread, tmp_path: Pa
     play(scenario, donor)
 
 
-async def ask_for_a_chunk(receiver: Receiver) -> None:
+async def ask_for_a_chunk(receiver: StateReceiver) -> None:
     """And no more."""
     told = await receiver.manifest(A, 30.0)
     request = chunk_request(receiver.file.stage, told.snapshot, 0)
@@ -275,7 +276,7 @@ def test_a_stranger_gets_nothing_which_is_counted_and_a_newcomer_gets_it_once_it
         with pytest.raises(DonorError, match="Only members of the run"):
             await world.receiver.tell_copied(A, NOW)
         assert donor.reports == [(HERE, ScoreReason.STRANGER)] * 3
-        assert (await standings_of(world.receiver.asking, NAME, [A]))[A].copied_seconds is None
+        assert (await query_statuses(world.receiver.asking, NAME, [A]))[A].copied_seconds is None
         donor.strangers.clear()
         told = await world.receiver.manifest(A, 30.0)
         received = await world.receiver.fetch(A, {A: told}, partial_in(tmp_path / "here"))
@@ -290,13 +291,13 @@ def test_a_holder_learns_of_its_second_copy(compute: ComputeThread, tmp_path: Pa
 
     async def scenario(world: World) -> None:
         asking = world.receiver.asking
-        assert (await standings_of(asking, NAME, [A]))[A].copied_seconds is None
+        assert (await query_statuses(asking, NAME, [A]))[A].copied_seconds is None
         await world.receiver.tell_copied(A, NOW - 20)
         await world.receiver.tell_copied(A, NOW - 50)  # an older one
         await anyio.sleep(5)
-        assert (await standings_of(asking, NAME, [A]))[A].copied_seconds == pytest.approx(25)
+        assert (await query_statuses(asking, NAME, [A]))[A].copied_seconds == pytest.approx(25)
         await world.receiver.tell_copied(A, NOW + 1e9)  # from the future: as of now
-        assert (await standings_of(asking, NAME, [A]))[A].copied_seconds == 0
+        assert (await query_statuses(asking, NAME, [A]))[A].copied_seconds == 0
 
     play(scenario, donor)
 

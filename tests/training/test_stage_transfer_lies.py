@@ -9,18 +9,19 @@ import pytest
 import torch
 from donors import ARCHITECTURE, FILE, HERE, NAME, World, donor_node, play
 
+from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import Link, ScoreReason
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.transfer.errors import DonorError, LyingDonorError
-from neuroshard.training.transfer.manifest import (
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.state.download import PartialFile
+from neuroshard.state.transfer_messages import (
+    DonorError,
+    LyingDonorError,
     SnapshotManifest,
     chunk_count,
     chunk_frame,
     manifest_frame,
 )
-from neuroshard.training.transfer.partial_file import PartialFile
 from neuroshard.types import LayerRange, NodeId
-from neuroshard.wire import Frame, TensorPart, TensorSpec
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -177,17 +178,17 @@ def with_a_damaged_document(told: SnapshotManifest) -> SnapshotManifest:
 
 
 def changed(told: SnapshotManifest, **fields: object) -> SnapshotManifest:
-    from neuroshard.training.checkpoint.metadata import Manifest, encode_manifest
+    from neuroshard.state.checkpoint_manifest import CheckpointManifest, encode_manifest
 
-    manifest = Manifest(replace(told.meta, **fields), told.checkpoint.tensors)  # type: ignore[arg-type]
+    manifest = CheckpointManifest(replace(told.meta, **fields), told.checkpoint.tensors)  # type: ignore[arg-type]
     return SnapshotManifest(encode_manifest(manifest), told.digests, 0.0)
 
 
 def rewritten(told: SnapshotManifest, **fields: object) -> SnapshotManifest:
-    from neuroshard.training.checkpoint.metadata import Manifest, encode_manifest
+    from neuroshard.state.checkpoint_manifest import CheckpointManifest, encode_manifest
 
     tensors = replace(told.checkpoint.tensors, **fields)  # type: ignore[arg-type]
-    return SnapshotManifest(encode_manifest(Manifest(told.meta, tensors)), told.digests, 0.0)
+    return SnapshotManifest(encode_manifest(CheckpointManifest(told.meta, tensors)), told.digests, 0.0)
 
 
 @pytest.mark.parametrize(

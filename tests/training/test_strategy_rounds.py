@@ -22,16 +22,15 @@ from replica_world import (
 )
 
 from neuroshard.config.run_parameters import OuterOptimization, StrategyName
-from neuroshard.model.tensor_schema import TensorSchema
+from neuroshard.consensus.effects import VoteRecord
+from neuroshard.consensus.roster import GroupMember, Roster
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds
+from neuroshard.consensus.sync_strategies import FragmentStep, part_at, strategy_at
+from neuroshard.consensus.vote_log import KEPT_STEPS
+from neuroshard.messages import EncodedFrame
+from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork
-from neuroshard.swarm.certified.effects import VoteRecord
-from neuroshard.swarm.certified.roster import Member, Roster
-from neuroshard.training.exchange import StageRounds
-from neuroshard.training.outer_sync import Abandoned, Agreed
-from neuroshard.training.rounds.vote_book import KEPT_STEPS
-from neuroshard.training.strategy import FragmentStep, part_at, strategy_at
 from neuroshard.types import NodeId
-from neuroshard.wire import EncodedFrame
 
 PARTS: tuple[StrategyName, ...] = ("sparta", "streaming")
 
@@ -151,7 +150,7 @@ def test_two_members_that_are_at_different_parts_come_together_again(strategy: S
 
 def test_a_step_about_another_part_has_another_name() -> None:
     """Whoever is at another part, or takes the vector apart in another way, exchanges nothing with the others."""
-    roster, root = Roster((Member(A, IDENTITIES[A].wallet_id),)), "0" * 64
+    roster, root = Roster((GroupMember(A, IDENTITIES[A].wallet_id),)), "0" * 64
     parameters = [replace(OUTER, strategy=strategy) for strategy in ("diloco", *PARTS)]
     rounds = [StageRounds(RUN, 0, SCHEMA, outer) for outer in parameters]
     terms = {one.step(number, root, roster, is_open=False).terms for one in rounds for number in range(4)}

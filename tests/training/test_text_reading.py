@@ -26,22 +26,18 @@ from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.data.tokenizer import EOS
 from neuroshard.errors import NotReadyError
-from neuroshard.model.initial_weights import initialise
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import initialise
 from neuroshard.network import InMemoryNetwork, Transport
-from neuroshard.status.commands import GeneratedText
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.generation import TextGenerator
-from neuroshard.training.pipeline import Hop, LocalHop
-from neuroshard.training.remote_hop import HopOptions, RemoteHop
-from neuroshard.training.replica_choice import ChoiceInTurn
-from neuroshard.training.stage_endpoint import StageEndpoint
-from neuroshard.training.stage_frames import StageAddress
-from neuroshard.training.stage_service import StageService
-from neuroshard.training.stage_shapes import StageShapes
-from neuroshard.training.swarm_routing import SwarmRouting
-from neuroshard.training.text_reading import SwarmReading
-from neuroshard.training.wire_precision import WirePrecision
+from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.routing import ChoiceInTurn, SwarmRouting
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
+from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision
+from neuroshard.pipeline.stage_requests import StageRequestHandler
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.status.board import GeneratedText
+from neuroshard.training.text_generation import SwarmInferenceSession, TextGenerator
 from neuroshard.types import LayerRange, NodeId, RunId
 
 CUTS = (0, 1, 2, 3)
@@ -56,18 +52,18 @@ class Swarm:
 
     compute: ComputeThread
     network: InMemoryNetwork
-    services: dict[NodeId, StageService] = field(default_factory=dict)
+    services: dict[NodeId, StageServer] = field(default_factory=dict)
     transports: dict[NodeId, Transport] = field(default_factory=dict)
-    own: dict[int, StageService] = field(default_factory=dict)
-    readings: list[SwarmReading] = field(default_factory=list)
-    begin: Callable[[], SwarmReading] = field(init=False)
+    own: dict[int, StageServer] = field(default_factory=dict)
+    readings: list[SwarmInferenceSession] = field(default_factory=list)
+    begin: Callable[[], SwarmInferenceSession] = field(init=False)
 
-    def add(self, stage: int, name: str, seed: int = 3) -> StageService:
+    def add(self, stage: int, name: str, seed: int = 3) -> StageServer:
         node = NodeId(f"{stage}{name}")
         layers = STAGES[stage].layers
         service = self.services[node] = service_of(self.compute, model_of(layers.start, layers.stop, seed))
         transport = self.transports[node] = self.network.join(node)
-        StageEndpoint(service, STAGES[stage], shapes_of(stage)).serve(transport)
+        StageRequestHandler(service, STAGES[stage], shapes_of(stage)).serve(transport)
         return service
 
     async def remove(self, name: str) -> None:
@@ -80,17 +76,17 @@ class Swarm:
 
     def generator(self, *, precision: WirePrecision = WirePrecision.FP32, patience: float = 20.0) -> TextGenerator:
         transport = self.network.join(ASKER)
-        options = HopOptions(precision, timeout_seconds=30.0)
+        options = StageClientOptions(precision, timeout_seconds=30.0)
 
-        def connect(stage: int, node: NodeId) -> Hop:
+        def connect(stage: int, node: NodeId) -> StageClient:
             if node == ASKER:
-                return LocalHop(self.own[stage], ASKER)
-            return RemoteHop(transport, node, STAGES[stage], shapes_of(stage), options)
+                return LocalStageClient(self.own[stage], ASKER)
+            return RemoteStageClient(transport, node, STAGES[stage], shapes_of(stage), options)
 
         routing = SwarmRouting(len(STAGES), self.workers, connect, ChoiceInTurn(ASKER))
 
-        def begin() -> SwarmReading:
-            self.readings.append(SwarmReading(routing, 1 + len(self.readings), self.missing, patience))
+        def begin() -> SwarmInferenceSession:
+            self.readings.append(SwarmInferenceSession(routing, 1 + len(self.readings), self.missing, patience))
             return self.readings[-1]
 
         self.begin = begin

@@ -24,15 +24,15 @@ from small_stage import (
 )
 
 from neuroshard.errors import StorageError
+from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.routing import FixedRouting
+from neuroshard.pipeline.stage_client import LocalStageClient
+from neuroshard.state.checkpoint_saver import CheckpointPolicy
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.disk_space import StorageLimits
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.checkpoint.limits import StorageLimits
-from neuroshard.training.checkpoint.schedule import CheckpointPolicy
-from neuroshard.training.checkpoint.store import CheckpointStore
-from neuroshard.training.compute import ComputeThread, Priority
-from neuroshard.training.loop import Trainer
-from neuroshard.training.parts import Driving, TrainerParts
-from neuroshard.training.pipeline import LocalHop
-from neuroshard.training.routing import FixedRouting
+from neuroshard.training.parts import DriverParts, TrainerParts
+from neuroshard.training.trainer import Trainer
 
 
 async def steps_reach(trainer: Trainer, steps: int) -> None:
@@ -337,7 +337,7 @@ def test_a_clock_that_jumps_a_day_stops_neither_checkpoints_nor_evaluations_nor_
     stage = make_stage(compute, tmp_path, policy=CheckpointPolicy(min_seconds=0.0, bytes_per_day=1e18))
     held = make_parts(compute, stage)
     held.saver._wall_clock = lambda: wall[0]
-    driving = Driving(IDENTITY.node_id, MemoryFeed(None), FixedRouting([LocalHop(held.service)]))
+    driving = DriverParts(IDENTITY.node_id, MemoryFeed(None), FixedRouting([LocalStageClient(held.service)]))
     parts = TrainerParts(PARAMETERS, (held,), driving)
 
     def passing() -> float:  # a step takes long, an evaluation hardly anything

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.flat_curves import flat_runs
 from benchmarks.flat_curves import noisy_evaluation as evaluation
-from neuroshard.status.snapshot import LossPoint, LossTrend, Verdict
+from neuroshard.status.snapshot import LearningVerdict, LossPoint, LossTrend
 from neuroshard.training.verification import Evidence, loss_trend, verify
 
 
@@ -33,12 +33,12 @@ def test_who_does_not_drive_says_who_measures() -> None:
 
 def test_a_learning_run_is_verified_by_the_second_evaluation_after_the_first() -> None:
     losses = [7.5, 5.3, 4.7, 4.1]
-    assert verify(evidence(losses[:1])).status is Verdict.INSUFFICIENT_DATA
-    assert verify(evidence(losses[:2])).status is Verdict.IMPROVING
+    assert verify(evidence(losses[:1])).status is LearningVerdict.INSUFFICIENT_DATA
+    assert verify(evidence(losses[:2])).status is LearningVerdict.IMPROVING
     for count in (3, 4):
         verdict = verify(evidence(losses[:count]))
         assert verdict.training_verified
-        assert verdict.status is Verdict.VERIFIED
+        assert verdict.status is LearningVerdict.VERIFIED
         assert verdict.loss_trend is LossTrend.IMPROVING
 
 
@@ -48,7 +48,7 @@ def test_flat_noisy_curves_are_not_verified(shift: float) -> None:
     false = 0
     for verdicts in flat_runs(shift):
         false += any(verdict.training_verified for verdict in verdicts)
-        assert not any(verdict.status is Verdict.DIVERGED for verdict in verdicts)
+        assert not any(verdict.status is LearningVerdict.DIVERGED for verdict in verdicts)
     assert false < 10
 
 
@@ -57,7 +57,7 @@ def test_an_unchanged_model_is_never_verified() -> None:
     same = [replace(one, step=step) for step in range(0, 1000, 100)]
     verdict = verify(Evidence(same, curve([7.0] * 100), 7.0, learning_rate=0.0))
     assert not verdict.training_verified
-    assert verdict.status is Verdict.STALLED
+    assert verdict.status is LearningVerdict.STALLED
     assert "learning rate is 0" in verdict.reason
 
 
@@ -73,7 +73,7 @@ def test_divergence_seen_in_held_out_data_clears_the_verdict(after: float) -> No
     assert verify(before).training_verified
     diverged = verify(evidence([7.5, 5.3, 4.7, 4.1, after]))
     assert not diverged.training_verified
-    assert diverged.status is Verdict.DIVERGED
+    assert diverged.status is LearningVerdict.DIVERGED
     assert diverged.loss_trend is LossTrend.NEEDS_ATTENTION
 
 
@@ -81,7 +81,7 @@ def test_divergence_seen_in_the_training_loss_alone_clears_the_verdict() -> None
     good = evidence([7.5, 5.3, 4.7, 4.1])
     rising = curve([*np.linspace(4.1, 8.0, 30), *([8.0] * 16)], first_step=301)
     diverged = verify(replace(good, recent=(*good.recent, *rising)))
-    assert (diverged.training_verified, diverged.status) == (False, Verdict.DIVERGED)
+    assert (diverged.training_verified, diverged.status) == (False, LearningVerdict.DIVERGED)
 
 
 def test_training_loss_above_held_out_loss_is_not_divergence() -> None:
@@ -94,7 +94,7 @@ def test_training_loss_above_held_out_loss_is_not_divergence() -> None:
 def test_a_non_finite_step_clears_the_verdict_until_two_evaluations_later() -> None:
     losses = [7.5, 5.3, 4.7, 4.5, 4.3]
     cleared = verify(replace(evidence(losses[:3]), last_non_finite_step=250))
-    assert (cleared.training_verified, cleared.status) == (False, Verdict.INSUFFICIENT_DATA)
+    assert (cleared.training_verified, cleared.status) == (False, LearningVerdict.INSUFFICIENT_DATA)
     assert not verify(replace(evidence(losses[:4]), last_non_finite_step=250)).training_verified
     assert verify(replace(evidence(losses), last_non_finite_step=250)).training_verified
 
@@ -102,14 +102,14 @@ def test_a_non_finite_step_clears_the_verdict_until_two_evaluations_later() -> N
 def test_a_pause_keeps_what_was_shown_and_says_that_nothing_happens() -> None:
     paused = verify(replace(evidence([7.5, 5.3, 4.7]), is_training=False, state_reason="Paused by the user."))
     assert paused.training_verified
-    assert paused.status is Verdict.NOT_TRAINING
+    assert paused.status is LearningVerdict.NOT_TRAINING
     assert paused.reason.startswith("Paused by the user.")
 
 
 def test_a_flat_run_is_called_stalled_after_some_evaluations() -> None:
-    assert verify(evidence([7.0] * 4)).status is Verdict.INSUFFICIENT_DATA
+    assert verify(evidence([7.0] * 4)).status is LearningVerdict.INSUFFICIENT_DATA
     stalled = verify(evidence([7.0] * 6))
-    assert (stalled.training_verified, stalled.status) == (False, Verdict.STALLED)
+    assert (stalled.training_verified, stalled.status) == (False, LearningVerdict.STALLED)
 
 
 def test_trend_of_the_training_loss() -> None:

@@ -12,16 +12,15 @@ from meeting_place import MeetingPlace
 from small_stage import ARCHITECTURE, IDENTITY, PARAMETERS, make_parts, make_stage, make_trainer, state_digest
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
-from neuroshard.model.initial_weights import initialise
-from neuroshard.model.tensor_schema import TensorSchema, flatten, load_vector
+from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.optim.outer import fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.training.compute import ComputeThread
-from neuroshard.training.exchange import StageRounds
-from neuroshard.training.loop import Trainer
+from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import TrainerParts
+from neuroshard.training.trainer import Trainer
 
 INNER_STEPS = 3
 FIRST = replace(PARAMETERS, outer=replace(PARAMETERS.outer, inner_steps=INNER_STEPS))

@@ -9,20 +9,17 @@ from pathlib import Path
 import pytest
 from replica_world import IDENTITIES, NOW
 
+from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
+from neuroshard.consensus.message_frames import signed_by
+from neuroshard.consensus.roster import GroupMember, digest_of
+from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote
+from neuroshard.consensus.vote_log import FILE as OFFER_FILE
+from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, FileVoteLog, SavedContribution
 from neuroshard.errors import StorageError
-from neuroshard.swarm.certified.bodies import Phase, Value, Vote
-from neuroshard.swarm.certified.effects import Accuse, Complete, VoteRecord
-from neuroshard.swarm.certified.messages import Quorum
-from neuroshard.swarm.certified.packets import signed_by
-from neuroshard.swarm.certified.roster import Member
-from neuroshard.swarm.certified.slices import digest_of
-from neuroshard.training.rounds.offer_file import FILE as OFFER_FILE
-from neuroshard.training.rounds.offer_file import Offer
-from neuroshard.training.rounds.vote_book import KEPT_STEPS, KEPT_VOTES, FolderBook
 
 HASH = "ab" * 32
 AGGREGATE = (b"first slice", b"", b"third")
-MEMBERS = tuple(sorted(Member(one.node_id, one.wallet_id) for one in IDENTITIES.values()))[:3]
+MEMBERS = tuple(sorted(GroupMember(one.node_id, one.wallet_id) for one in IDENTITIES.values()))[:3]
 
 
 def quorum(phase: Phase, root: str = HASH) -> Quorum:
@@ -37,20 +34,20 @@ RECORD = VoteRecord(HASH, 4, quorum(Phase.PREPARE).value.digest, quorum(Phase.PR
 
 
 def test_votes_and_locks_are_read_as_they_were_written(tmp_path: Path) -> None:
-    book = FolderBook(tmp_path / "rounds")
+    book = FileVoteLog(tmp_path / "rounds")
     assert not book.votes()
     plain = replace(RECORD, lock=None, aggregate=())
     for record in (plain, RECORD, replace(RECORD, view=7, prepared="cd" * 32)):
         book.write(record)
-        assert FolderBook(tmp_path / "rounds").votes()[-1] == record
+        assert FileVoteLog(tmp_path / "rounds").votes()[-1] == record
 
 
 def test_the_last_steps_are_kept_with_their_aggregates_and_no_more(tmp_path: Path) -> None:
-    book = FolderBook(tmp_path / "rounds")
+    book = FileVoteLog(tmp_path / "rounds")
     ends = [Complete(quorum(Phase.COMMIT, f"{number:064x}"), AGGREGATE) for number in range(KEPT_STEPS + 3)]
     for number, end in enumerate(ends):
         book.end(number, end)
-    again = FolderBook(tmp_path / "rounds")
+    again = FileVoteLog(tmp_path / "rounds")
     assert list(again.ended()) == [end.certificate for end in ends[3:]]
     assert [again.aggregate(end.certificate) for end in ends[2:]] == [None, *(end.aggregate for end in ends[3:])]
     assert len(list((tmp_path / "rounds").glob("aggregate-*"))) == KEPT_STEPS
@@ -61,7 +58,7 @@ def test_the_last_steps_are_kept_with_their_aggregates_and_no_more(tmp_path: Pat
 
 def test_damaged_votes_are_an_error_and_a_damaged_aggregate_is_fetched_again(tmp_path: Path) -> None:
     folder = tmp_path / "rounds"
-    book = FolderBook(folder)
+    book = FileVoteLog(folder)
     book.write(RECORD)
     next(folder.glob("votes-*")).write_bytes(b"{}")
     with pytest.raises(StorageError, match="cannot be read"):
@@ -80,32 +77,32 @@ def test_damaged_votes_are_an_error_and_a_damaged_aggregate_is_fetched_again(tmp
 
 
 def test_the_aggregate_that_the_votes_are_locked_on_outlives_later_steps(tmp_path: Path) -> None:
-    book = FolderBook(tmp_path / "rounds")
+    book = FileVoteLog(tmp_path / "rounds")
     book.write(RECORD)
     for number in range(KEPT_STEPS + 1):
         book.end(number, Complete(quorum(Phase.COMMIT, f"{number:064x}"), AGGREGATE))
-    assert FolderBook(tmp_path / "rounds").votes() == [RECORD]
+    assert FileVoteLog(tmp_path / "rounds").votes() == [RECORD]
 
 
 def test_votes_in_other_steps_are_not_forgotten(tmp_path: Path) -> None:
-    book = FolderBook(tmp_path / "rounds")
+    book = FileVoteLog(tmp_path / "rounds")
     records = [RECORD, *(VoteRecord(f"{number:064x}", 0, HASH) for number in range(KEPT_VOTES))]
     for record in records:
         book.write(record)
-    assert FolderBook(tmp_path / "rounds").votes() == records[1:]
+    assert FileVoteLog(tmp_path / "rounds").votes() == records[1:]
 
 
 def test_the_ends_that_were_written_last_are_kept_whatever_their_numbers(tmp_path: Path) -> None:
     """Who takes another line over may be at a lower number than before."""
-    book = FolderBook(tmp_path / "rounds")
+    book = FileVoteLog(tmp_path / "rounds")
     ends = [Complete(quorum(Phase.COMMIT, f"{number:064x}"), AGGREGATE) for number in range(KEPT_STEPS + 2)]
     for number, end in zip((40, 41, 42, 43, 44, 12, 13), ends, strict=True):
         book.end(number, end)
-    assert list(FolderBook(tmp_path / "rounds").ended()) == [end.certificate for end in ends[2:]]
+    assert list(FileVoteLog(tmp_path / "rounds").ended()) == [end.certificate for end in ends[2:]]
 
 
 def test_proofs_are_kept_with_the_signed_claims(tmp_path: Path) -> None:
-    book = FolderBook(tmp_path / "rounds")
+    book = FileVoteLog(tmp_path / "rounds")
     claims = tuple(vote.claim for vote in quorum(Phase.COMMIT).votes[:2])
     for _ in range(2):
         book.keep_proof(Accuse(MEMBERS[0].node_id, "It voted twice.", claims))
@@ -118,16 +115,16 @@ def test_proofs_are_kept_with_the_signed_claims(tmp_path: Path) -> None:
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     (tmp_path / "rounds").write_bytes(b"in the way")
     with pytest.raises(StorageError, match="could not be written"):
-        FolderBook(tmp_path / "rounds").write(RECORD)
+        FileVoteLog(tmp_path / "rounds").write(RECORD)
 
 
 def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_none(tmp_path: Path) -> None:
-    book = FolderBook(tmp_path / "rounds")
+    book = FileVoteLog(tmp_path / "rounds")
     assert book.offer(HASH) is None
-    offer = Offer(HASH, 120, AGGREGATE)
+    offer = SavedContribution(HASH, 120, AGGREGATE)
     book.keep_offer(replace(offer, step_id="cd" * 32))
     book.keep_offer(offer)
-    again = FolderBook(tmp_path / "rounds")
+    again = FileVoteLog(tmp_path / "rounds")
     assert again.offer(HASH) == offer
     assert again.offer("cd" * 32) is None
     path = tmp_path / "rounds" / OFFER_FILE
@@ -140,4 +137,4 @@ def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_non
 def test_a_contribution_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "rounds").write_bytes(b"")  # a file where the folder should be
     with pytest.raises(StorageError, match="contribution could not be written"):
-        FolderBook(tmp_path / "rounds").keep_offer(Offer(HASH, 1, AGGREGATE))
+        FileVoteLog(tmp_path / "rounds").keep_offer(SavedContribution(HASH, 1, AGGREGATE))

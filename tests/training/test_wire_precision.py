@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.training.microbatch import RefusedTensorError
-from neuroshard.training.wire_precision import (
+from neuroshard.pipeline.microbatch import RefusedTensorError
+from neuroshard.pipeline.stage_protocol import (
     BLOCK,
     WirePrecision,
     from_wire,

@@ -10,7 +10,7 @@ import pytest
 LOADED = 'print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])'
 LAYOUT = """
 import sys
-from neuroshard.training.transfer.layout import snapshot_layout
+from neuroshard.state.receiver import snapshot_layout
 from neuroshard.types import Architecture, LayerRange
 
 snapshot_layout(Architecture(64, 2, 2, 1, 128, 512, 32), LayerRange(0, 2))
@@ -19,9 +19,9 @@ MICROBATCH = """
 import sys
 import torch
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.inner import make_inner_optimizer
+from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.training.executor import StageExecutor
+from neuroshard.pipeline.executor import StageExecutor
 from neuroshard.types import Architecture, LayerRange
 
 architecture = Architecture(64, 3, 2, 1, 128, 512, 32)

@@ -11,9 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from neuroshard.identity.signing import SigningKey
+from neuroshard.update.checking import platform_name
 from neuroshard.update.installation import Installation
 from neuroshard.update.manifest import Artefact, UpdateManifest
-from neuroshard.update.release import platform_name
 
 from tests.data.hostile_server import HostileServer  # isort: skip
 

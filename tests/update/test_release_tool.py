@@ -12,9 +12,8 @@ import pytest
 
 from installers.release import artefact_of
 from neuroshard.identity.signing import SigningKey
-from neuroshard.update.judgement import Seen, judge
-from neuroshard.update.manifest import UpdateManifest, read_manifest
-from neuroshard.update.release import platform_name
+from neuroshard.update.checking import platform_name
+from neuroshard.update.manifest import SeenManifest, UpdateManifest, judge, read_manifest
 from tests.update.made_releases import archive_of
 
 TOOL = Path(__file__).parents[2] / "installers/release.py"
@@ -29,7 +28,7 @@ def test_a_release_that_was_signed_is_an_update(tmp_path: Path) -> None:
     options = ("--key", tmp_path / "key", "--notes", tmp_path / "notes", "--out", tmp_path / "update.json")
     tool("sign", *options, "--base-url", "https://releases.example.org", archive)
     manifest = read_manifest((tmp_path / "update.json").read_bytes(), bytes.fromhex(key))
-    update = judge(manifest, current="0.1.0", platform="linux-x86_64", seen=Seen(), now=time.time())
+    update = judge(manifest, current="0.1.0", platform="linux-x86_64", seen=SeenManifest(), now=time.time())
     assert update is not None
     assert (update.version, update.notes, update.artefact.unpacked_size) == ("0.2.0", "Better.", 5000)
     assert update.artefact.url == "https://releases.example.org/neuroshard-0.2.0-linux-x86_64.update.tar.gz"
@@ -39,7 +38,7 @@ def test_a_release_that_was_signed_is_an_update(tmp_path: Path) -> None:
 def test_what_is_built_on_linux_is_an_update_there(
     processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neuroshard.update.release.machine", lambda: processor)
+    monkeypatch.setattr("neuroshard.update.checking.machine", lambda: processor)
     monkeypatch.setattr(sys, "path", list(sys.path))
     build_artefact = import_module("installers.build_tarball").build_artefact
     (tmp_path / "program").mkdir()
@@ -50,7 +49,7 @@ def test_what_is_built_on_linux_is_an_update_there(
     version, platform, artefact = artefact_of(archive, "https://releases.example.org")
     now = time.time()
     manifest = UpdateManifest(version, "0.0.1", int(now), int(now) + 60, "", {platform: artefact})
-    update = judge(manifest, current="0.0.1", platform=here, seen=Seen(), now=now)
+    update = judge(manifest, current="0.0.1", platform=here, seen=SeenManifest(), now=now)
     assert update is not None
     assert update.artefact == artefact
     assert read_manifest(manifest.signed(key), key.public_key) == manifest

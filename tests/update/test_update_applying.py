@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.training.checkpoint.lock import read_lock_owner
+from neuroshard.config.instance_lock import read_lock_owner
 from tests.data.hostile_server import HostileServer
 from tests.update.made_releases import DAY, ReleasePlace, archive_of, installed, program, real_program
 from tests.update.updated_computer import Computer, publish, until

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from neuroshard.update.applying import RunningNode, apply_update
+from neuroshard.update.fetching import flush_to_disk
 from neuroshard.update.installation import Installation
-from neuroshard.update.judgement import AvailableUpdate
-from neuroshard.update.unpacking import flush_to_disk
+from neuroshard.update.manifest import AvailableUpdate
 from tests.data.hostile_server import HostileServer
 from tests.update.made_releases import archive_of, installed, manifest_of, program
 from tests.update.updated_computer import HERE

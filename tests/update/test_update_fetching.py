@@ -12,10 +12,8 @@ import pytest
 
 from neuroshard.errors import DataUnavailableError, DiskFullError
 from neuroshard.update import fetching
-from neuroshard.update.errors import UpdateRefusedError
-from neuroshard.update.fetching import fetch_artefact, fetch_manifest
-from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact
-from neuroshard.update.unpacking import unpack
+from neuroshard.update.fetching import fetch_artefact, fetch_manifest, unpack
+from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact, UpdateRefusedError
 from tests.data.hostile_server import HostileServer, answers, drops_after, ignores_range, never_ends, serves
 from tests.update.made_releases import archive_of
 

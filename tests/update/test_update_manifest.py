@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.identity.canonical import canonical_json
 from neuroshard.identity.signing import SigningKey, purpose_message
-from neuroshard.update.errors import UpdateRefusedError
-from neuroshard.update.judgement import Seen, judge, newest_seen
-from neuroshard.update.manifest import MAX_MANIFEST_BYTES, UpdateManifest, read_manifest, version_number
-from neuroshard.update.release import RELEASE_KEY, platform_name
+from neuroshard.identity.strict_json import canonical_json
+from neuroshard.update.checking import RELEASE_KEY, platform_name
+from neuroshard.update.manifest import (
+    MAX_MANIFEST_BYTES,
+    SeenManifest,
+    UpdateManifest,
+    UpdateRefusedError,
+    judge,
+    newest_seen,
+    read_manifest,
+    version_number,
+)
 from tests.update.made_releases import DAY, NOW, PUBLISHER, manifest_of
 
 MANIFEST = manifest_of("0.2.0", b"archive", "https://releases.example.org/n.tar.gz")
@@ -115,23 +122,23 @@ def test_a_newer_version_is_offered_and_the_same_or_an_older_one_is_not() -> Non
 @pytest.mark.parametrize(
     ("changes", "seen", "words"),
     [
-        ({"expires_at": NOW - 1}, Seen(), "expired"),
-        ({"issued_at": NOW + 2 * DAY}, Seen(), "future"),
-        ({}, Seen("0.3.0", 0), "older than the one of 0.3.0"),
-        ({}, Seen("0.2.0", NOW), "older than the one"),
-        ({"minimal_version": "0.1.5"}, Seen(), "too old"),
-        ({"artefacts": {}}, Seen(), "not for"),
+        ({"expires_at": NOW - 1}, SeenManifest(), "expired"),
+        ({"issued_at": NOW + 2 * DAY}, SeenManifest(), "future"),
+        ({}, SeenManifest("0.3.0", 0), "older than the one of 0.3.0"),
+        ({}, SeenManifest("0.2.0", NOW), "older than the one"),
+        ({"minimal_version": "0.1.5"}, SeenManifest(), "too old"),
+        ({"artefacts": {}}, SeenManifest(), "not for"),
     ],
 )
-def test_what_is_no_update_is_refused(changes: dict[str, object], seen: Seen, words: str) -> None:
+def test_what_is_no_update_is_refused(changes: dict[str, object], seen: SeenManifest, words: str) -> None:
     with pytest.raises(UpdateRefusedError, match=words):
         judged(replace(MANIFEST, **changes), current="0.1.0", seen=seen)  # type: ignore[arg-type]
 
 
 def test_what_was_seen_only_grows() -> None:
-    seen = newest_seen(MANIFEST, Seen("0.10.0", NOW + 5))
-    assert seen == Seen("0.10.0", NOW + 5)
-    assert newest_seen(MANIFEST, Seen()) == Seen("0.2.0", MANIFEST.issued_at)
+    seen = newest_seen(MANIFEST, SeenManifest("0.10.0", NOW + 5))
+    assert seen == SeenManifest("0.10.0", NOW + 5)
+    assert newest_seen(MANIFEST, SeenManifest()) == SeenManifest("0.2.0", MANIFEST.issued_at)
 
 
 def test_versions_compare_by_number() -> None:
@@ -149,8 +156,8 @@ def test_platforms_have_one_name_each(system: str, processor: str, name: str) ->
     assert platform_name(system, processor) == name
 
 
-def judged(manifest: UpdateManifest, *, current: str, seen: Seen | None = None) -> object:
-    return judge(manifest, current=current, platform=HERE, seen=seen or Seen(), now=NOW)
+def judged(manifest: UpdateManifest, *, current: str, seen: SeenManifest | None = None) -> object:
+    return judge(manifest, current=current, platform=HERE, seen=seen or SeenManifest(), now=NOW)
 
 
 def _signed(value: object) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.training.checkpoint.lock import InstanceLock, read_lock_owner
+from neuroshard.config.instance_lock import InstanceLock, read_lock_owner
 from tests.data.hostile_server import HostileServer
 from tests.update.made_releases import ReleasePlace, installed, program
 from tests.update.updated_computer import Computer, publish, until

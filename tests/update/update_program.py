@@ -13,7 +13,7 @@ from pathlib import Path
 
 import neuroshard
 from neuroshard.cli import update_node
-from neuroshard.config import program
+from neuroshard.config import folders as program
 from neuroshard.update import applying
 
 step, version, root, *arguments = sys.argv[1:]

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuroshard.training.checkpoint.lock import read_lock_owner
+from neuroshard.config.instance_lock import read_lock_owner
+from neuroshard.update.checking import platform_name
 from neuroshard.update.installation import Installation
-from neuroshard.update.release import platform_name
 from tests.update.made_releases import DAY, ReleasePlace, archive_of, program
 
 HERE = platform_name()

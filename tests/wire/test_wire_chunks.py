@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_samples import bytes_frame, large_limits
 
-from neuroshard.wire import (
+from neuroshard.messages import (
     CHUNK_BYTES,
     ChunkAssembly,
     DamagedChunkError,

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.wire import MalformedFrameError
-from neuroshard.wire.strict_msgpack import MAX_DEPTH, MAX_VALUES, pack, unpack
+from neuroshard.messages import MalformedFrameError
+from neuroshard.messages.frame import MAX_DEPTH, MAX_VALUES, pack, unpack
 
 scalars = (
     st.none()

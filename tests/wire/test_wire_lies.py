@@ -11,7 +11,7 @@ import pytest
 from psutil import Process
 from wire_samples import bytes_frame, forged_head, large_limits
 
-from neuroshard.wire import (
+from neuroshard.messages import (
     CHUNK_BYTES,
     MAX_HEADER_BYTES,
     PREFIX_BYTES,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_samples import bytes_frame, large_limits, pattern
 
-from neuroshard.wire import (
+from neuroshard.messages import (
     CHUNK_BYTES,
     Frame,
     FrameDecoder,
@@ -24,7 +24,7 @@ from neuroshard.wire import (
     decode,
     encode,
 )
-from neuroshard.wire.frame import ITEM_BYTES
+from neuroshard.messages.frame import ITEM_BYTES
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=8) | st.binary(max_size=8)
 headers = st.dictionaries(st.text(max_size=8), scalars | st.lists(scalars, max_size=4), max_size=6)

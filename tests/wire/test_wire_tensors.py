@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from wire_samples import large_limits
 
-from neuroshard.wire import Frame, MalformedFrameError, TensorPart, TensorSpec, decode, encode
-from neuroshard.wire.tensors import part_of, spec_of, tensor_of
+from neuroshard.messages import Frame, MalformedFrameError, TensorPart, TensorSpec, decode, encode
+from neuroshard.messages.tensors import part_of, spec_of, tensor_of
 
 DTYPES = (
     torch.float32,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from wire_samples import VECTORS, golden_bytes, golden_frame, large_limits
 
-from neuroshard import wire
-from neuroshard.wire import FrameDecoder, FrameLimits, WireError, decode, encode
+from neuroshard import messages as wire
+from neuroshard.messages import FrameDecoder, FrameLimits, WireError, decode, encode
 
 
 def named(vectors: list[dict[str, Any]]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 from blake3 import blake3
 
-from neuroshard.wire import CHUNK_BYTES, Frame, FrameLimits, TensorPart, TensorSpec, WireValue
+from neuroshard.messages import CHUNK_BYTES, Frame, FrameLimits, TensorPart, TensorSpec, WireValue
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/wire.json").read_text("utf-8"))
 LARGE = FrameLimits(max_body_bytes=64 * 1024 * 1024)

@@ -1,25 +1,54 @@
-"""Snapshot to answers about training."""
+"""Views of training: pure functions from the snapshot to the answers on training, pipeline and rounds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import isfinite
 from typing import TypeVar
 
-from neuroshard.api.bodies.base import Layers
 from neuroshard.api.bodies.training import (
+    BottleneckBody,
+    CertificateBody,
+    ContributorBody,
     DilocoProgress,
+    FlowBody,
     GlobalBody,
     HistoryBody,
     HistoryHeldOut,
     HistoryPoint,
+    HopBody,
     LocalNode,
+    MicrobatchTraceBody,
     NetworkNode,
+    OwnStageBody,
+    PhasesBody,
+    PipelineBody,
+    PipelineSummary,
+    RoundBody,
+    RoundMemberBody,
+    RoundsBody,
+    StageBody,
+    StageLoadBody,
+    TakeoverBody,
     VerifyBody,
 )
-from neuroshard.status.snapshot import DilocoStatus, LossPoint, LossTrend, NodeState, NodeStatus, SwarmStatus, Verdict
-from neuroshard.types import Role
+from neuroshard.api.rendering import Layers
+from neuroshard.status.pipeline import MicrobatchTrace, PipelineFlow, PipelineStage
+from neuroshard.status.rounds import Contributor, RoundStatus, StageRoundsStatus
+from neuroshard.status.snapshot import (
+    DilocoStatus,
+    LearningVerdict,
+    LossPoint,
+    LossTrend,
+    ModelStatus,
+    NodeState,
+    NodeStatus,
+    StageStatus,
+    SwarmStatus,
+)
+from neuroshard.types import LayerRange, NodeId, Role
 
 MOST_POINTS = 1_000
 Item = TypeVar("Item")
@@ -159,7 +188,7 @@ def global_min_loss(status: NodeStatus) -> float | None:
 def is_converging(status: NodeStatus) -> bool:
     """Whether the model gets better now."""
     verification = status.verification
-    return verification.status is not Verdict.DIVERGED and (
+    return verification.status is not LearningVerdict.DIVERGED and (
         verification.training_verified or verification.loss_trend is LossTrend.IMPROVING
     )
 
@@ -247,3 +276,180 @@ def _role_words(roles: Sequence[Role]) -> str:
 
 def _finite(values: Iterable[float]) -> Iterable[float]:
     return (value for value in values if isfinite(value))
+
+
+def pipeline_view(status: NodeStatus) -> PipelineBody:
+    """GET /api/pipeline."""
+    stages = stages_of(status)
+    layer_count = status.model.architecture.layer_count if status.model else 0
+    held = (stage.layers for stage in stages if not stage.is_missing)
+    covered = {layer for layers in held for layer in range(layers.start, min(layers.stop, layer_count))}
+    flow = status.pipeline.flow if status.pipeline else None
+    return PipelineBody(
+        **vars(_summary(status, stages)),
+        stages=[_stage_body(stage, status.node_id, layer_count) for stage in stages],
+        layer_count=layer_count,
+        layers_covered=len(covered),
+        coverage=len(covered) / layer_count if layer_count else 0.0,
+        complete=0 < layer_count == len(covered),
+        own_stages=[_own_stage_body(stage) for stage in status.stages],
+        flow=_flow_body(flow) if flow else None,
+    )
+
+
+def pipeline_summary(status: NodeStatus) -> PipelineSummary | None:
+    """The part that /api/status tells; None before the stages are known."""
+    return _summary(status, status.pipeline.stages) if status.pipeline else None
+
+
+def stages_of(status: NodeStatus) -> Sequence[PipelineStage]:
+    """The stages of the run's plan; before it is known those that nodes hold, by their layers."""
+    if status.pipeline is not None:
+        return status.pipeline.stages
+    return () if status.model is None else _reported_stages(status, status.model)
+
+
+def missing_layers(stages: Iterable[PipelineStage]) -> list[Layers]:
+    """Neighbouring stages as one range."""
+    ranges: list[Layers] = []
+    for stage in stages:
+        start, stop = stage.layers.start, stage.layers.stop
+        if stage.is_missing and ranges and ranges[-1].stop == start:
+            ranges[-1] = Layers(start=ranges[-1].start, stop=stop)
+        elif stage.is_missing:
+            ranges.append(Layers(start=start, stop=stop))
+    return ranges
+
+
+def _summary(status: NodeStatus, stages: Sequence[PipelineStage]) -> PipelineSummary:
+    return PipelineSummary(
+        stage_count=len(stages),
+        missing=status.pipeline.missing if status.pipeline else "",
+        missing_layers=missing_layers(stages),
+    )
+
+
+def _reported_stages(status: NodeStatus, model: ModelStatus) -> list[PipelineStage]:
+    holders: dict[LayerRange, list[NodeId]] = {}
+    if model.layers is not None:
+        holders[model.layers] = [status.node_id or NodeId("this node")]
+    for peer in status.peers:
+        if peer.layers is not None:
+            holders.setdefault(peer.layers, []).append(peer.node_id)
+    return [PipelineStage(index, layers, tuple(holders[layers])) for index, layers in enumerate(sorted(holders))]
+
+
+def _stage_body(stage: PipelineStage, node_id: NodeId | None, layer_count: int) -> StageBody:
+    holders = sorted(stage.holders, key=lambda holder: holder != node_id)
+    return StageBody(
+        stage=stage.index,
+        layers=Layers.model_validate(stage.layers),
+        roles=list(stage.layers.roles(layer_count)),
+        holders=list(holders),
+        paused=list(stage.paused),
+        joining=list(stage.joining),
+        is_here=node_id in stage.holders,
+        is_missing=stage.is_missing,
+        is_resting=stage.is_resting,
+        has_single_holder=stage.has_single_holder,
+        has_copy=None if stage.copy is None else stage.copy.age_seconds is not None,
+        copy_age_seconds=None if stage.copy is None else stage.copy.age_seconds,
+    )
+
+
+def _own_stage_body(stage: StageStatus) -> OwnStageBody:
+    return OwnStageBody.model_validate({**vars(stage), "stage": stage.index})
+
+
+def _flow_body(flow: PipelineFlow) -> FlowBody:
+    parts = {
+        "tokens_per_second": flow.tokens_per_second,
+        "loads": [StageLoadBody.model_validate(load) for load in flow.loads],
+        "bottleneck": BottleneckBody.model_validate(flow.bottleneck) if flow.bottleneck else None,
+        "recent": [_passage_body(passage) for passage in flow.recent],
+    }
+    return FlowBody.model_validate({**vars(flow), **parts})
+
+
+def _passage_body(passage: MicrobatchTrace) -> MicrobatchTraceBody:
+    hops = [HopBody.model_validate({**vars(hop), "stage": stage}) for stage, hop in enumerate(passage.hops)]
+    parts = {
+        "other_seconds": passage.other_seconds,
+        "hops": hops,
+        "takeovers": [TakeoverBody.model_validate(takeover) for takeover in passage.takeovers],
+    }
+    return MicrobatchTraceBody.model_validate({**vars(passage), **parts})
+
+
+Name = TypeVar("Name", bound=str)
+
+
+def rounds_view(status: NodeStatus) -> RoundsBody:
+    """GET /api/rounds."""
+    stages = status.diloco.rounds
+    rounds = [_round_body(stage, record) for stage in stages for record in stage.recent]
+    contributors = [one for stage in stages for one in stage.contributors]
+    return RoundsBody(
+        rounds=sorted(rounds, key=lambda one: (one.ended_at or 0.0, one.stage), reverse=True),
+        completed=sum(stage.completed for stage in stages),
+        abandoned=summed(stage.abandoned for stage in stages),
+        accepted=sum(stage.accepted for stage in stages),
+        refused=summed(stage.refused for stage in stages),
+        bytes_sent=sum(stage.bytes_sent for stage in stages),
+        bytes_received=sum(stage.bytes_received for stage in stages),
+        hash_agreement_rate=hash_agreement_rate(status),
+        sync_success_rate=sync_success_rate(status.diloco),
+        contributors=_contributor_bodies(contributors, status.node_id),
+    )
+
+
+def summed(counts: Iterable[Iterable[tuple[Name, int]]]) -> dict[Name, int]:
+    """Counts by name, of all stages together."""
+    total = Counter[Name]()
+    for of_stage in counts:
+        total.update(dict(of_stage))
+    return dict(total)
+
+
+def _round_body(stage: StageRoundsStatus, record: RoundStatus) -> RoundBody:
+    certificate = record.certificate
+    return RoundBody(
+        stage=stage.stage,
+        layers=Layers.model_validate(stage.layers),
+        outer_step=record.outer_step,
+        result="completed" if record.abandoned_for is None else "abandoned",
+        abandoned_for=record.abandoned_for,
+        reason=record.reason,
+        is_late=record.is_late,
+        ended_at=record.ended_at,
+        seconds=record.seconds.total,
+        phases=PhasesBody.model_validate(record.seconds),
+        members=[RoundMemberBody.model_validate(one) for one in record.contributions],
+        bytes_sent=record.bytes_sent,
+        bytes_received=record.bytes_received,
+        strategy=record.strategy,
+        part=record.part,
+        codec=record.codec,
+        aggregator=record.aggregator,
+        views=record.views,
+        certificate=CertificateBody.model_validate(certificate) if certificate else None,
+    )
+
+
+def _contributor_bodies(contributors: Iterable[Contributor], own: NodeId | None) -> list[ContributorBody]:
+    by_node: dict[NodeId, list[Contributor]] = {}
+    for one in contributors:
+        by_node.setdefault(one.node_id, []).append(one)
+    bodies = [
+        ContributorBody(
+            node_id=node,
+            wallet_id=parts[0].wallet_id,
+            is_here=node == own,
+            rounds=sum(one.rounds for one in parts),
+            accepted=sum(one.accepted for one in parts),
+            refused=sum(one.refused for one in parts),
+            absent=sum(one.absent for one in parts),
+        )
+        for node, parts in by_node.items()
+    ]
+    return sorted(bodies, key=lambda one: (-one.rounds, one.node_id))

@@ -1,19 +1,19 @@
 """Byte-level BPE: the table and its file, the learner, the fast encoder and the plain reference beside it."""
 
-from neuroshard.data.tokenizer.encoder import Tokenizer
+from neuroshard.data.tokenizer.encoder import StreamDecoder, Tokenizer, encode_reference
 from neuroshard.data.tokenizer.learner import count_words, learn_from_counts, learn_merges
-from neuroshard.data.tokenizer.reference import encode_reference
-from neuroshard.data.tokenizer.splitting import SPLIT_PATTERN, replace_surrogates, split_words
-from neuroshard.data.tokenizer.stream import StreamDecoder
 from neuroshard.data.tokenizer.table import (
     BOS,
     EOS,
     FIRST_BYTE_ID,
     FIRST_MERGE_ID,
     PAD,
+    SPLIT_PATTERN,
     UNK,
     TokenizerTable,
     byte_table,
+    replace_surrogates,
+    split_words,
     token_bytes,
 )
 

@@ -1,18 +1,114 @@
-"""The fast encoder and the decoder. Encoding runs in tiktoken with our ranks, where rank = id - 10."""
+"""Encoding and decoding: the fast encoder, the plain reference encoder, and the decoder for generated text.
+
+The fast encoder runs in tiktoken with our ranks, where rank = id - 10. The reference encoder is short and slow; tests
+compare the fast encoder with it, and `Tokenizer` falls back to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import codecs
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from neuroshard.data.tokenizer.reference import encode_reference, encode_word, every_token_encodes_to_itself, merge_ids
-from neuroshard.data.tokenizer.splitting import replace_surrogates, split_words
-from neuroshard.data.tokenizer.stream import StreamDecoder, unknown_id
-from neuroshard.data.tokenizer.table import BOS, EOS, FIRST_BYTE_ID, TokenizerTable, token_bytes
+from neuroshard.data.tokenizer.table import (
+    BOS,
+    EOS,
+    FIRST_BYTE_ID,
+    FIRST_MERGE_ID,
+    Pair,
+    TokenizerTable,
+    replace_surrogates,
+    split_words,
+    token_bytes,
+)
 from neuroshard.errors import DataError
+
+
+class StreamDecoder:
+    """Turns ids into text piece by piece, holding back the bytes of an unfinished UTF-8 character."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        """`pieces` holds the byte string of every id."""
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, identifier: int) -> str:
+        """The text that this id completes, perhaps none; special ids add nothing. DataError for an unknown id."""
+        if not 0 <= identifier < len(self._pieces):
+            raise unknown_id(identifier, len(self._pieces))
+        if identifier < FIRST_BYTE_ID:
+            return ""
+        return self._decoder.decode(self._pieces[identifier])
+
+    def finish(self) -> str:
+        """What is left at the end: U+FFFD when a character stayed unfinished, else nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+def unknown_id(identifier: int, size: int) -> DataError:
+    """The error for an id that no table entry explains."""
+    return DataError(f"Token id {identifier} is unknown; this tokenizer has the ids 0..{size - 1}.")
+
+
+def merge_ids(table: TokenizerTable) -> dict[Pair, int]:
+    """The id that each pair of the table merges into."""
+    return {pair: FIRST_MERGE_ID + i for i, pair in enumerate(table.merges)}
+
+
+def encode_word(word: bytes, ids_of_pairs: Mapping[Pair, int]) -> list[int]:
+    """Ids of one word: merge the pair learned first, leftmost first, until no pair is in the table."""
+    ids = [FIRST_BYTE_ID + value for value in word]
+    while len(ids) > 1:
+        pairs = enumerate(pairwise(ids))
+        candidates = [(ids_of_pairs[pair], i) for i, pair in pairs if pair in ids_of_pairs]
+        if not candidates:
+            break
+        merged, at = min(candidates)
+        ids[at : at + 2] = [merged]
+    return ids
+
+
+def encode_reference(table: TokenizerTable, text: str) -> list[int]:
+    """Ids of a text, without BOS and EOS; lone surrogates count as U+FFFD."""
+    ids_of_pairs = merge_ids(table)
+    words = split_words(replace_surrogates(text), table.pattern)
+    return [identifier for word in words for identifier in encode_word(word.encode(), ids_of_pairs)]
+
+
+def every_token_encodes_to_itself(table: TokenizerTable) -> bool:
+    """Whether the reference gives every merged token's bytes its own id.
+
+    This is the condition under which merging by rank of the joined bytes (tiktoken) equals merging by pair: the
+    merges inside a span that nothing crosses depend on the span's bytes alone, so two adjacent tokens that spell a
+    known token are always that token's own two halves. A learned table meets it by construction.
+
+    Token t = (a, b) fails when, while a and b are being assembled, some earlier merge joins a token on a's right edge
+    with one on b's left edge. x on the edge of a lives until the merge p_x that swallows it, y until p_y; a merge m of
+    (x, y) comes first when m < p_x and m <= p_y (of equal merges the leftmost is applied first).
+    """
+    ids_of_pairs = merge_ids(table)
+    for identifier, (first, second) in enumerate(table.merges, start=FIRST_MERGE_ID):
+        left = _edge(table, first, identifier, side=1)
+        right = _edge(table, second, identifier, side=0)
+        for x, x_ends in left:
+            for y, y_ends in right:
+                merged = ids_of_pairs.get((x, y))
+                if merged is not None and merged < x_ends and merged <= y_ends and merged != identifier:
+                    return False
+    return True
+
+
+def _edge(table: TokenizerTable, token: int, swallowed_by: int, side: int) -> list[Pair]:
+    """The tokens on one edge of a token's tree, each with the id of the merge that ends it; side 1 is the right."""
+    edge = [(token, swallowed_by)]
+    while token >= FIRST_MERGE_ID:
+        swallowed_by, token = token, table.merges[token - FIRST_MERGE_ID][side]
+        edge.append((token, swallowed_by))
+    return edge
+
 
 TokenIds = NDArray[np.uint32]
 

@@ -11,9 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
-from neuroshard.data.tokenizer.reference import encode_word, merge_ids
-from neuroshard.data.tokenizer.splitting import replace_surrogates, split_words
-from neuroshard.data.tokenizer.table import Pair, TokenizerTable, byte_table, token_bytes
+from neuroshard.data.tokenizer.encoder import encode_word, merge_ids
+from neuroshard.data.tokenizer.table import (
+    Pair,
+    TokenizerTable,
+    byte_table,
+    replace_surrogates,
+    split_words,
+    token_bytes,
+)
 
 MIN_PAIR_COUNT = 2  # a pair seen once is not a pattern of the text
 _SHIFT = 24  # pairs are packed as first << 24 | second: ids stay below 2**24, and packed order is pair order

@@ -10,11 +10,10 @@ import anyio
 import anyio.to_thread
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.network.libp2p.admission import ConnectionLimits
-from neuroshard.network.libp2p.errors import NetworkFailedError
 from neuroshard.network.libp2p.lean_import import lean_libp2p
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
-from neuroshard.network.transport import Network
+from neuroshard.network.libp2p.peer_limits import ConnectionLimits
+from neuroshard.network.transport import Network, NetworkFailedError
 
 __all__ = [
     "ConnectionLimits",

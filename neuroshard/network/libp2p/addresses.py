@@ -1,4 +1,4 @@
-"""Multiaddrs: where a node can be dialled, and who must answer there. Text in, values out; nothing is resolved here."""
+"""Multiaddrs: the addresses of nodes, their scope, and the addresses of this computer. Nothing is resolved here."""
 
 from __future__ import annotations
 

@@ -16,27 +16,33 @@ import anyio
 from anyio.abc import TaskGroup
 
 from neuroshard.errors import DataError, NeuroShardError
-from neuroshard.network.libp2p.contacts import MAX_ADDRESSES, Contacts
-from neuroshard.network.libp2p.kademlia import BUCKET_SIZE, REPLICAS, Lookup, RoutingTable, key_of
-from neuroshard.network.libp2p.record_store import (
+from neuroshard.messages import Frame, WireValue
+from neuroshard.network.libp2p.address_book import MAX_ADDRESSES, PeerAddressBook
+from neuroshard.network.libp2p.kademlia import (
+    BUCKET_SIZE,
     MAX_NAMESPACE_CHARACTERS,
     MAX_RECORDS_OF_NAMESPACE,
-    Record,
+    REPLICAS,
+    Lookup,
     RecordStore,
+    RoutingTable,
+    StoredRecord,
+    key_of,
     origin_of,
     reason_of,
 )
-from neuroshard.network.records import MAX_RECORD_BYTES, RecordCheck, any_record
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import (
+    MAX_RECORD_BYTES,
     MessageTooLargeError,
     PeerUnreachableError,
+    RecordCheck,
     RequestRefusedError,
     Transport,
     TransportClosedError,
+    any_record,
 )
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, WireValue
 
 FIND_KIND = "directory/find"
 STORE_KIND = "directory/store"
@@ -57,7 +63,7 @@ class _Wanted:
 
     namespace: str
     of_each: int  # that every node which is asked may give
-    found: dict[bytes, Record]
+    found: dict[bytes, StoredRecord]
 
 
 class KademliaDirectory:
@@ -66,7 +72,7 @@ class KademliaDirectory:
     def __init__(
         self,
         transport: Transport,
-        contacts: Contacts,
+        contacts: PeerAddressBook,
         *,
         now: Callable[[], float],
         random: Random,
@@ -100,7 +106,7 @@ class KademliaDirectory:
         _check_namespace(namespace)
         if len(record) > MAX_RECORD_BYTES:
             raise MessageTooLargeError(f"A record of {len(record)} bytes is above the limit of {MAX_RECORD_BYTES}.")
-        self._store.put(namespace, Record.checked(record, self._now(), self._transport.local_id, self._accepts))
+        self._store.put(namespace, StoredRecord.checked(record, self._now(), self._transport.local_id, self._accepts))
         keepers = await self._search(key_of(namespace))
         stored = await self._stored_at(keepers, Frame(STORE_KIND, {"namespace": namespace, "record": record}))
         self._check_open()
@@ -115,7 +121,7 @@ class KademliaDirectory:
         wanted = _Wanted(namespace, -(-limit // SHARE_OF_KEEPER), {record.data: record for record in kept})
         await self._search(key_of(namespace), wanted)
         self._check_open()
-        newest: dict[NodeId, Record] = {}
+        newest: dict[NodeId, StoredRecord] = {}
         for record in wanted.found.values():
             known = newest.get(record.node_id)
             if known is None or known.issued_at < record.issued_at:
@@ -210,7 +216,7 @@ class KademliaDirectory:
                 learned.append(node)
         return learned
 
-    def _take_records(self, peer: NodeId, answer: Frame, found: dict[bytes, Record]) -> None:
+    def _take_records(self, peer: NodeId, answer: Frame, found: dict[bytes, StoredRecord]) -> None:
         """Add the records in an answer that hold; several keepers give the same ones, which are checked once."""
         told = answer.header.get("records")
         for data in told if isinstance(told, list | tuple) else ():
@@ -219,10 +225,10 @@ class KademliaDirectory:
                 if record is not None:
                     found[data] = record
 
-    def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> Record | None:
+    def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> StoredRecord | None:
         """A record that holds; one that does not is counted, and whoever gave it loses reputation."""
         try:
-            record = Record.checked(data, self._now(), owner, self._accepts)
+            record = StoredRecord.checked(data, self._now(), owner, self._accepts)
         except DataError as error:
             reason = reason_of(error)
             self.refused[reason] += 1

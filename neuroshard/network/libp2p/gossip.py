@@ -12,7 +12,7 @@ from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 
 from neuroshard.network.libp2p.connections import Connections
-from neuroshard.network.libp2p.gossip_items import (
+from neuroshard.network.libp2p.gossip_messages import (
     Item,
     ItemKind,
     ItemReader,
@@ -25,7 +25,7 @@ from neuroshard.network.libp2p.gossip_items import (
 from neuroshard.network.libp2p.gossip_router import HEARTBEAT_SECONDS, GossipRouter, Sends
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.negotiation import NegotiationError, confirm, proposal
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
 from neuroshard.types import NodeId
 

@@ -2,8 +2,7 @@
 
 Every listener keeps links (GRAFT, PRUNE) with a few others. A message goes over all links at first; whoever gets it a
 second time chokes the link it came over, which carries only ids from then on. So messages settle on a tree and arrive
-about once (Leitao et al., "Epidemic Broadcast Trees"; libp2p's episub). Ids repair what the tree loses.
-"""
+about once (Leitao et al., "Epidemic Broadcast Trees"; libp2p's episub). Ids repair what the tree loses."""
 
 from __future__ import annotations
 
@@ -13,9 +12,19 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
-from neuroshard.network.allowance import Allowance
-from neuroshard.network.libp2p.gossip_items import Item, ItemKind, MessageId, TopicId, id_items, message_id
-from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
+from neuroshard.network.libp2p.gossip_messages import (
+    Item,
+    ItemKind,
+    KeptMessage,
+    KeptMessages,
+    MessageId,
+    MissingMessages,
+    SeenIds,
+    TopicId,
+    id_items,
+    message_id,
+)
+from neuroshard.network.limits import TokenBucket
 from neuroshard.types import NodeId
 
 DEGREE, LEAST_DEGREE, MOST_DEGREE = 4, 3, 6  # few: the busiest node of a tree sends once for each of its links
@@ -54,15 +63,15 @@ class _Topic:
 @dataclass
 class _Peer:
     topics: set[TopicId] = field(default_factory=set[TopicId])
-    items: Allowance = field(default_factory=lambda: _for_a_minute(ITEMS_A_SECOND))
-    byte_count: Allowance = field(default_factory=lambda: _for_a_minute(BYTES_A_SECOND))
-    told: Allowance = field(default_factory=lambda: _for_a_minute(IDS_A_SECOND))
+    items: TokenBucket = field(default_factory=lambda: _for_a_minute(ITEMS_A_SECOND))
+    byte_count: TokenBucket = field(default_factory=lambda: _for_a_minute(BYTES_A_SECOND))
+    told: TokenBucket = field(default_factory=lambda: _for_a_minute(IDS_A_SECOND))
     given: int = 0  # since the last heartbeat
     has_flooded: bool = False  # since the last heartbeat
 
 
 @dataclass(frozen=True)
-class Received:
+class ItemOutcome:
     """What became of an item."""
 
     sends: Sends = field(default_factory=list[tuple[NodeId, Item]])
@@ -71,13 +80,13 @@ class Received:
     is_flood: bool = False  # more than a peer may send, which nothing is done with; said once between two heartbeats
 
 
-def _for_a_minute(per_second: float) -> Allowance:
-    return Allowance(ALLOWANCE_SECONDS * per_second, per_second)
+def _for_a_minute(per_second: float) -> TokenBucket:
+    return TokenBucket(ALLOWANCE_SECONDS * per_second, per_second)
 
 
-def _flood(peer: _Peer) -> Received:
+def _flood(peer: _Peer) -> ItemOutcome:
     first, peer.has_flooded = not peer.has_flooded, True
-    return Received(is_flood=first)
+    return ItemOutcome(is_flood=first)
 
 
 class GossipRouter:
@@ -139,7 +148,7 @@ class GossipRouter:
 
     # What peers say
 
-    def handle(self, peer: NodeId, item: Item, now: float, check: Check) -> Received:
+    def handle(self, peer: NodeId, item: Item, now: float, check: Check) -> ItemOutcome:
         """Take one item of a peer."""
         known = self._peers.setdefault(peer, _Peer())
         if not (known.items.take(now) and known.byte_count.take(now, item.byte_count)):
@@ -149,7 +158,7 @@ class GossipRouter:
             return self._handle_message(peer, item, now, check)
         if item.kind in {ItemKind.HAVE, ItemKind.WANT}:
             return self._handle_ids(peer, known, item, now)
-        return Received(self._handle_link(peer, known, item, now))
+        return ItemOutcome(self._handle_link(peer, known, item, now))
 
     def heartbeat(self, now: float) -> Sends:
         """What is due once a second: links to be made or ended, ids to be told, messages to be asked for."""
@@ -166,20 +175,20 @@ class GossipRouter:
 
     # Messages
 
-    def _handle_message(self, peer: NodeId, item: Item, now: float, check: Check) -> Received:
+    def _handle_message(self, peer: NodeId, item: Item, now: float, check: Check) -> ItemOutcome:
         topic, message = item.topic, message_id(item.topic, item.payload)
         if topic not in self._topics:
-            return Received()
+            return ItemOutcome()
         if message in self._seen:
             self.counts["duplicate"] += 1
-            return Received(self._choked(peer, topic))
+            return ItemOutcome(self._choked(peer, topic))
         self._missing.arrived(message)
         if not check(topic, peer, item.payload):
             self._seen.add(message, now)
             self.counts["refused"] += 1
-            return Received(is_refused=True)
+            return ItemOutcome(is_refused=True)
         self._remember(message, topic, item.payload, now)
-        return Received(self._passed_on(topic, message, item.payload, peer), delivered=item.payload)
+        return ItemOutcome(self._passed_on(topic, message, item.payload, peer), delivered=item.payload)
 
     def _remember(self, message: MessageId, topic: TopicId, data: bytes, now: float) -> None:
         self._seen.add(message, now)
@@ -213,17 +222,17 @@ class GossipRouter:
         link.is_lazy = True
         return [(peer, Item(ItemKind.CHOKE, topic))]
 
-    def _handle_ids(self, peer: NodeId, known: _Peer, item: Item, now: float) -> Received:
+    def _handle_ids(self, peer: NodeId, known: _Peer, item: Item, now: float) -> ItemOutcome:
         ids = item.ids()
         if item.kind is ItemKind.WANT:
-            return Received(self._given(peer, known, ids))
+            return ItemOutcome(self._given(peer, known, ids))
         if not known.told.take(now, len(ids)):
             return _flood(known)
         if item.topic in self._topics:
             for message in ids:
                 if message not in self._seen:
                     self._missing.hear(message, item.topic, peer, now)
-        return Received()
+        return ItemOutcome()
 
     def _given(self, peer: NodeId, known: _Peer, ids: Iterable[MessageId]) -> Sends:
         sends: Sends = []

@@ -1,20 +1,28 @@
-"""The libp2p host of one node: its swarm without libp2p's own limits and dialling, its streams handed to handlers."""
+"""The libp2p host of one node: its swarm, its stream handlers, the identify protocol and connection events.
+
+The swarm applies none of libp2p's own limits and never dials by itself. The identify message of a peer is read up to
+16 KiB, and the host keeps only two of its fields.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import anyio
 import trio
 from anyio.abc import TaskGroup
-from libp2p.abc import INetConn, INetStream
+from google.protobuf.message import DecodeError
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee
 from libp2p.connection_types import ConnectionType
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.identity.identify_push.identify_push import ID_PUSH
+from libp2p.io.exceptions import IOException
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.stream.net_stream import NetStream
@@ -25,12 +33,82 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
-from neuroshard.network.libp2p.guard import contained
-from neuroshard.network.libp2p.identifying import asked
 from neuroshard.network.libp2p.muxer import BoundedMuxer
-from neuroshard.network.libp2p.negotiation import accept
+from neuroshard.network.libp2p.negotiation import accept, confirm, proposal
+from neuroshard.network.libp2p.peer_limits import contain_errors
+from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.libp2p.upgrading import HANDSHAKE_SECONDS
+
+IDENTIFY_PROTOCOL = "/ipfs/id/1.0.0"
+IDENTIFY_SECONDS = 15.0
+MAX_IDENTIFY_BYTES = 16 * 1024
+_MAX_LENGTH_BYTES = 3  # of a varint up to 2^21
+_CHOSEN_BY = frozenset({HOP_PROTOCOL})  # protocols by which peers are chosen; what else they speak shows when asked
+
+
+class IdentifyError(IOException):
+    """The peer's words about itself are too long, or cannot be read."""
+
+
+@dataclass(frozen=True)
+class Identified:
+    """What is kept of them."""
+
+    protocols: tuple[str, ...]  # of those by which peers are chosen
+    observed: Multiaddr | None  # where the peer sees this node
+
+
+async def ask_identity(muxer: BoundedMuxer) -> Identified:
+    """Ask a peer about itself. Raises BaseLibp2pError or TimeoutError."""
+    stream = await muxer.open_stream()
+    try:
+        with anyio.fail_after(IDENTIFY_SECONDS):
+            await stream.write(proposal(IDENTIFY_PROTOCOL))
+            await confirm(stream, IDENTIFY_PROTOCOL)
+            return identified(await _message(stream))
+    finally:
+        stream.abandon()
+
+
+def identified(data: bytes) -> Identified:
+    """What is kept of a message. Raises IdentifyError."""
+    message = Identify()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise IdentifyError(str(error)) from None
+    return Identified(tuple(_CHOSEN_BY.intersection(message.protocols)), _address(message.observed_addr))
+
+
+async def _message(stream: YamuxStream) -> bytes:
+    size = await _length(stream)
+    if size > MAX_IDENTIFY_BYTES:
+        raise IdentifyError(f"{size} bytes about itself")
+    data = b""
+    while len(data) < size:
+        data += await stream.read(size - len(data))
+    return data
+
+
+async def _length(stream: YamuxStream) -> int:
+    size = 0
+    for position in range(_MAX_LENGTH_BYTES):
+        byte = (await stream.read(1))[0]
+        size |= (byte & 0x7F) << (7 * position)
+        if byte < 0x80:
+            return size
+    raise IdentifyError("a length that is too long")
+
+
+def _address(data: bytes) -> Multiaddr | None:
+    try:
+        address = Multiaddr(data) if data else None
+        str(address)  # the bytes are read only now
+    except ValueError:
+        return None
+    return address
+
 
 _MOST = 100_000  # libp2p's own limits come after ours: its evictions would even drop this node's key
 
@@ -118,9 +196,9 @@ class NodeHost(BasicHost):
         self._observed_addr_manager = cast("Any", observer)
 
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
-        result = await contained(self._serve(cast("NetStream", net_stream)), "A stream")
+        result = await contain_errors(self._serve(cast("NetStream", net_stream)), "A stream")
         if isinstance(result, Exception):
-            await contained(net_stream.reset(), "A reset")
+            await contain_errors(net_stream.reset(), "A reset")
 
     async def _serve(self, net_stream: NetStream) -> None:
         with anyio.fail_after(HANDSHAKE_SECONDS):
@@ -137,7 +215,7 @@ class NodeHost(BasicHost):
 
     async def _identify(self, peer_id: ID) -> None:
         try:
-            await contained(self._ask_about(peer_id), "Identify")
+            await contain_errors(self._ask_about(peer_id), "Identify")
         finally:
             self._identify_inflight.discard(peer_id)
 
@@ -146,7 +224,7 @@ class NodeHost(BasicHost):
         muxer = next((conn.muxed_conn for conn in self.swarm.get_connections(peer_id)), None)
         if not isinstance(muxer, BoundedMuxer):
             return
-        told = await asked(muxer)
+        told = await ask_identity(muxer)
         if not self.swarm.get_connections(peer_id):
             return  # what is known of it is forgotten already
         self.peerstore.set_protocols(peer_id, told.protocols)
@@ -161,3 +239,35 @@ def stream_of(net_stream: INetStream) -> YamuxStream:
     stream = cast("Any", net_stream).muxed_stream
     assert isinstance(stream, YamuxStream)
     return stream
+
+
+class PeerEvents(INotifee):
+    """Calls `meet` for every new connection of a peer and `part` when the last one ended."""
+
+    def __init__(self, meet: Callable[[ID], None], part: Callable[[ID], None]) -> None:
+        self._meet = meet
+        self._part = part
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        """A connection began."""
+        await trio.lowlevel.checkpoint()
+        self._meet(conn.muxed_conn.peer_id)
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        """A connection ended."""
+        await trio.lowlevel.checkpoint()
+        peer = conn.muxed_conn.peer_id
+        if not network.get_connections(peer):
+            self._part(peer)
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None:
+        """Not told."""
+
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None:
+        """Not told."""
+
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None:
+        """Not told."""
+
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None:
+        """Not told."""

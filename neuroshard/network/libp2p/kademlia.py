@@ -1,11 +1,32 @@
-"""Kademlia's arithmetic (Maymounkov and Mazieres 2002): who is close to a key, and whom to ask next. No sockets."""
+"""Kademlia without I/O (Maymounkov and Mazieres 2002): routing table, lookup and record store.
+
+The store keeps small, signed, young records, one for each node and namespace, within a byte limit. A new record always
+finds space: when the store is full, the origin (usually an IP address) whose records take the most bytes loses its
+oldest record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
+from ipaddress import IPv6Address, ip_address, ip_network
+from random import Random
+from types import MappingProxyType
 
-from neuroshard.types import NodeId
+from neuroshard.errors import DataError
+from neuroshard.identity import (
+    ClaimExpiredError,
+    ClaimTooLargeError,
+    DelegationExpiredError,
+    ForeignClaimError,
+    MalformedClaimError,
+    SignatureError,
+)
+from neuroshard.network.reputation import ScoreReason
+from neuroshard.network.transport import RECORD_SECONDS, RecordCheck, any_record, checked_record
+from neuroshard.types import JsonValue, NodeId
 
 BUCKET_SIZE = 16  # peers that share a length of common prefix with this node
 REPLICAS = 8  # nodes that keep a record
@@ -101,3 +122,141 @@ class Lookup:
     def nearest(self) -> list[NodeId]:
         """Those nearest to the key that answered, nearest first."""
         return closest(self._answered, self._key, REPLICAS)
+
+
+MAX_NAMESPACE_CHARACTERS = 256
+MAX_RECORDS_OF_NAMESPACE = 1024
+MAX_RECORDS_OF_NODE = 64  # namespaces in which one node is kept
+MAX_BYTES = 64 * 1024 * 1024
+ENTRY_BYTES = 1024  # that a record takes besides its own, rather more than less
+MAX_ADDRESSES_TOLD = 16  # in a record
+REASON_OF: Mapping[type[DataError], ScoreReason] = MappingProxyType(
+    {
+        ClaimTooLargeError: ScoreReason.OVERSIZED,
+        MalformedClaimError: ScoreReason.MALFORMED_CLAIM,
+        ForeignClaimError: ScoreReason.BAD_RECORD,
+        SignatureError: ScoreReason.BAD_SIGNATURE,
+        ClaimExpiredError: ScoreReason.EXPIRED_CLAIM,
+        DelegationExpiredError: ScoreReason.EXPIRED_CLAIM,
+    }
+)
+
+
+def reason_of(error: DataError) -> ScoreReason:
+    """What a record that cannot be accepted says about whoever gave it."""
+    return REASON_OF.get(type(error), ScoreReason.BAD_RECORD)
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record that was checked."""
+
+    node_id: NodeId
+    issued_at: float  # seconds since 1970
+    data: bytes = field(repr=False)
+    addresses: tuple[str, ...] = ()  # at which the node says that it can be reached
+
+    @classmethod
+    def checked(
+        cls, data: bytes, now: float, owner: NodeId | None = None, accepts: RecordCheck = any_record
+    ) -> StoredRecord:
+        """See `checked_record`: it holds, `owner` (if given) made it, and `accepts` takes it. Raises DataError."""
+        claim = checked_record(owner, data, now, accepts)
+        return cls(claim.node_id, claim.issued_at, data, _addresses_in(claim.payload))
+
+    @property
+    def byte_count(self) -> int:
+        """What it takes in memory."""
+        return ENTRY_BYTES + len(self.data) + sum(map(len, self.addresses))
+
+    def is_expired(self, now: float) -> bool:
+        """Whether it is too old."""
+        return self.issued_at < now - RECORD_SECONDS
+
+
+class RecordStore:
+    """All that this node keeps, within so many bytes. Only checked records come in."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes: Counter[str] = Counter()  # by origin
+        self._records: dict[str, dict[NodeId, StoredRecord]] = {}
+        self._origins: dict[tuple[str, NodeId], str] = {}
+        self._of_origin: dict[str, OrderedDict[tuple[str, NodeId], None]] = {}  # the one that came first is first
+        self._of_node: Counter[NodeId] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._origins)
+
+    def put(self, namespace: str, record: StoredRecord, origin: str = "") -> bool:
+        """Keep a record unless a newer one of its node is there; False for a node that is in too many namespaces."""
+        known = self._records.get(namespace, {}).get(record.node_id)
+        if known is not None:
+            if known.issued_at <= record.issued_at:
+                self._drop(namespace, known.node_id)
+                self._keep(namespace, record, origin)
+            return True
+        if self._of_node[record.node_id] >= MAX_RECORDS_OF_NODE:
+            return False
+        records = self._records.get(namespace, {})
+        if len(records) >= MAX_RECORDS_OF_NAMESPACE:
+            self._drop(namespace, self._needless_in(namespace, records))
+        self._keep(namespace, record, origin)
+        return True
+
+    def get(self, namespace: str, now: float, random: Random) -> list[StoredRecord]:
+        """The records of a namespace that are young enough, in random order."""
+        records = [record for record in self._records.get(namespace, {}).values() if not record.is_expired(now)]
+        random.shuffle(records)
+        return records
+
+    def expire(self, now: float) -> None:
+        """Drop what is too old."""
+        for namespace, node_id in tuple(self._origins):
+            if self._records[namespace][node_id].is_expired(now):
+                self._drop(namespace, node_id)
+
+    def _needless_in(self, namespace: str, records: Mapping[NodeId, StoredRecord]) -> NodeId:
+        """The oldest record of the origin with the most in this namespace."""
+        origins = {node_id: self._origins[namespace, node_id] for node_id in records}
+        ((greediest, _),) = Counter(origins.values()).most_common(1)
+        return min((node for node in records if origins[node] == greediest), key=lambda node: records[node].issued_at)
+
+    def _keep(self, namespace: str, record: StoredRecord, origin: str) -> None:
+        while self._origins and self._bytes.total() + record.byte_count > self._max_bytes:
+            ((greediest, _),) = self._bytes.most_common(1)
+            self._drop(*next(iter(self._of_origin[greediest])))
+        self._bytes[origin] += record.byte_count
+        place = namespace, record.node_id
+        self._records.setdefault(namespace, {})[record.node_id] = record
+        self._origins[place] = origin
+        self._of_origin.setdefault(origin, OrderedDict())[place] = None
+        self._of_node[record.node_id] += 1
+
+    def _drop(self, namespace: str, node_id: NodeId) -> None:
+        dropped = self._records[namespace].pop(node_id)
+        if not self._records[namespace]:
+            del self._records[namespace]
+        origin = self._origins.pop((namespace, node_id))
+        del self._of_origin[origin][namespace, node_id]
+        self._bytes[origin] -= dropped.byte_count
+        if not self._of_origin[origin]:
+            del self._of_origin[origin], self._bytes[origin]
+        self._of_node[node_id] -= 1
+        if not self._of_node[node_id]:
+            del self._of_node[node_id]
+
+
+def origin_of(host: str | None) -> str:
+    """Those who share it share their room: an IPv4 address or an IPv6 network; None, behind a relay, is one origin."""
+    if host is None:
+        return "relayed"
+    ip = ip_address(host)
+    return str(ip_network((ip, 64), strict=False)) if isinstance(ip, IPv6Address) else str(ip)
+
+
+def _addresses_in(payload: JsonValue) -> tuple[str, ...]:
+    told = payload.get("addresses") if isinstance(payload, Mapping) else None
+    if isinstance(told, str) or not isinstance(told, Sequence):
+        return ()
+    return tuple(text for text in told[:MAX_ADDRESSES_TOLD] if isinstance(text, str))

@@ -19,15 +19,12 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
-from neuroshard.network.libp2p.admission import StreamAdmission
-from neuroshard.network.libp2p.guard import contained
-from neuroshard.network.libp2p.receive_memory import ReceiveMemory
-from neuroshard.network.libp2p.round_trips import FIRST_PING_SECONDS, RoundTrips
-from neuroshard.network.libp2p.streams import YamuxStream
-from neuroshard.network.libp2p.yamux_frames import (
+from neuroshard.network.libp2p.peer_limits import ReceiveMemory, StreamAdmission, contain_errors
+from neuroshard.network.libp2p.streams import (
     ACK,
     DATA,
     FIN,
+    FIRST_PING_SECONDS,
     GO_AWAY,
     NORMAL_TERMINATION,
     PING,
@@ -38,10 +35,12 @@ from neuroshard.network.libp2p.yamux_frames import (
     Event,
     FrameHeader,
     FrameParser,
+    RoundTrips,
     YamuxError,
+    YamuxStream,
     header_bytes,
 )
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.reputation import ScoreReason
 
 PING_SECONDS = 45.0
 MAX_SILENT_PERIODS = 2  # a peer that sends nothing, not even answers to pings, for so long is gone
@@ -241,7 +240,7 @@ class BoundedMuxer(IMuxedConn):
 
     async def _until_it_ends(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            result = await contained(work(), "A connection")  # whoever used a stream learns of it there
+            result = await contain_errors(work(), "A connection")  # whoever used a stream learns of it there
             self.end_reason = self.end_reason or str(result or "silence")
         finally:
             self._scope.cancel()
@@ -397,4 +396,4 @@ class BoundedMuxer(IMuxedConn):
             self._when_closed()
 
     async def _close_socket(self) -> None:
-        await contained(self.secured_conn.close(), "Closing")  # it may be gone already
+        await contain_errors(self.secured_conn.close(), "Closing")  # it may be gone already

@@ -15,40 +15,31 @@ from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.network.budget import frame_budget
-from neuroshard.network.libp2p.admission import ConnectionAdmission, StreamAdmission
-from neuroshard.network.libp2p.bulk import ENDPOINT_KIND, BulkRoute
+from neuroshard.messages import FrameLimits
+from neuroshard.network.libp2p.address_book import PeerAddressBook
 from neuroshard.network.libp2p.connections import Connections
-from neuroshard.network.libp2p.contacts import Contacts
 from neuroshard.network.libp2p.directory import KademliaDirectory
-from neuroshard.network.libp2p.errors import NetworkFailedError
-from neuroshard.network.libp2p.events import PeerEvents
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, Libp2pGossip
 from neuroshard.network.libp2p.gossip_router import GossipRouter
-from neuroshard.network.libp2p.host import NodeHost, NodeSwarm, silence_libp2p
-from neuroshard.network.libp2p.keys import key_pair_of
-from neuroshard.network.libp2p.listening import Listening
+from neuroshard.network.libp2p.hole_punching import PUNCH_PROTOCOL, HolePuncher, ObservedAddresses
+from neuroshard.network.libp2p.host import NodeHost, NodeSwarm, PeerEvents, silence_libp2p
+from neuroshard.network.libp2p.kademlia import RecordStore
 from neuroshard.network.libp2p.muxer import MuxerOptions
-from neuroshard.network.libp2p.observed_addresses import ObservedAddresses
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
-from neuroshard.network.libp2p.punching import PUNCH_PROTOCOL, Puncher
-from neuroshard.network.libp2p.receive_memory import ReceiveMemory
-from neuroshard.network.libp2p.record_store import RecordStore
-from neuroshard.network.libp2p.relay_client import RelayClient
+from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, ReceiveMemory, StreamAdmission
+from neuroshard.network.libp2p.relay import RelayClient, RelayServer
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
-from neuroshard.network.libp2p.relay_server import RelayServer
-from neuroshard.network.libp2p.requests import FRAME_PROTOCOL, RequestExchange
-from neuroshard.network.libp2p.transport import Libp2pTransport
-from neuroshard.network.libp2p.upgrading import NoiseUpgrader
-from neuroshard.network.outside_ports import OutsidePorts
-from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.libp2p.sockets import BoundListener
+from neuroshard.network.libp2p.transport import FRAME_PROTOCOL, Libp2pTransport, RequestStreams
+from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
+from neuroshard.network.limits import UploadPacer, frame_budget
+from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.pool import PoolOptions, bulk_pool
-from neuroshard.network.reputation import Reputation
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.pool.route import ENDPOINT_KIND, BulkRoute
+from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.network.serving import RequestServer
-from neuroshard.network.transport import Network
+from neuroshard.network.transport import Network, NetworkFailedError
 from neuroshard.types import NodeId
-from neuroshard.wire import FrameLimits
 
 CLOSING_SECONDS = 5.0
 
@@ -59,7 +50,7 @@ async def running_network(
 ) -> AsyncGenerator[Network]:
     """See `libp2p_network`."""
     silence_libp2p()
-    listening = await Listening.open(options.host, options.port, is_shared=options.relay and not options.is_local)
+    listening = await BoundListener.open(options.host, options.port, is_shared=options.relay and not options.is_local)
     failure: Exception | None = None
     try:
         async with anyio.create_task_group() as tasks:
@@ -97,13 +88,13 @@ class _Node:
         parts: NetworkParts,
         *,
         tasks: TaskGroup,
-        listening: Listening,
+        listening: BoundListener,
     ) -> None:
         self._identity = identity
         self._options = options
         self._tasks = tasks
         self._listening = listening
-        self._outside = parts.outside or OutsidePorts()
+        self._outside = parts.outside or ExternalAddresses()
         self._pool_ports: tuple[int, ...] = ()
         self.reputation = parts.reputation or Reputation()
         self._pacer = parts.pacer or UploadPacer(options.upload_bytes_per_second)
@@ -119,7 +110,7 @@ class _Node:
         self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
         self.swarm.listeners["tcp"] = listening
         self.host = NodeHost(self.swarm, tasks)
-        contacts = Contacts(identity.node_id, parts.directory_bytes // 2, has_neighbours=options.has_neighbours)
+        contacts = PeerAddressBook(identity.node_id, parts.directory_bytes // 2, has_neighbours=options.has_neighbours)
         source = (options.host, listening.port) if options.relay and not options.is_local else None
         self.connections = Connections(self.swarm, identity.node_id, admission, contacts, source)
         self._server = RequestServer()
@@ -127,7 +118,7 @@ class _Node:
         self.transport = Libp2pTransport(
             self.connections,
             self._server,
-            RequestExchange(self._server, self._budget, self.report, parts.heads),
+            RequestStreams(self._server, self._budget, self.report, parts.heads),
             own_addresses=self._addresses,
             report=self.report,
         )
@@ -150,12 +141,12 @@ class _Node:
         self.host.set_stream_handler(TProtocol(GOSSIP_PROTOCOL), self.gossip.handle_stream)
         self.swarm.register_notifee(PeerEvents(self._meet, self._part))
 
-    def _joined_relays(self, contacts: Contacts) -> RelayClient | None:
+    def _joined_relays(self, contacts: PeerAddressBook) -> RelayClient | None:
         if not self._options.relay or self._options.is_local:
             return None
         observed = ObservedAddresses(self.connections.forget_reached)
         self.host.observe_with(observed)
-        puncher = Puncher(self.connections, observed, self._own_places, contacts.may_follow)
+        puncher = HolePuncher(self.connections, observed, self._own_places, contacts.may_follow)
         self.host.set_stream_handler(TProtocol(PUNCH_PROTOCOL), puncher.handle_stream)
         client = RelayClient(self.swarm, self.connections, contacts, puncher.upgrade)
         self.host.set_stream_handler(TProtocol(STOP_PROTOCOL), client.handle_stream)

@@ -26,12 +26,12 @@ class RelayError(IOException):
     """A relay or its client says what cannot be used."""
 
 
-def encoded(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """The bytes of a message with its length."""
     return encode_varint_prefixed(message.SerializeToString())
 
 
-async def received(stream: YamuxStream, message: _Message) -> _Message:
+async def read_message(stream: YamuxStream, message: _Message) -> _Message:
     """Fill `message` with what comes. Raises RelayError."""
     size = await _read_size(stream)
     if size > MAX_MESSAGE_BYTES:

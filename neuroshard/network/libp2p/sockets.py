@@ -1,12 +1,23 @@
-"""TCP sockets as libp2p wants them: exact reads from one buffer of bounded size, closed whatever happens."""
+"""TCP sockets for libp2p: listening sockets, a shared port, and exact reads from a bounded buffer."""
 
 from __future__ import annotations
 
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
+from typing import Self
+
+import anyio
 import trio
+from libp2p.abc import IListener
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError, IOException
+from multiaddr import Multiaddr
 
-from neuroshard.network.silence import notice_silence
+from neuroshard.errors import NetworkRefusedError, UsageError
+from neuroshard.network.keepalive import enable_keepalive
+from neuroshard.network.libp2p.addresses import reachable_hosts
 
 MAX_READ_BYTES = 128 * 1024  # a Noise message has 65,535 at most; a larger wish comes from a stranger's length field
 
@@ -18,7 +29,7 @@ class SocketBytes(ReadWriteCloser):
         self._stream = stream
         self._received = bytearray()
         self._remote = _remote_address(stream)
-        notice_silence(stream.setsockopt)
+        enable_keepalive(stream.setsockopt)
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly n bytes, or fewer at the end of the connection. None: whatever comes next.
@@ -69,3 +80,92 @@ def _remote_address(stream: trio.SocketStream) -> tuple[str, int] | None:
         return None
     host, port = str(name[0]), int(name[1])
     return host.removeprefix("::ffff:"), port
+
+
+BACKLOG = 128
+_REASONS = {
+    errno.EADDRINUSE: "another program uses it",
+    errno.EACCES: "this user may not open it",
+    errno.EADDRNOTAVAIL: "this computer does not have that address",
+}
+_ACTIONS = {errno.EADDRNOTAVAIL: "Name one of its addresses with --p2p-host, or leave that out."}
+
+
+class BoundListener(IListener):
+    """Bound sockets of one host and port; nothing is accepted before `serve`."""
+
+    def __init__(self, host: str, listeners: Sequence[trio.SocketListener]) -> None:
+        self._host = host
+        self._listeners = tuple(listeners)
+        self._scope = anyio.CancelScope()
+        self.port = int(listeners[0].socket.getsockname()[1])
+
+    @classmethod
+    async def open(cls, host: str, port: int, *, is_shared: bool = False) -> Self:
+        """Bind; port 0 takes a free one. `is_shared` lets this process dial from the same port.
+
+        Raises NetworkRefusedError when the port cannot be had, UsageError for a host that is none.
+        """
+        try:
+            listeners: Sequence[trio.SocketListener] = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+            if is_shared:  # a shared port would also be given to a second node: so it was tried alone first
+                port = int(listeners[0].socket.getsockname()[1])
+                for listener in listeners:
+                    await listener.aclose()
+                listeners = [await _open_shared(host, port)]
+        except socket.gaierror as error:
+            raise UsageError(f"The host {host!r} cannot be listened on: {error.strerror}.") from None
+        except (OSError, OverflowError) as error:
+            reason = _REASONS.get(getattr(error, "errno", 0), str(error))
+            raise NetworkRefusedError(
+                f"The port {port} at {host} cannot be opened: {reason}.",
+                _ACTIONS.get(getattr(error, "errno", 0), "Choose another one, or 0 for a free one."),
+            ) from error
+        return cls(host, listeners)
+
+    async def serve(self, handle: Callable[[trio.SocketStream], Awaitable[None]]) -> None:
+        """Accept until closed; each connection is handled in a task of its own."""
+        with self._scope:
+            await trio.serve_listeners(handle, self._listeners)
+
+    async def listen(self, maddr: Multiaddr) -> None:
+        """Not used: the sockets are bound already."""
+        raise NotImplementedError
+
+    def hosts(self) -> tuple[str, ...]:
+        """IP addresses under which others may reach these sockets now."""
+        return reachable_hosts(self._host)
+
+    def get_addrs(self) -> tuple[Multiaddr, ...]:
+        """Addresses under which others may reach these sockets."""
+        return tuple(_multiaddr(host, self.port) for host in self.hosts())
+
+    async def close(self) -> None:
+        """End `serve` with all its connections, and close the sockets."""
+        self._scope.cancel()
+        for listener in self._listeners:
+            await listener.aclose()
+
+
+def _multiaddr(host: str, port: int) -> Multiaddr:
+    return Multiaddr(f"/ip{ip_address(host).version}/{host}/tcp/{port}")
+
+
+async def _open_shared(host: str, port: int) -> trio.SocketListener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        share_port(sock)
+        await sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketListener(sock)
+
+
+def share_port(sock: trio.socket.SocketType) -> None:
+    """Allow a second socket of this user on the same port, for systems that can."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "SO_REUSEPORT"):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

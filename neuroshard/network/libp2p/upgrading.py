@@ -1,11 +1,15 @@
-"""From a socket to an authenticated connection with streams: Noise and yamux, nothing else, within the limits."""
+"""The upgrade of a socket to an authenticated connection with streams: node keys, Noise and yamux, within the limits.
+
+The secret key never leaves the room `identity`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from libp2p.abc import IMuxedConn, ISecureConn
-from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.ed25519 import Ed25519PublicKey
+from libp2p.crypto.keys import KeyPair, KeyType, PrivateKey, PublicKey
 from libp2p.crypto.x25519 import create_new_key_pair as new_x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
@@ -15,8 +19,9 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.upgrader import TransportUpgrader
 
-from neuroshard.network.libp2p.admission import ConnectionAdmission
+from neuroshard.identity import NodeKey
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
+from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
 
 HANDSHAKE_SECONDS = 10
 
@@ -51,3 +56,32 @@ class NoiseUpgrader(TransportUpgrader):
             self._admission.leave(ip, identity)
             raise
         return BoundedMuxer(conn, peer_id, self._options, lambda: self._admission.leave(ip, identity))
+
+
+class NodePrivateKey(PrivateKey):
+    """Signs with a NodeKey. It cannot be exported: `to_bytes` raises TypeError."""
+
+    def __init__(self, key: NodeKey) -> None:
+        self._key = key
+
+    def to_bytes(self) -> bytes:
+        """Refused."""
+        raise TypeError("the private key of a node is not given away")
+
+    def get_type(self) -> KeyType:
+        """Ed25519."""
+        return KeyType.Ed25519
+
+    def sign(self, data: bytes) -> bytes:
+        """Ed25519 signature of the data, 64 bytes."""
+        return self._key.sign(data)
+
+    def get_public_key(self) -> PublicKey:
+        """The public half."""
+        return Ed25519PublicKey.from_bytes(self._key.public_key)
+
+
+def key_pair_of(key: NodeKey) -> KeyPair:
+    """What libp2p needs to speak for this node."""
+    private = NodePrivateKey(key)
+    return KeyPair(private, private.get_public_key())

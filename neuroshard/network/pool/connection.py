@@ -10,14 +10,12 @@ from typing import Protocol
 import anyio
 import trio
 
-from neuroshard.network.pacing import UploadPacer
-from neuroshard.network.pool.errors import ConnectionLostError, MisconductError
-from neuroshard.network.pool.options import PoolOptions
-from neuroshard.network.pool.outgoing import OutgoingPacket
-from neuroshard.network.pool.packets import HEADER_BYTES, PacketHeader, PacketKind, parse_header
+from neuroshard.network.limits import UploadPacer
+from neuroshard.network.pool.options import ConnectionLostError, MisconductError, PoolOptions
 from neuroshard.network.pool.secure_stream import SecureStream
 from neuroshard.network.pool.tcp import gather, keep_queue_short
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.pool.transfers import HEADER_BYTES, OutgoingPacket, PacketHeader, PacketKind, parse_header
+from neuroshard.network.reputation import ScoreReason
 
 MAX_QUEUED_ANSWERS = 256
 RECORD_BYTES = 16 * 1024  # what TLS encrypts at a time
@@ -38,35 +36,35 @@ class OfferReader(Protocol):
         ...
 
 
-class Exchange(Protocol):
+class PacketHandler(Protocol):
     """What the connections to one peer carry."""
 
-    def next_packet(self, connection: Connection) -> OutgoingPacket | None:
+    def next_packet(self, connection: PoolConnection) -> OutgoingPacket | None:
         """What to send next over this connection."""
         ...
 
-    def place(self, connection: Connection, header: PacketHeader) -> memoryview | None:
+    def place(self, connection: PoolConnection, header: PacketHeader) -> memoryview | None:
         """Memory for a piece; None to drop it. Raises MisconductError."""
         ...
 
-    def filled(self, connection: Connection, header: PacketHeader) -> None:
+    def filled(self, connection: PoolConnection, header: PacketHeader) -> None:
         """The memory is filled. Raises MisconductError."""
         ...
 
-    def read_offer(self, connection: Connection, header: PacketHeader) -> OfferReader:
+    def read_offer(self, connection: PoolConnection, header: PacketHeader) -> OfferReader:
         """Who reads this offer."""
         ...
 
-    def heard(self, connection: Connection, header: PacketHeader, payload: bytes) -> None:
+    def heard(self, connection: PoolConnection, header: PacketHeader, payload: bytes) -> None:
         """A small packet arrived. Raises MisconductError."""
         ...
 
 
-class Connection:
+class PoolConnection:
     """Owns its stream."""
 
     def __init__(
-        self, number: int, stream: SecureStream, exchange: Exchange, pacer: UploadPacer, options: PoolOptions
+        self, number: int, stream: SecureStream, exchange: PacketHandler, pacer: UploadPacer, options: PoolOptions
     ) -> None:
         self.number = number
         self.stream = stream

@@ -4,8 +4,7 @@ A request is handled at most once, whatever breaks. Its number names it while it
 its answer has arrived, so offered again it is the same one; and nothing that may have arrived whole is sent to a peer
 that has forgotten it. What it holds here is bounded: as many requests as `max_transfers_per_peer` for one peer, within
 the byte budget; answers wait at most `answer_seconds` for a peer that takes nothing of them, and everything waits at
-most `resume_seconds` for a peer without any connection.
-"""
+most `resume_seconds` for a peer without any connection."""
 
 from __future__ import annotations
 
@@ -15,18 +14,16 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from neuroshard.network.budget import Reservation
-from neuroshard.network.pool.connection import Connection
-from neuroshard.network.pool.errors import NotDeliveredError
-from neuroshard.network.pool.outgoing import OutgoingPacket, OutgoingTransfer
-from neuroshard.network.pool.packets import PacketHeader, PacketKind, packet
-from neuroshard.network.pool.receiving import OfferReading, Receiver, ReceivingHooks
-from neuroshard.network.pool.resources import Resources
-from neuroshard.network.scores import ScoreReason
+from neuroshard.messages import EncodedFrame, Frame, FrameLimits, WireError, encode
+from neuroshard.network.limits import Reservation
+from neuroshard.network.pool.connection import PoolConnection
+from neuroshard.network.pool.options import NotDeliveredError
+from neuroshard.network.pool.receiving import OfferReading, Receiver, ReceivingHooks, Resources
+from neuroshard.network.pool.transfers import OutgoingPacket, OutgoingTransfer, PacketHeader, PacketKind, packet
+from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, accepted, refusal
 from neuroshard.network.transport import PeerRefusedError, PeerUnreachableError, RequestRefusedError
 from neuroshard.types import NodeId
-from neuroshard.wire import EncodedFrame, Frame, FrameLimits, WireError, encode
 
 ENCODE_ASIDE_BYTES = 8 * 1024 * 1024  # hashing more than this would hold up the event loop for milliseconds
 _LOG = logging.getLogger(__name__)
@@ -61,7 +58,7 @@ class _Answering:
 
 
 @dataclass(frozen=True)
-class ExchangeHooks:
+class TransferHooks:
     """What the exchange asks of and tells to the owner of the connections."""
 
     report: Callable[[ScoreReason], None]
@@ -71,10 +68,10 @@ class ExchangeHooks:
     blocks_at_a_time: Callable[[], int]
 
 
-class PeerExchange:
-    """Transfers in both directions; see Exchange in connection.py."""
+class PeerTransfers:
+    """Transfers in both directions; see PacketHandler in connection.py."""
 
-    def __init__(self, peer: NodeId, shared: Resources, hooks: ExchangeHooks) -> None:
+    def __init__(self, peer: NodeId, shared: Resources, hooks: TransferHooks) -> None:
         self._peer = peer
         self._shared = shared
         self._hooks = hooks
@@ -160,7 +157,7 @@ class PeerExchange:
                 self._outgoing.pop(answering.reply.number, None)
         self.receiver.drop_all()
 
-    def lose(self, connection: Connection) -> None:
+    def lose(self, connection: PoolConnection) -> None:
         """A connection ended: what went over it is sent again over others, as far as it did not arrive."""
         self.receiver.lose(connection)
         for transfer in self._outgoing.values():
@@ -189,7 +186,7 @@ class PeerExchange:
         over = {transfer.unanswered_over for transfer in self._outgoing.values()}
         return {number for number in over if number is not None}
 
-    def next_packet(self, connection: Connection) -> OutgoingPacket | None:
+    def next_packet(self, connection: PoolConnection) -> OutgoingPacket | None:
         """See Exchange: offers first, so that the peer can make room; then blocks, in the order of the transfers."""
         for transfer in self._outgoing.values():
             if transfer.needs_offer:
@@ -203,19 +200,19 @@ class PeerExchange:
                 return blocks
         return None
 
-    def place(self, connection: Connection, header: PacketHeader) -> memoryview | None:
+    def place(self, connection: PoolConnection, header: PacketHeader) -> memoryview | None:
         """See Exchange."""
         return self.receiver.place(connection, header)
 
-    def filled(self, connection: Connection, header: PacketHeader) -> None:
+    def filled(self, connection: PoolConnection, header: PacketHeader) -> None:
         """See Exchange."""
         self.receiver.filled(connection, header)
 
-    def read_offer(self, connection: Connection, header: PacketHeader) -> OfferReading:
+    def read_offer(self, connection: PoolConnection, header: PacketHeader) -> OfferReading:
         """See Exchange."""
         return self.receiver.read_offer(connection, header)
 
-    def heard(self, connection: Connection, header: PacketHeader, payload: bytes) -> None:
+    def heard(self, connection: PoolConnection, header: PacketHeader, payload: bytes) -> None:
         """See Exchange; what is told about a transfer that was given up meanwhile is ignored."""
         if header.kind is PacketKind.WANT:
             self.wanted_by_peer = header.extra

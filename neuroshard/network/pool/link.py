@@ -1,4 +1,4 @@
-"""Everything between this node and one peer: the connections, what they carry, and how many of them there should be."""
+"""The link to one peer: its connections, its transfers, and the times at which it dials again."""
 
 from __future__ import annotations
 
@@ -10,21 +10,76 @@ from typing import TypeAlias
 
 import anyio
 
-from neuroshard.network.pool.connection import Connection
-from neuroshard.network.pool.errors import ConnectionLostError, MisconductError, NotDeliveredError
-from neuroshard.network.pool.exchange import ExchangeHooks, PeerExchange
-from neuroshard.network.pool.greeting import Sessions
-from neuroshard.network.pool.observing import Observer
-from neuroshard.network.pool.options import Endpoint
-from neuroshard.network.pool.packets import BLOCK_BYTES, CHUNK_BLOCKS, PacketKind, packet
-from neuroshard.network.pool.redialling import Redialling
-from neuroshard.network.pool.resources import Resources
-from neuroshard.network.pool.secure_stream import SecureStream
-from neuroshard.network.pool.sizing import IDLE_SECONDS, PoolSize, next_size, wanted_connections
-from neuroshard.network.pool.traffic import PeerTraffic
-from neuroshard.network.scores import ScoreReason
+from neuroshard.messages import CHUNK_BYTES, EncodedFrame, Frame, FrameLimits
+from neuroshard.network.pool.connection import PoolConnection
+from neuroshard.network.pool.exchange import PeerTransfers, TransferHooks
+from neuroshard.network.pool.options import (
+    ConnectionLostError,
+    DialRefusedError,
+    Endpoint,
+    MisconductError,
+    NotDeliveredError,
+    PeerFullError,
+    PeerTraffic,
+)
+from neuroshard.network.pool.receiving import Resources
+from neuroshard.network.pool.secure_stream import SecureStream, Sessions
+from neuroshard.network.pool.sizing import IDLE_SECONDS, LineMonitor, PoolSize, next_size, wanted_connections
+from neuroshard.network.pool.transfers import BLOCK_BYTES, CHUNK_BLOCKS, PacketKind, packet
+from neuroshard.network.reputation import ScoreReason
 from neuroshard.types import NodeId
-from neuroshard.wire import CHUNK_BYTES, EncodedFrame, Frame, FrameLimits
+
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
+FULL_PAUSE_SECONDS = 30.0  # when the peer has no room for another connection
+REFUSED_SECONDS = 1.0  # nobody has listened for so long where the peer did: its process is gone
+
+
+class Redialling:
+    """What the attempts to connect with one peer told. Times are those of the event loop, in seconds."""
+
+    def __init__(self, resume_seconds: float) -> None:
+        """`resume_seconds`: how long to hope for a peer of which nothing is heard."""
+        self.dial_after = 0.0
+        self._resume_seconds = resume_seconds
+        self._failures = 0  # rounds of attempts in a row
+        self._left_at: float | None = None  # when a connection ended last; None: nothing to go on with
+        self._refused_since: float | None = None
+        self._has_listened = False
+
+    def reached(self) -> None:
+        """The peer was dialled and greeted."""
+        self._failures = 0
+        self._refused_since = None
+        self._has_listened = True
+
+    def left(self, now: float) -> None:
+        """A connection ended, whoever had dialled."""
+        self._left_at = now
+        self._refused_since = None
+
+    def failed(self, error: ConnectionLostError, now: float) -> None:
+        """An attempt failed. That a port is closed tells something only of a peer that could be dialled before."""
+        self._failures += now >= self.dial_after  # attempts of one round count once
+        if self._has_listened and isinstance(error, DialRefusedError):
+            self._refused_since = now if self._refused_since is None else self._refused_since
+            if now - self._refused_since >= REFUSED_SECONDS:
+                self._left_at = None
+        else:
+            self._refused_since = None
+        self.dial_after = now + self._pause(error, now)
+
+    def is_hopeful(self, now: float) -> bool:
+        """Whether the peer was here lately, and its process may still be there and know what was on its way."""
+        return self._left_at is not None and now - self._left_at < self._resume_seconds
+
+    def _pause(self, error: ConnectionLostError, now: float) -> float:
+        if isinstance(error, PeerFullError):
+            return FULL_PAUSE_SECONDS
+        if self._refused_since is not None and self.is_hopeful(now):
+            return FIRST_PAUSE_SECONDS  # soon it is known whether the process is gone
+        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 10), LONGEST_PAUSE_SECONDS)
+
 
 SILENCE_SECONDS = 10.0  # after an offer, when nothing else is on its way
 _SESSION_BITS = 64
@@ -44,19 +99,19 @@ class PeerLink:
         self._shared = shared
         self._connect = connect
         self._endpoint: Endpoint | None = None
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, PoolConnection] = {}
         self._dialled: set[int] = set()
         self._numbers = count()
         self._dialling = 0
         self._redialling = Redialling(shared.options.resume_seconds)
-        self.session = randbits(_SESSION_BITS)  # see greeting.py
+        self.session = randbits(_SESSION_BITS)  # see secure_stream.py
         self._session_of_peer: int | None = None
         self._size = PoolSize()
-        self._observer = Observer()
+        self._observer = LineMonitor()
         self._told_want = 0
         self._bytes_before = (0, 0)  # sent and received over connections that ended
-        hooks = ExchangeHooks(self._report, self._wake, self._send, self._cut, self._blocks_at_a_time)
-        self._exchange = PeerExchange(peer, shared, hooks)
+        hooks = TransferHooks(self._report, self._wake, self._send, self._cut, self._blocks_at_a_time)
+        self._exchange = PeerTransfers(peer, shared, hooks)
 
     @property
     def connection_count(self) -> int:
@@ -108,7 +163,7 @@ class PeerLink:
             self._close_all("the peer has begun anew")
             self._exchange.begin_anew()
         shared = self._shared
-        connection = Connection(next(self._numbers), stream, self._exchange, shared.pacer, shared.options)
+        connection = PoolConnection(next(self._numbers), stream, self._exchange, shared.pacer, shared.options)
         self._connections[connection.number] = connection
         if is_dialled:
             self._dialled.add(connection.number)

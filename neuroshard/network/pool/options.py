@@ -1,9 +1,12 @@
-"""Limits of the pool, and where a pool listens."""
+"""Options, errors and traffic counters of the pool."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from neuroshard.network.reputation import ScoreReason
+from neuroshard.network.transport import PeerUnreachableError
 
 Endpoint: TypeAlias = tuple[str, int]
 """IP address and TCP port."""
@@ -39,3 +42,41 @@ class PoolOptions:
     def seconds_for(self, byte_count: int) -> float:
         """How long so many bytes may take."""
         return self.grace_seconds + byte_count / self.min_bytes_per_second
+
+
+class NotDeliveredError(PeerUnreachableError):
+    """The peer cannot be reached and never got the whole request: it may be asked again, or in another way."""
+
+
+class ConnectionLostError(Exception):
+    """The connection broke or was closed; what it carried goes over another one."""
+
+
+class DialRefusedError(ConnectionLostError):
+    """The computer is there and answers at once that nobody listens at this port."""
+
+
+class PeerFullError(ConnectionLostError):
+    """The peer accepts no more connections now."""
+
+
+class MisconductError(ConnectionLostError):
+    """The peer did what no honest peer does, or was too slow: it is reported for this reason and cut off."""
+
+    def __init__(self, reason: ScoreReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class GreetingError(ConnectionLostError):
+    """The other side did not prove who it is, or turned this node away."""
+
+
+@dataclass(frozen=True)
+class PeerTraffic:
+    """Bytes since this node knows the peer, framing included, TLS and TCP not; connections that are open now."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    connections: int = 0
+    rtt_seconds: float | None = None  # None where the system does not tell

@@ -12,23 +12,36 @@ from typing import TypeVar
 import anyio
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.network.budget import ByteBudget
-from neuroshard.network.pacing import UploadPacer
+from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.pool import tcp
-from neuroshard.network.pool.certificate import ListenerTls, certificate_digest, dialler_context
-from neuroshard.network.pool.errors import ConnectionLostError, GreetingError, NotDeliveredError, PeerFullError
 from neuroshard.network.pool.exchange import encoded
-from neuroshard.network.pool.greeting import Reception, Sessions, Verdict, greet_as_dialler, greet_as_listener
 from neuroshard.network.pool.link import PeerLink
-from neuroshard.network.pool.options import Endpoint, PoolOptions
-from neuroshard.network.pool.resources import Resources
-from neuroshard.network.pool.secure_stream import SecureStream
-from neuroshard.network.pool.traffic import PeerTraffic
+from neuroshard.network.pool.options import (
+    ConnectionLostError,
+    Endpoint,
+    GreetingError,
+    NotDeliveredError,
+    PeerFullError,
+    PeerTraffic,
+    PoolOptions,
+)
+from neuroshard.network.pool.receiving import Resources
+from neuroshard.network.pool.secure_stream import (
+    GreetingVerdict,
+    ListenerTls,
+    Reception,
+    SecureStream,
+    Sessions,
+    certificate_digest,
+    dialler_context,
+    greet_as_dialler,
+    greet_as_listener,
+)
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
 from neuroshard.network.transport import RequestTimeoutError, TransportClosedError
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits
 
 _Key = TypeVar("_Key", bound=str)
 BUSY_TICK_SECONDS = 0.25
@@ -180,7 +193,7 @@ class BulkPool:
         await stream.handshake()
         digest = certificate_digest(stream.socket.getpeercert(binary_form=True) or b"")
         reception = await greet_as_dialler(stream, self._identity.key, peer, digest, session)
-        if reception.verdict is not Verdict.WELCOME:
+        if reception.verdict is not GreetingVerdict.WELCOME:
             raise PeerFullError(f"the peer turned this node away: {reception.verdict.name.lower()}")
         return reception.session
 
@@ -230,7 +243,7 @@ class BulkPool:
 
         def judge(peer: NodeId) -> Reception:
             verdict = self._judge(peer)
-            if verdict is not Verdict.WELCOME:
+            if verdict is not GreetingVerdict.WELCOME:
                 return Reception(verdict)
             self._inbound[peer] += 1
             admitted.append(peer)
@@ -251,14 +264,14 @@ class BulkPool:
             raise
         return peer, sessions, stream
 
-    def _judge(self, peer: NodeId) -> Verdict:
+    def _judge(self, peer: NodeId) -> GreetingVerdict:
         options = self._shared.options
         if peer == self._identity.node_id or self._shared.reputation.is_banned(peer):
-            return Verdict.UNWELCOME
+            return GreetingVerdict.UNWELCOME
         dialled = self._links[peer].dialled_count if peer in self._links else 0
         if self._inbound[peer] + dialled >= options.max_connections_per_peer:
-            return Verdict.FULL
-        return Verdict.FULL if self._inbound.total() >= options.max_connections else Verdict.WELCOME
+            return GreetingVerdict.FULL
+        return GreetingVerdict.FULL if self._inbound.total() >= options.max_connections else GreetingVerdict.WELCOME
 
 
 def _secured(raw: socket, context: ssl.SSLContext, *, is_listener: bool) -> SecureStream:

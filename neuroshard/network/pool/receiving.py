@@ -1,29 +1,27 @@
-"""What one peer sends: offers are checked, memory is reserved, pieces find their place, whole frames are handed on.
+"""The receiving side of the pool: it checks offers, reserves memory, places pieces and hands on whole frames.
 
-A connection is never kept waiting here: pieces for which there is no memory yet are dropped and asked for again. So no
-wait for memory can hold up the answers on which other memory depends.
+A connection never waits here: pieces that arrive before their memory is free are dropped and requested again. Therefore
+no wait for memory delays the answers on which other memory depends. A worker thread verifies large chunks.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from math import inf
+from queue import SimpleQueue
+from secrets import randbits
+from typing import TypeAlias
 
 import anyio
+import trio
+from anyio import to_thread
+from anyio.abc import TaskGroup
 
-from neuroshard.network.budget import Reservation, contested_seconds
-from neuroshard.network.pool.connection import Connection
-from neuroshard.network.pool.errors import MisconductError
-from neuroshard.network.pool.incoming import IncomingTransfer
-from neuroshard.network.pool.packets import PacketHeader, PacketKind, is_newer, packet
-from neuroshard.network.pool.resources import Resources
-from neuroshard.network.scores import ScoreReason
-from neuroshard.network.transport import MAX_REASON_CHARACTERS, MessageTooLargeError, RequestRefusedError
-from neuroshard.types import NodeId
-from neuroshard.wire import (
+from neuroshard.messages import (
     CHUNK_BYTES,
     ChunkCheck,
     DamagedChunkError,
@@ -36,6 +34,78 @@ from neuroshard.wire import (
     UnexpectedTensorError,
     WireError,
 )
+from neuroshard.network.limits import ByteBudget, Reservation, UploadPacer, contested_seconds
+from neuroshard.network.pool.connection import PoolConnection
+from neuroshard.network.pool.options import MisconductError, PoolOptions
+from neuroshard.network.pool.transfers import IncomingTransfer, PacketHeader, PacketKind, is_newer, packet
+from neuroshard.network.reputation import Reputation, ScoreReason
+from neuroshard.network.serving import RequestServer
+from neuroshard.network.transport import MAX_REASON_CHARACTERS, MessageTooLargeError, RequestRefusedError
+from neuroshard.types import NodeId
+
+ASIDE_BYTES = 256 * 1024  # hashing fewer takes no longer than to hand them over and back
+
+Done: TypeAlias = Callable[[ChunkCheck], None]
+"""Called on the event loop once a check has run."""
+
+
+class Verifier:
+    """One thread, in which checks run in the order in which they were asked for; it lives as long as `run`."""
+
+    def __init__(self) -> None:
+        self._asked = SimpleQueue[tuple[ChunkCheck, Done] | None]()
+        self._ran = deque[tuple[ChunkCheck, Done]]()
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    def verify(self, check: ChunkCheck, done: Done) -> None:
+        """Run a check and call `done`: at once for a small chunk, else soon, while `run` runs."""
+        if check.byte_count < ASIDE_BYTES:
+            check.run()
+            done(check)
+        else:
+            self._asked.put((check, done))
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        in_thread = partial(self._check_all, trio.lowlevel.current_trio_token())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(to_thread.run_sync, in_thread, limiter=anyio.CapacityLimiter(1)))
+            try:
+                await self._tell_all()
+            finally:
+                self._asked.put(None)
+
+    def _check_all(self, loop: trio.lowlevel.TrioToken) -> None:
+        while (asked := self._asked.get()) is not None:
+            asked[0].run()
+            self._ran.append(asked)
+            loop.run_sync_soon(self._waiting.unpark_all, idempotent=True)  # pyright: ignore[reportUnknownMemberType]
+
+    async def _tell_all(self) -> None:
+        while True:
+            while self._ran:
+                check, done = self._ran.popleft()
+                done(check)
+            await self._waiting.park()
+
+
+def _numbers() -> Callable[[], int]:
+    return count(randbits(62) + 1).__next__  # of this process, not of one before it
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Belongs to one event loop."""
+
+    server: RequestServer
+    budget: ByteBudget
+    pacer: UploadPacer
+    reputation: Reputation
+    options: PoolOptions
+    tasks: TaskGroup
+    verifier: Verifier = field(default_factory=Verifier)
+    next_transfer: Callable[[], int] = field(default_factory=_numbers)
+
 
 MAX_REMEMBERED = 1024  # transfers that are complete, so that one offered again is not taken for a new one
 
@@ -56,7 +126,7 @@ class ReceivingHooks:
 @dataclass(eq=False)
 class _Entry:
     transfer: IncomingTransfer
-    connection: Connection  # over which it was offered last
+    connection: PoolConnection  # over which it was offered last
     serial: int  # of that offer
     begun_at: float = inf  # when there was memory for it
     deadline: float = inf  # for the whole body, from then on
@@ -110,11 +180,11 @@ class Receiver:
         """Those of them that are requests of the peer."""
         return sum(not entry.transfer.answers for entry in self._entries.values())
 
-    def read_offer(self, connection: Connection, header: PacketHeader) -> OfferReading:
+    def read_offer(self, connection: PoolConnection, header: PacketHeader) -> OfferReading:
         """Who reads the head of an offered frame."""
         return OfferReading(self, connection, header, self._hooks)
 
-    def offered(self, connection: Connection, header: PacketHeader, head: FrameHead) -> None:
+    def offered(self, connection: PoolConnection, header: PacketHeader, head: FrameHead) -> None:
         """The head of a frame came and keeps its limits. Raises MisconductError."""
         entry = self._entries.get(header.transfer)
         if header.transfer in self._complete or self._hooks.is_answering(header.transfer):
@@ -127,7 +197,7 @@ class Receiver:
             entry.connection, entry.serial, entry.lost_at = connection, header.serial, None
             entry.respond()
 
-    def place(self, connection: Connection, header: PacketHeader) -> memoryview | None:
+    def place(self, connection: PoolConnection, header: PacketHeader) -> memoryview | None:
         """Memory for a piece; None for a piece of a transfer that was given up. Raises MisconductError."""
         entry = self._entries.get(header.transfer)
         memory = None if entry is None else entry.transfer.place(connection.number, header)
@@ -135,7 +205,7 @@ class Receiver:
             self._filling[connection.number] = entry
         return memory
 
-    def filled(self, connection: Connection, header: PacketHeader) -> None:
+    def filled(self, connection: PoolConnection, header: PacketHeader) -> None:
         """A piece is in its place; when a chunk does not match its digest the transfer is refused."""
         entry = self._filling.pop(connection.number)
         filled = entry.transfer.filled(connection.number)
@@ -145,7 +215,7 @@ class Receiver:
         if filled.check is not None:
             self._shared.verifier.verify(filled.check, partial(self._checked, entry, connection))
 
-    def _checked(self, entry: _Entry, connection: Connection, check: ChunkCheck) -> None:
+    def _checked(self, entry: _Entry, connection: PoolConnection, check: ChunkCheck) -> None:
         transfer = entry.transfer
         try:
             transfer.settle(check)
@@ -156,12 +226,12 @@ class Receiver:
         if self._entries.get(transfer.number) is entry and transfer.is_complete:
             self._finish(entry)
 
-    def refuse(self, connection: Connection, number: int, reason: str) -> None:
+    def refuse(self, connection: PoolConnection, number: int, reason: str) -> None:
         """Tell the peer why its frame is not wanted."""
         self.drop(number)
         connection.answer(packet(PacketKind.REFUSE, number, reason[:MAX_REASON_CHARACTERS].encode()))
 
-    def unreadable(self, connection: Connection, number: int, answers: int, error: WireError) -> None:
+    def unreadable(self, connection: PoolConnection, number: int, answers: int, error: WireError) -> None:
         """What was offered is no frame, or breaks its limits, or its body is not what the head says."""
         self._hooks.report(_reason_of(error))
         if answers:
@@ -203,7 +273,7 @@ class Receiver:
         self._complete.clear()
         self._forgotten = 0
 
-    def lose(self, connection: Connection) -> None:
+    def lose(self, connection: PoolConnection) -> None:
         """A connection ended."""
         for offered in self._entries.values():
             if offered.connection is connection:
@@ -212,7 +282,7 @@ class Receiver:
         if entry is not None:
             entry.transfer.abandon(connection.number)
 
-    def _start(self, connection: Connection, header: PacketHeader, head: FrameHead) -> None:
+    def _start(self, connection: PoolConnection, header: PacketHeader, head: FrameHead) -> None:
         number = header.transfer
         try:
             self._check(header, head)
@@ -283,7 +353,9 @@ class Receiver:
 class OfferReading:
     """Reads a head in the portions in which it arrives."""
 
-    def __init__(self, receiver: Receiver, connection: Connection, header: PacketHeader, hooks: ReceivingHooks) -> None:
+    def __init__(
+        self, receiver: Receiver, connection: PoolConnection, header: PacketHeader, hooks: ReceivingHooks
+    ) -> None:
         self._receiver = receiver
         self._connection = connection
         self._header = header

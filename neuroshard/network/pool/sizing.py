@@ -1,16 +1,20 @@
-"""How many connections to keep to a peer: a pure law over what was seen of them.
+"""The number of connections to one peer: measurements of the line, and a pure rule that follows from them.
 
 Under random loss a single connection collapses, because it takes every loss for a full line; several together do not.
-Where the line is full indeed, more connections gain nothing and are unfair to others. So: when loss shows although no
-queue builds up, more connections are tried; they stay if they carry clearly more, else they go, and the next trial is
-later. Where the system tells neither loss nor queues, a trial takes their place.
+On a line that really is full, more connections gain nothing and are unfair to other traffic. Therefore the rule tries
+more connections when loss appears although no queue builds up. It keeps them if they carry clearly more; otherwise it
+removes them and waits longer before the next trial. On systems that report neither loss nor queues, a trial replaces
+these measurements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from neuroshard.network.pool.connection import PoolConnection
 from neuroshard.network.pool.options import MOST_CONNECTIONS
+from neuroshard.network.pool.tcp import TcpInfo, tcp_info
 
 GAIN = 1.3  # what a trial must gain
 STEP = 4
@@ -31,7 +35,7 @@ BYTES_FOR_A_CONNECTION = 256 * 1024  # less is not worth another one
 
 
 @dataclass(frozen=True)
-class Observation:
+class LineObservation:
     """What was seen since the last look, and what is now."""
 
     now: float
@@ -57,7 +61,7 @@ class PoolSize:
     repeated: int = 0
     queueless_segments: int = 0  # of these, sent while no queue was there, neither before nor after
     queueless_repeated: int = 0
-    last: Observation | None = None
+    last: LineObservation | None = None
     recent_seconds: float = 0.0  # at most MEASURE_SECONDS
     recent_bytes: float = 0.0
     rate: float = 0.0  # bytes a second while there were any on their way, in the last MEASURE_SECONDS
@@ -69,7 +73,7 @@ class PoolSize:
     calm_seconds: float = FIRST_CALM_SECONDS  # before fewer are tried
 
 
-def next_size(size: PoolSize, seen: Observation, most: int = MOST_CONNECTIONS) -> PoolSize:
+def next_size(size: PoolSize, seen: LineObservation, most: int = MOST_CONNECTIONS) -> PoolSize:
     """The law: at most `most` connections, at least 1."""
     if size.settled_at is None:
         return _opening(size, seen)
@@ -108,7 +112,7 @@ def wanted_connections(size: PoolSize, idle_seconds: float, bytes_waiting: int, 
     return max(1, min(size.connections, bytes_waiting // BYTES_FOR_A_CONNECTION))
 
 
-def _opening(size: PoolSize, seen: Observation) -> PoolSize:
+def _opening(size: PoolSize, seen: LineObservation) -> PoolSize:
     """Wait until the connections are open and have found their speed."""
     is_opening = seen.open_connections < size.connections and seen.now - size.changed_at < LONGEST_OPENING_SECONDS
     if is_opening or not seen.open_connections:
@@ -120,7 +124,7 @@ def _opening(size: PoolSize, seen: Observation) -> PoolSize:
     return replace(_withdrawn(size, seen.open_connections, seen.now), settled_at=settled_at)
 
 
-def _with_evidence(size: PoolSize, seen: Observation) -> PoolSize:
+def _with_evidence(size: PoolSize, seen: LineObservation) -> PoolSize:
     last = size.last
     is_queueless = last is not None and max(last.queueing or 0.0, seen.queueing or 0.0) < FULL_QUEUE
     return replace(
@@ -166,3 +170,47 @@ def _changed(size: PoolSize, connections: int, now: float) -> PoolSize:
         hold_seconds=size.hold_seconds,
         calm_seconds=size.calm_seconds,
     )
+
+
+@dataclass(frozen=True)
+class _Look:
+    at: float
+    bytes_sent: int
+    info: TcpInfo | None
+
+
+class LineMonitor:
+    """Remembers the last look at each connection."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, _Look] = {}
+        self._looked_at: float | None = None
+        self.rtt_seconds: float | None = None
+
+    def look(self, connections: Sequence[PoolConnection], now: float) -> LineObservation:
+        """What happened since the last look."""
+        looks = {c.number: _Look(now, c.bytes_sent, tcp_info(c.stream.socket)) for c in connections}
+        pairs = [(self._last.get(number), look) for number, look in looks.items()]
+        elapsed = now - self._looked_at if self._looked_at is not None else 0.0
+        self._last, self._looked_at = looks, now
+        told = [(last.info if last else None, look.info) for last, look in pairs if look.info is not None]
+        if not told or len(told) < len(pairs):
+            sent = sum(look.bytes_sent - (last.bytes_sent if last else 0) for last, look in pairs)
+            return LineObservation(now, len(connections), elapsed, sent)
+        none = TcpInfo(0, 0, 0, 0.0, 0.0, 0.0)
+        return self._told_by_system(now, [(last or none, info) for last, info in told])
+
+    def _told_by_system(self, now: float, changes: list[tuple[TcpInfo, TcpInfo]]) -> LineObservation:
+        least = min(info.least_rtt_seconds for _, info in changes)
+        busiest = max(changes, key=lambda pair: pair[1].bytes_acknowledged - pair[0].bytes_acknowledged)[1]
+        self.rtt_seconds = busiest.rtt_seconds
+        return LineObservation(
+            now=now,
+            open_connections=len(changes),
+            busy_seconds=max(info.busy_seconds - last.busy_seconds for last, info in changes),
+            bytes_arrived=sum(info.bytes_acknowledged - last.bytes_acknowledged for last, info in changes),
+            rtt_seconds=busiest.rtt_seconds,
+            segments=sum(info.segments_sent - last.segments_sent for last, info in changes),
+            repeated=sum(info.segments_repeated - last.segments_repeated for last, info in changes),
+            queueing=busiest.rtt_seconds / least - 1 if least > 0 else None,
+        )

@@ -13,9 +13,8 @@ from struct import Struct
 import trio
 
 from neuroshard.errors import NetworkRefusedError
-from neuroshard.network.pool.errors import ConnectionLostError, DialRefusedError
-from neuroshard.network.pool.options import Endpoint
-from neuroshard.network.silence import notice_silence
+from neuroshard.network.keepalive import enable_keepalive
+from neuroshard.network.pool.options import ConnectionLostError, DialRefusedError, Endpoint
 
 _BACKLOG = 128
 _INFO = Struct("=8x 24I 4Q 6I 4Q")  # the beginning of struct tcp_info in linux/tcp.h
@@ -68,7 +67,7 @@ def set_up(connection: socket.socket, algorithm: str | None) -> None:
     A line that is cut without a word is noticed.
     """
     connection.setblocking(False)
-    notice_silence(connection.setsockopt)
+    enable_keepalive(connection.setsockopt)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sys.platform == "linux" and algorithm is not None and congestion_control(connection) != algorithm:
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.node.autostart.reading import (
     program_of_agent,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from neuroshard.config.folders import installed_program
 from neuroshard.config.loading import LoadedSettings
-from neuroshard.config.program import installed_program
 from neuroshard.errors import TokenError
 from neuroshard.node.autostart.places import Place
 

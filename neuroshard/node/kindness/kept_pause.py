@@ -7,16 +7,16 @@ import time
 from pathlib import Path
 from typing import cast
 
-from neuroshard.config.atomic_write import write_atomically
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError
-from neuroshard.identity.canonical import parse_json
-from neuroshard.training.control import PAUSED_BY_USER, AskedPause, PauseWish
+from neuroshard.identity.strict_json import parse_json
+from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause, TimedPause
 
 PAUSE_FILE = "pause.json"
 MAX_PAUSE_BYTES = 10_000
 
 
-def keep_pause(folder: Path, asked: AskedPause | None) -> None:
+def keep_pause(folder: Path, asked: TimedPause | None) -> None:
     """Store what was asked for, for the next start; None: nothing is. Raises StorageError."""
     file = folder / PAUSE_FILE
     try:
@@ -30,7 +30,7 @@ def keep_pause(folder: Path, asked: AskedPause | None) -> None:
         ) from error
 
 
-def restore_pause(wish: PauseWish, folder: Path) -> tuple[str, ...]:
+def restore_pause(wish: RequestedPause, folder: Path) -> tuple[str, ...]:
     """Ask for the pause of an earlier start again, unless it is over; warnings.
 
     One that cannot be read any more has no end: whoever asked for it did not want training to begin by itself.
@@ -43,7 +43,7 @@ def restore_pause(wish: PauseWish, folder: Path) -> tuple[str, ...]:
     except (OSError, ValueError) as error:
         wish.begin(PAUSED_BY_USER)
         return (f"{file} is damaged ({error}): the node stays paused until it is resumed.",)
-    wish.go_on_with(PAUSED_BY_USER, begun, until)
+    wish.renew_request(PAUSED_BY_USER, begun, until)
     return ()
 
 

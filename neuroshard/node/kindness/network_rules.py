@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 import anyio
 import anyio.to_thread
 
-from neuroshard.network.bulk_gate import BulkGate
+from neuroshard.network.transfer_policy import TransferPolicy
 from neuroshard.node.kindness.policy import Rules, clock_words
 from neuroshard.node.kindness.transfer_ledger import TransferLedger
 from neuroshard.node.networking import Networking
-from neuroshard.status.kindness import NetworkAction, NetworkDecision
+from neuroshard.status.owner_policy import NetworkAction, NetworkDecision
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class NetworkRules:
     """Counts, decides and has it obeyed. Used by the task that looks at this computer every second."""
 
     def __init__(
-        self, ledger: TransferLedger, gate: BulkGate, networking: Networking, moved: Callable[[], int]
+        self, ledger: TransferLedger, gate: TransferPolicy, networking: Networking, moved: Callable[[], int]
     ) -> None:
         """`moved`: bytes since the start, in both directions."""
         self._ledger = ledger

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from neuroshard.config.schedule import Schedule
 from neuroshard.config.settings import Settings
-from neuroshard.status.kindness import USER, Action, Decision
+from neuroshard.status.owner_policy import USER, TrainingAction, TrainingDecision
 
 LEAST_SHARE = 0.05  # of the time: below it a throttled GPU would cool no further, and nothing would get done
 RECOVERY_STEP = 0.03  # of the time, at each look at a GPU that is well below its limits
@@ -99,14 +99,14 @@ class Rules:
 
 def decide(
     rules: Rules, observed: Observed, user: UserPause | None, local: datetime, gpu_share: float = 1.0
-) -> Decision:
+) -> TrainingDecision:
     """What training may do at this time of the owner's clock (without a time zone).
 
     The first of these that holds is told: the owner's own pause, the schedule, battery, programs, full screen, use of
     the computer; then what slows training down. `gpu_share` is what `next_gpu_share` gave last.
     """
     if user is not None:
-        return Decision(Action.PAUSE, user.reason, USER, user.until, 0.0)
+        return TrainingDecision(TrainingAction.PAUSE, user.reason, USER, user.until, 0.0)
     return next(_pauses(rules, observed, local), None) or _throttled(rules, observed.gpu, gpu_share)
 
 
@@ -132,7 +132,7 @@ def next_gpu_share(before: float, rules: Rules, gpu: GpuReading | Unknown | None
     return min(1.0, max(LEAST_SHARE, share))
 
 
-def _pauses(rules: Rules, observed: Observed, local: datetime) -> Iterator[Decision]:
+def _pauses(rules: Rules, observed: Observed, local: datetime) -> Iterator[TrainingDecision]:
     """Every reason to pause, the strongest first."""
     if not rules.schedule.allows(local):
         change = rules.schedule.next_change(local)
@@ -150,20 +150,22 @@ def _pauses(rules: Rules, observed: Observed, local: datetime) -> Iterator[Decis
         yield _pause(f"Paused while this computer is in use: goes on after {minutes} without input.", "train_when")
 
 
-def _pause(reason: str, rule: str, until: float | None = None) -> Decision:
-    return Decision(Action.PAUSE, reason, rule, until, 0.0)
+def _pause(reason: str, rule: str, until: float | None = None) -> TrainingDecision:
+    return TrainingDecision(TrainingAction.PAUSE, reason, rule, until, 0.0)
 
 
-def _throttled(rules: Rules, gpu: GpuReading | Unknown | None, gpu_share: float) -> Decision:
+def _throttled(rules: Rules, gpu: GpuReading | Unknown | None, gpu_share: float) -> TrainingDecision:
     share = min(rules.cpu_percent / 100, gpu_share if rules.limits_gpu else 1.0)
     if share >= 1.0:
-        return Decision()
+        return TrainingDecision()
     if share < rules.cpu_percent / 100:
         limits = [f"{rules.gpu_celsius} °C"] if rules.gpu_celsius is not None else []
         limits += [f"{rules.gpu_watts} W"] if rules.gpu_watts is not None else []
         reason = f"Slowed down to {share:.0%}, so that the GPU stays below {' and '.join(limits)}."
-        return Decision(Action.THROTTLE, reason, _binding_limit(rules, gpu), None, share)
-    return Decision(Action.THROTTLE, f"Slowed down to {share:.0%} of the time, as set.", "cpu_percent", None, share)
+        return TrainingDecision(TrainingAction.THROTTLE, reason, _binding_limit(rules, gpu), None, share)
+    return TrainingDecision(
+        TrainingAction.THROTTLE, f"Slowed down to {share:.0%} of the time, as set.", "cpu_percent", None, share
+    )
 
 
 def _binding_limit(rules: Rules, gpu: GpuReading | Unknown | None) -> str:

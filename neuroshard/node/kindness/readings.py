@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from neuroshard.node.kindness.policy import GpuReading, Observed, Unknown
-from neuroshard.status.kindness import Reading
+from neuroshard.status.owner_policy import SensorReading
 
 MINUTE = 60.0
 
 
-def readings(observed: Observed) -> tuple[Reading, ...]:
+def readings(observed: Observed) -> tuple[SensorReading, ...]:
     """One for each thing that a rule asks for, also when it cannot be known."""
     told = (
         ("keyboard and mouse", _idle_words(observed.idle_seconds)),
@@ -18,9 +18,9 @@ def readings(observed: Observed) -> tuple[Reading, ...]:
         ("GPU", _gpu_words(observed.gpu)),
     )
     return tuple(
-        Reading(name, f"cannot be told here: {value.why}", is_known=False)
+        SensorReading(name, f"cannot be told here: {value.why}", is_known=False)
         if isinstance(value, Unknown)
-        else Reading(name, value)
+        else SensorReading(name, value)
         for name, value in told
         if value is not None
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from neuroshard.config.atomic_write import write_atomically
-from neuroshard.config.put_aside import put_aside
-from neuroshard.identity.canonical import parse_json
+from neuroshard.config.state_file import set_damaged_aside, write_atomically
+from neuroshard.identity.strict_json import parse_json
 from neuroshard.types import JsonValue
 
 LEDGER_FILE = "transfer.json"
@@ -54,7 +53,7 @@ def _read(file: Path) -> tuple[str, int, tuple[str, ...]]:
     except FileNotFoundError:
         return "", 0, ()
     except (OSError, ValueError) as error:
-        return "", 0, (put_aside(file, str(error), "this month's transfer is counted from now on"),)
+        return "", 0, (set_damaged_aside(file, str(error), "this month's transfer is counted from now on"),)
     return month, moved, ()
 
 

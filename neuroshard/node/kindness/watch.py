@@ -17,8 +17,8 @@ from neuroshard.node.kindness.policy import Observed, Rules, UserPause, decide, 
 from neuroshard.node.kindness.readings import readings
 from neuroshard.node.kindness.sensing.lookout import Lookout
 from neuroshard.node.publisher import Publisher
-from neuroshard.status.kindness import USER, Decision, KindnessStatus, NetworkDecision
-from neuroshard.training.control import PauseWish
+from neuroshard.pipeline.control import RequestedPause
+from neuroshard.status.owner_policy import USER, NetworkDecision, OwnerPolicyStatus, TrainingDecision
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Obedient(Protocol):
         """Of the accelerator that trains."""
         ...
 
-    def obey(self, decision: Decision) -> None:
+    def obey(self, decision: TrainingDecision) -> None:
         """From now on."""
         ...
 
@@ -48,7 +48,7 @@ class KindnessWatch:
     def __init__(
         self,
         configuration: Configuration,
-        wish: PauseWish,
+        wish: RequestedPause,
         loop: Obedient,
         publisher: Publisher,
         *,
@@ -67,7 +67,7 @@ class KindnessWatch:
         self._wall_clock = wall_clock
         self._rules: tuple[Settings, Rules] | None = None
         self._gpu_share = 1.0
-        self._told: KindnessStatus | None = None
+        self._told: OwnerPolicyStatus | None = None
 
     async def run(self) -> None:
         """Look, decide and have it obeyed until cancelled."""
@@ -96,7 +96,7 @@ class KindnessWatch:
         network, moved = NetworkDecision(), 0
         if self._network is not None:
             network, moved = await self._network.look(rules, local)
-        self._tell(KindnessStatus(told, readings(observed), network, moved // 1_000_000))
+        self._tell(OwnerPolicyStatus(told, readings(observed), network, moved // 1_000_000))
 
     def _present_rules(self) -> Rules:
         settings = self._configuration.settings
@@ -104,7 +104,7 @@ class KindnessWatch:
             self._rules = settings, Rules.of(settings)
         return self._rules[1]
 
-    def _tell(self, status: KindnessStatus) -> None:
+    def _tell(self, status: OwnerPolicyStatus) -> None:
         if status == self._told:
             return
         decision, before = status.decision, self._told and self._told.decision

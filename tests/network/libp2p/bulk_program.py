@@ -13,8 +13,8 @@ import anyio
 import trio
 from libp2p_nodes import LOOPBACK, address_of, echo, nodes
 
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits
 
 MIB = 1024 * 1024
 LIMITS = FrameLimits(max_body_bytes=32 * MIB)

@@ -13,10 +13,10 @@ import anyio
 import trio
 
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
+from neuroshard.messages import Frame
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 
 LOOPBACK = NetworkOptions(host="127.0.0.1")
 TEST_SECONDS = 60

@@ -12,7 +12,7 @@ from libp2p.connection_types import ConnectionType
 from libp2p.io.exceptions import ConnectionClosedError
 
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
-from neuroshard.network.libp2p.round_trips import RoundTrips
+from neuroshard.network.libp2p.streams import RoundTrips
 
 
 class SlowLine(RoundTrips):

@@ -10,6 +10,7 @@ import trio
 from bulk_program import LIMITS, MIB, SLOW
 from libp2p_nodes import LOOPBACK, address_of, echo, nodes, run, until
 
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import (
     Network,
     PeerRefusedError,
@@ -18,11 +19,10 @@ from neuroshard.network import (
     RequestTimeoutError,
 )
 from neuroshard.network.libp2p import NetworkParts
-from neuroshard.network.libp2p.bulk import ENDPOINT_KIND, BulkRoute
-from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import Endpoint, NotDeliveredError
+from neuroshard.network.pool.route import ENDPOINT_KIND, BulkRoute
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 from tests.network.killable import Program, program
 
 PROGRAM = Path(__file__).with_name("bulk_program.py")

@@ -8,13 +8,12 @@ import anyio
 import pytest
 from libp2p_nodes import LOOPBACK, address_of, nodes, run
 
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import PeerRefusedError, RequestRefusedError
-from neuroshard.network.bulk_gate import BULK_BYTES, BulkGate, GatedTransport
 from neuroshard.network.libp2p import NetworkOptions
-from neuroshard.network.pool.outgoing import EAGER_BLOCKS
-from neuroshard.network.pool.packets import BLOCK_BYTES
+from neuroshard.network.pool.transfers import BLOCK_BYTES, EAGER_BLOCKS
+from neuroshard.network.transfer_policy import BULK_BYTES, PolicyTransport, TransferPolicy
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 
 PART_BYTES = 4 << 20
 TRIES = 5
@@ -36,8 +35,8 @@ def test_what_is_large_is_refused_before_it_comes_and_what_is_small_goes_on(
 
     async def scenario() -> None:
         async with nodes(2, options) as (a, b):
-            gate, come, admitted = BulkGate(), list[int](), list[int]()
-            gated = GatedTransport(a.transport, gate)
+            gate, come, admitted = TransferPolicy(), list[int](), list[int]()
+            gated = PolicyTransport(a.transport, gate)
 
             async def take(_: NodeId, request: Frame) -> Frame:
                 await anyio.lowlevel.checkpoint()
@@ -76,7 +75,9 @@ def test_an_admission_of_its_own_is_asked_too() -> None:
             async def take(_: NodeId, request: Frame) -> Frame:
                 raise AssertionError(request)
 
-            GatedTransport(a.transport, BulkGate()).serve("part", take, FrameLimits(max_body_bytes=10), admit=admit)
+            PolicyTransport(a.transport, TransferPolicy()).serve(
+                "part", take, FrameLimits(max_body_bytes=10), admit=admit
+            )
             await b.transport.connect(address_of(a))
             with pytest.raises(PeerRefusedError, match="8 bytes are too many"):
                 await b.transport.request(a.transport.local_id, part(8), timeout_seconds=20)

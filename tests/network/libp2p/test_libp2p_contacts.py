@@ -5,8 +5,8 @@ import tracemalloc
 import pytest
 from libp2p_nodes import identity
 
+from neuroshard.network.libp2p.address_book import HEARSAY_DIALS, MAX_ADDRESSES, MAX_HEARSAY, PeerAddressBook
 from neuroshard.network.libp2p.addresses import Scope, parse_address, scope_of
-from neuroshard.network.libp2p.contacts import HEARSAY_DIALS, MAX_ADDRESSES, MAX_HEARSAY, Contacts
 from neuroshard.types import NodeId
 
 ME, BOB, RELAY = (identity(number).node_id for number in (1, 2, 3))
@@ -18,12 +18,12 @@ def at(host: str, port: int = 4001, peer: NodeId = BOB) -> str:
     return f"/{kind}/{host}/tcp/{port}/p2p/{peer}"
 
 
-def texts(contacts: Contacts, peer: NodeId = BOB) -> list[str]:
+def texts(contacts: PeerAddressBook, peer: NodeId = BOB) -> list[str]:
     return [address.text for address in contacts.of(peer)]
 
 
 def test_what_others_say_replaces_neither_experience_nor_a_peers_own_word() -> None:
-    contacts = Contacts(ME)
+    contacts = PeerAddressBook(ME)
     contacts.note_worked(parse_address(at("1.1.1.1")))
     contacts.learn_texts(BOB, [at("1.1.1.2"), at("1.1.1.3")])
     for port in range(1, 100):
@@ -34,7 +34,7 @@ def test_what_others_say_replaces_neither_experience_nor_a_peers_own_word() -> N
 
 
 def test_hearsay_that_fails_makes_room_for_other() -> None:
-    contacts = Contacts(ME)
+    contacts = PeerAddressBook(ME)
     contacts.hear_texts(BOB, [at("9.9.9.9", port) for port in (1, 2, 3)], PUBLIC)
     assert texts(contacts) == [at("9.9.9.9", 1), at("9.9.9.9", 2)]
     contacts.note_failed(parse_address(at("9.9.9.9", 1)))
@@ -45,7 +45,7 @@ def test_hearsay_that_fails_makes_room_for_other() -> None:
 
 
 def test_of_hearsay_one_direct_and_one_relayed_way_are_kept() -> None:
-    contacts = Contacts(ME)
+    contacts = PeerAddressBook(ME)
     relayed = f"{at(PUBLIC, peer=RELAY)}/p2p-circuit/p2p/{BOB}"
     contacts.hear_texts(BOB, [at("9.9.9.9", 1), at("9.9.9.9", 2), relayed], PUBLIC)
     assert texts(contacts) == [at("9.9.9.9", 1), relayed]
@@ -63,7 +63,7 @@ def test_of_hearsay_one_direct_and_one_relayed_way_are_kept() -> None:
 def test_nobody_far_away_makes_this_node_dial_what_is_near(teller: str | None, believed: set[str]) -> None:
     told: set[str] = set()
     for host in ("9.9.9.9", "10.0.0.7", "fd00::7", "127.0.0.1", "::ffff:127.0.0.1", "name.example"):
-        contacts = Contacts(ME)
+        contacts = PeerAddressBook(ME)
         contacts.hear_texts(BOB, [at(host)], teller)
         told |= {address.host for address in contacts.of(BOB)}
     assert told == believed
@@ -76,7 +76,7 @@ def test_scopes() -> None:
 
 
 def test_only_so_much_hearsay_is_dialled_a_minute() -> None:
-    contacts = Contacts(ME)
+    contacts = PeerAddressBook(ME)
     peers = [identity(number).node_id for number in range(10, 70)]
     for peer in peers:
         contacts.hear_texts(peer, [at("9.9.9.9", port, peer) for port in (1, 2)], PUBLIC)
@@ -101,14 +101,14 @@ def test_who_is_elsewhere_cannot_make_this_node_dial_its_own_computer(
 ) -> None:
     hosts = ("127.0.0.1", "::1", "name.example", "10.0.0.7", "9.9.9.9")
     ways = [at(host) for host in hosts] + [f"{at(host, peer=RELAY)}/p2p-circuit/p2p/{BOB}" for host in hosts]
-    contacts = Contacts(ME, has_neighbours=has_neighbours)
+    contacts = PeerAddressBook(ME, has_neighbours=has_neighbours)
     for way in ways:
         contacts.learn_texts(BOB, [way], host=teller)
         assert (texts(contacts) == [way]) == (parse_address(way).host in followed)
 
 
 def test_a_peers_newest_word_of_itself_counts() -> None:
-    contacts = Contacts(ME)
+    contacts = PeerAddressBook(ME)
     contacts.learn_texts(BOB, [at("1.1.1.1")], 100.0)
     contacts.learn_texts(BOB, [at("1.1.1.2")], 50.0)  # an old record
     assert texts(contacts) == [at("1.1.1.1")]
@@ -123,7 +123,7 @@ def test_a_peers_newest_word_of_itself_counts() -> None:
 def test_the_book_takes_no_more_memory_than_it_may(kind: str) -> None:
     most = 1_000_000
     peers = [identity(number).node_id for number in range(300 if kind == "longest" else 1500)]
-    contacts = Contacts(ME, most, has_neighbours=True)  # which takes names, the longest addresses there are
+    contacts = PeerAddressBook(ME, most, has_neighbours=True)  # which takes names, the longest addresses there are
     tracemalloc.start()
     try:
         for peer in peers:
@@ -142,7 +142,7 @@ def test_the_book_takes_no_more_memory_than_it_may(kind: str) -> None:
 
 
 def test_the_book_is_bounded_and_experience_outlives_hearsay() -> None:
-    contacts = Contacts(ME, max_bytes=32_000)
+    contacts = PeerAddressBook(ME, max_bytes=32_000)
     contacts.note_worked(parse_address(at("1.1.1.1")))
     for number in range(10, 40):
         peer = identity(number).node_id

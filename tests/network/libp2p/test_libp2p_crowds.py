@@ -15,9 +15,8 @@ from libp2p_nodes import address_of, echo, identity, lives, nodes, port_of, run,
 from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.libp2p import ConnectionLimits, NetworkOptions, libp2p_network
 from neuroshard.network.libp2p.addresses import parse_address
-from neuroshard.network.libp2p.admission import ConnectionAdmission
-from neuroshard.network.libp2p.keys import key_pair_of
-from neuroshard.network.libp2p.upgrading import NoiseUpgrader
+from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
+from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
 
 THOUSAND = 1000
 LIMITS = ConnectionLimits()

@@ -10,6 +10,7 @@ from libp2p_nodes import LOOPBACK, address_of, identity, nodes, run, until
 
 from neuroshard.errors import DataError
 from neuroshard.identity import MalformedClaimError, VerifiedClaim, sign_claim
+from neuroshard.messages import Frame
 from neuroshard.network import (
     MessageTooLargeError,
     Network,
@@ -18,10 +19,8 @@ from neuroshard.network import (
     TransportClosedError,
 )
 from neuroshard.network.libp2p import NetworkParts, libp2p_network
-from neuroshard.network.reputation import Reputation
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 
 SPACE = "run/0"
 

@@ -11,13 +11,13 @@ from libp2p_nodes import identity, run
 from trio.testing import MockClock
 
 from neuroshard.identity import VerifiedClaim, sign_claim
+from neuroshard.messages import Frame
+from neuroshard.messages.frame import encode_head
 from neuroshard.network import RequestRefusedError, RequestTimeoutError, ScoreReason, Transport
-from neuroshard.network.libp2p.contacts import Contacts
+from neuroshard.network.libp2p.address_book import PeerAddressBook
 from neuroshard.network.libp2p.directory import FIND_KIND, SEARCH_SECONDS, STORE_KIND, KademliaDirectory
-from neuroshard.network.records import RecordCheck, any_record
+from neuroshard.network.transport import RecordCheck, any_record
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
-from neuroshard.wire.head import encode_head
 
 SPACE = "run/0"
 ME = identity(1).node_id
@@ -45,7 +45,7 @@ class FakeTransport:
 
 def directory_with(
     answer: Callable[[NodeId, Frame], Any],
-    contacts: Contacts,
+    contacts: PeerAddressBook,
     host: str = "8.8.4.4",
     *,
     accepts: RecordCheck = any_record,
@@ -75,7 +75,7 @@ def longest_addresses(peer: NodeId) -> list[str]:
 @pytest.mark.parametrize("address_kind", ["names", "relays"])
 def test_an_answer_fits_a_frame_however_long_addresses_are(address_kind: str) -> None:
     async def scenario() -> None:
-        contacts = Contacts(ME, has_neighbours=True)  # which takes names, the longest addresses there are
+        contacts = PeerAddressBook(ME, has_neighbours=True)  # which takes names, the longest addresses there are
         directory, transport = directory_with(nobody, contacts)
         relay = identity(2).node_id
         for number in range(10, 60):
@@ -98,7 +98,7 @@ def test_an_answer_fits_a_frame_however_long_addresses_are(address_kind: str) ->
 
 def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
     async def scenario() -> None:
-        _, transport = directory_with(nobody, Contacts(ME))
+        _, transport = directory_with(nobody, PeerAddressBook(ME))
         for number in range(10, 20):
             record = sign_claim(identity(number), "announcement", None, time.time()).encode()
             stored = Frame(STORE_KIND, {"namespace": SPACE, "record": record})
@@ -131,7 +131,7 @@ def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
             checked.append(claim.node_id)
             return True
 
-        directory, _ = directory_with(give, Contacts(ME), accepts=check)
+        directory, _ = directory_with(give, PeerAddressBook(ME), accepts=check)
         for number in range(10, 18):
             directory.meet(identity(number).node_id)
         assert sorted(await directory.find(SPACE, limit=40)) == sorted(records)
@@ -144,7 +144,7 @@ def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
 
 def test_an_answer_makes_this_node_dial_few_places_and_none_near_by() -> None:
     async def scenario() -> None:
-        contacts = Contacts(ME)
+        contacts = PeerAddressBook(ME)
         teller = identity(2).node_id
         victims = [identity(number).node_id for number in range(10, 26)]
         hosts = ["127.0.0.1", "192.168.1.1", "10.0.0.1", "8.8.8.8", "8.8.8.9", "8.8.8.10", "8.8.8.11", "8.8.8.12"]
@@ -168,7 +168,7 @@ def test_an_answer_makes_this_node_dial_few_places_and_none_near_by() -> None:
 def test_a_search_among_liars_and_dead_nodes_ends() -> None:
     async def scenario() -> None:
         random, made = Random(1), iter(range(100, 4000))
-        contacts, liar = Contacts(ME), identity(2).node_id
+        contacts, liar = PeerAddressBook(ME), identity(2).node_id
 
         async def lie(peer: NodeId, _: Frame) -> Frame:
             if peer != liar and random.random() < 0.8:
@@ -189,7 +189,7 @@ def test_a_search_among_liars_and_dead_nodes_ends() -> None:
 
 def test_addresses_in_a_signed_record_are_the_nodes_own_word() -> None:
     async def scenario() -> None:
-        contacts, bob = Contacts(ME), identity(3)
+        contacts, bob = PeerAddressBook(ME), identity(3)
         address = f"/ip4/8.8.8.8/tcp/4001/p2p/{bob.node_id}"
         payload = {"addresses": [address, f"/ip4/8.8.8.8/tcp/4001/p2p/{ME}", 5]}
         record = sign_claim(bob, "announcement", payload, time.time()).encode()

@@ -10,7 +10,7 @@ from libp2p_nodes import LOOPBACK, address_of, identity, nodes, run, until
 from neuroshard.network import MessageTooLargeError, Network, Subscription, TransportClosedError
 from neuroshard.network.libp2p import NetworkParts, libp2p_network
 from neuroshard.network.libp2p.gossip import QUEUE_LENGTH
-from neuroshard.network.libp2p.gossip_items import topic_id
+from neuroshard.network.libp2p.gossip_messages import topic_id
 from neuroshard.network.reputation import Reputation
 
 TOPIC = "reports/run/0"

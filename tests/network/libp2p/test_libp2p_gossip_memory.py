@@ -6,8 +6,14 @@ import tracemalloc
 
 import pytest
 
-from neuroshard.network.libp2p.gossip_items import MessageId, topic_id
-from neuroshard.network.libp2p.gossip_memory import KeptMessage, KeptMessages, MissingMessages, SeenIds
+from neuroshard.network.libp2p.gossip_messages import (
+    KeptMessage,
+    KeptMessages,
+    MessageId,
+    MissingMessages,
+    SeenIds,
+    topic_id,
+)
 from neuroshard.types import NodeId
 
 TOPIC, A = topic_id("reports/0"), NodeId("a")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.network.libp2p.gossip_items import (
+from neuroshard.network.libp2p.gossip_messages import (
     HEAD_BYTES,
     MAX_IDS,
     Item,

@@ -13,7 +13,7 @@ from muxers_in_memory import connected
 from trio.testing import MockClock
 
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, STALE_SECONDS, Libp2pGossip
-from neuroshard.network.libp2p.gossip_items import Item, ItemKind, packed, topic_id
+from neuroshard.network.libp2p.gossip_messages import Item, ItemKind, packed, topic_id
 from neuroshard.network.libp2p.gossip_router import ALLOWANCE_SECONDS, ITEMS_A_SECOND, GossipRouter
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import accept, proposal

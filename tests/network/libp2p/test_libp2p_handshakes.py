@@ -28,9 +28,9 @@ from libp2p_nodes import address_of, echo, lives, nodes, port_of, run, until
 from multiaddr import Multiaddr
 from trio.testing import MockClock
 
-from neuroshard.network.libp2p.identifying import IDENTIFY_PROTOCOL, MAX_IDENTIFY_BYTES
+from neuroshard.network.libp2p.host import IDENTIFY_PROTOCOL, MAX_IDENTIFY_BYTES
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL
-from neuroshard.network.libp2p.requests import FRAME_PROTOCOL
+from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
 
 Keys = Any
 

@@ -14,17 +14,16 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run, until
 from trio.testing import MockClock
 
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, encode
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
-from neuroshard.network.budget import ByteBudget
 from neuroshard.network.libp2p import NetworkParts
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import proposal
-from neuroshard.network.libp2p.requests import FRAME_PROTOCOL
-from neuroshard.network.libp2p.yamux_frames import DATA, PING, SYN, WINDOW_UPDATE, header_bytes
-from neuroshard.network.reputation import Reputation
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.libp2p.streams import DATA, PING, SYN, WINDOW_UPDATE, header_bytes
+from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
+from neuroshard.network.limits import ByteBudget
+from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec, encode
 
 
 @asynccontextmanager
@@ -245,7 +244,7 @@ def test_pings_that_nobody_reads_the_answers_of_end_the_connection() -> None:
 
 
 def frame_header(number: int) -> Any:
-    from neuroshard.network.libp2p.yamux_frames import FrameHeader
+    from neuroshard.network.libp2p.streams import FrameHeader
 
     return FrameHeader(PING, SYN, 0, number)
 

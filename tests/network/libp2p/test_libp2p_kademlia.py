@@ -10,17 +10,23 @@ from libp2p_nodes import identity
 
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, sign_claim
-from neuroshard.network.libp2p.kademlia import BUCKET_SIZE, PARALLEL, REPLICAS, Lookup, RoutingTable, closest, key_of
-from neuroshard.network.libp2p.record_store import (
+from neuroshard.network.libp2p.kademlia import (
+    BUCKET_SIZE,
     MAX_RECORDS_OF_NAMESPACE,
     MAX_RECORDS_OF_NODE,
-    Record,
+    PARALLEL,
+    REPLICAS,
+    Lookup,
     RecordStore,
+    RoutingTable,
+    StoredRecord,
+    closest,
+    key_of,
     origin_of,
     reason_of,
 )
-from neuroshard.network.records import MAX_RECORD_BYTES, RECORD_SECONDS
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.reputation import ScoreReason
+from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
 from neuroshard.types import NodeId
 
 NOW = 1_800_000_000.0
@@ -122,8 +128,8 @@ def record(node: NodeIdentity, at: float = NOW, text: str = "") -> bytes:
     return sign_claim(node, "announcement", {"text": text}, at).encode()
 
 
-def checked(node: NodeIdentity, at: float = NOW, text: str = "") -> Record:
-    return Record.checked(record(node, at, text), max(NOW, at))
+def checked(node: NodeIdentity, at: float = NOW, text: str = "") -> StoredRecord:
+    return StoredRecord.checked(record(node, at, text), max(NOW, at))
 
 
 def test_the_newest_record_of_a_node_stays() -> None:
@@ -144,20 +150,20 @@ def test_a_store_is_bounded() -> None:
     node = checked(identity(1, NOW))
     assert [store.put(f"run/{number}", node) for number in range(MAX_RECORDS_OF_NODE + 1)][-2:] == [True, False]
     for number in range(MAX_RECORDS_OF_NAMESPACE + 10):
-        store.put("full", Record(name(number), NOW + number, b""))
+        store.put("full", StoredRecord(name(number), NOW + number, b""))
     kept = store.get("full", NOW, Random(1))
     assert len(kept) == MAX_RECORDS_OF_NAMESPACE
     assert min(entry.issued_at for entry in kept) == NOW + 10  # the oldest made room
 
 
 def test_a_full_store_has_room_for_who_comes_new_and_the_greediest_pays() -> None:
-    store = RecordStore(200 * Record(name(0), NOW, b"").byte_count)
+    store = RecordStore(200 * StoredRecord(name(0), NOW, b"").byte_count)
     for number in range(100):  # two addresses with many identities in many namespaces
         for space in range(20):
-            store.put(f"run/{space}", Record(name(1000 + number), NOW, b""), f"192.0.2.{number % 2}")
+            store.put(f"run/{space}", StoredRecord(name(1000 + number), NOW, b""), f"192.0.2.{number % 2}")
     assert len(store) == 200
     for number in range(60):
-        assert store.put("run/0", Record(name(number), NOW, b""), f"198.51.100.{number}")
+        assert store.put("run/0", StoredRecord(name(number), NOW, b""), f"198.51.100.{number}")
     assert len(store) == 200
     kept = {record.node_id for record in store.get("run/0", NOW, Random(1))}
     assert kept >= {name(number) for number in range(60)}
@@ -167,10 +173,14 @@ def test_records_take_no_more_memory_than_they_may_and_the_largest_heap_pays() -
     most = 1_000_000
     store = RecordStore(most)
     for number in range(50):
-        store.put("run/0", Record(name(number), NOW, bytes(1500), ("/ip4/198.51.100.1/tcp/1",)), f"198.51.100.{number}")
+        store.put(
+            "run/0", StoredRecord(name(number), NOW, bytes(1500), ("/ip4/198.51.100.1/tcp/1",)), f"198.51.100.{number}"
+        )
     long = tuple("x" * 256 for _ in range(16))
     for number in range(200):  # as large as a record may be
-        store.put(f"run/{number % 10}", Record(name(1000 + number), NOW, bytes(MAX_RECORD_BYTES), long), "192.0.2.1")
+        store.put(
+            f"run/{number % 10}", StoredRecord(name(1000 + number), NOW, bytes(MAX_RECORD_BYTES), long), "192.0.2.1"
+        )
         kept = [record for space in range(10) for record in store.get(f"run/{space}", NOW, Random(1))]
         assert sum(record.byte_count for record in kept) <= most
         assert len(store) == len(kept)
@@ -183,16 +193,16 @@ def test_records_take_no_more_memory_than_they_may_and_the_largest_heap_pays() -
 def test_one_record_always_finds_room() -> None:
     store = RecordStore(1)
     for number in range(3):
-        assert store.put("run/0", Record(name(number), NOW, bytes(1500)))
+        assert store.put("run/0", StoredRecord(name(number), NOW, bytes(1500)))
         assert len(store) == 1
 
 
 def test_a_full_namespace_keeps_those_who_share_their_address_with_few() -> None:
     store = RecordStore()
     for number in range(20):
-        store.put("full", Record(name(number), NOW, b""), f"198.51.100.{number}")
+        store.put("full", StoredRecord(name(number), NOW, b""), f"198.51.100.{number}")
     for number in range(20, MAX_RECORDS_OF_NAMESPACE + 500):
-        store.put("full", Record(name(number), NOW + number, b""), "192.0.2.1")
+        store.put("full", StoredRecord(name(number), NOW + number, b""), "192.0.2.1")
     kept = {record.node_id for record in store.get("full", NOW, Random(1))}
     assert len(kept) == MAX_RECORDS_OF_NAMESPACE
     assert kept >= {name(number) for number in range(20)}
@@ -221,5 +231,5 @@ def test_who_shares_an_ipv6_network_shares_its_room() -> None:
 )
 def test_false_records_are_refused_for_what_they_are(lie: bytes, reason: ScoreReason) -> None:
     with pytest.raises(DataError) as refused:
-        Record.checked(lie, NOW, identity(1, NOW).node_id)
+        StoredRecord.checked(lie, NOW, identity(1, NOW).node_id)
     assert reason_of(refused.value) is reason

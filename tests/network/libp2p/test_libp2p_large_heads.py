@@ -7,12 +7,12 @@ import trio
 from libp2p_nodes import run
 from muxers_in_memory import connected
 
-from neuroshard.network.budget import ByteBudget, frame_budget
-from neuroshard.network.libp2p.requests import SMALL_HEAD_BYTES, RequestExchange
+from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network.libp2p.transport import SMALL_HEAD_BYTES, RequestStreams
+from neuroshard.network.limits import ByteBudget, frame_budget
 from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits
 
 STREAMS = 4
 ROOM = 100_000
@@ -27,7 +27,7 @@ def test_large_heads_wait_for_their_memory_and_small_ones_pass_by() -> None:
     async def scenario() -> None:
         heads, server = ByteBudget(ROOM, ROOM), RequestServer()
         server.serve("length", length, FrameLimits(), 16)
-        exchange = RequestExchange(server, frame_budget(), lambda *_: None, heads)
+        exchange = RequestStreams(server, frame_budget(), lambda *_: None, heads)
         large = (await encoded(Frame("length", {"text": "x" * 60_000}))).head
         small = (await encoded(Frame("length", {"text": "x" * 100}))).head
         async with connected() as (first, second), anyio.create_task_group() as tasks:

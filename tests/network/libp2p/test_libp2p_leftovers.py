@@ -13,7 +13,7 @@ from libp2p_nodes import run
 from muxers_in_memory import connected
 
 from neuroshard.network.libp2p.gossip import Libp2pGossip
-from neuroshard.network.libp2p.gossip_items import Item, ItemKind, topic_id
+from neuroshard.network.libp2p.gossip_messages import Item, ItemKind, topic_id
 from neuroshard.network.libp2p.gossip_router import GossipRouter
 from neuroshard.types import NodeId
 

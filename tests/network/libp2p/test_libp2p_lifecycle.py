@@ -8,9 +8,9 @@ import pytest
 import trio
 from libp2p_nodes import LOOPBACK, address_of, echo, identity, nodes, run, until
 
+from neuroshard.messages import Frame
 from neuroshard.network import Network, TransportClosedError
 from neuroshard.network.libp2p import NetworkFailedError, libp2p_network
-from neuroshard.wire import Frame
 
 
 def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:

@@ -13,17 +13,16 @@ from libp2p_nodes import LOOPBACK, address_of, echo, identity, nodes, run
 from nat_emulator import internet, is_possible
 from test_libp2p_nat import HOME, Meeting, eventually, kind_with, play
 
+from neuroshard.membership.announcements import Announcement, directory_namespace
+from neuroshard.membership.claim_intake import signed_announcement
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
-from neuroshard.network.nat_pmp_router import NatPmpRouter
-from neuroshard.network.outside_ports import OutsidePorts
-from neuroshard.network.port_mapping import PortMapping
+from neuroshard.network.nat.external_addresses import ExternalAddresses
+from neuroshard.network.nat.nat_pmp import NatPmpRouter
+from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.status.snapshot import ConnectionKind
-from neuroshard.swarm.announcement import Announcement
-from neuroshard.swarm.claim_kinds import signed_announcement
-from neuroshard.swarm.directory_groups import directory_namespace
 from neuroshard.types import LayerRange, RunId
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 
 MIB = 1024 * 1024
 PUBLIC = "1.2.3"  # only ever inside the namespaces
@@ -60,7 +59,7 @@ def scenario(meeting: Meeting, seed_ip: str) -> dict[str, Callable[[], Awaitable
             await meeting.hear("done")
 
     async def right() -> None:
-        outside = OutsidePorts()
+        outside = ExternalAddresses()
         options = replace(HOME, pool_port=0)
         async with libp2p_network(identity(2), options, parts=NetworkParts(outside=outside)) as network:
             network.transport.serve("echo", echo, LIMITS)
@@ -110,7 +109,7 @@ def test_who_reads_the_record_of_a_mapped_node_reaches_it_and_its_pool() -> None
 
 def test_a_loopback_host_has_nothing_to_map() -> None:
     async def main() -> None:
-        outside = OutsidePorts()
+        outside = ExternalAddresses()
         async with nodes(1, LOOPBACK, lambda _: NetworkParts(outside=outside)) as (network,):
             assert outside.ports() == ()
             outside.tell({ports_at(network, "127.0.0.1")[0]: ("1.2.3.4", 4001)})
@@ -126,7 +125,7 @@ def test_a_mapped_address_is_told_first_and_no_more_when_it_is_lost() -> None:
             return False
 
     async def main() -> None:
-        outside = OutsidePorts()
+        outside = ExternalAddresses()
         options = cast("Any", Far)(host="127.0.0.1", lan_discovery=False, port_mapping=False)
         async with nodes(1, options, lambda _: NetworkParts(outside=outside)) as (network,):
             own = network.transport.addresses()

@@ -9,10 +9,10 @@ import trio
 from libp2p_nodes import TEST_SECONDS, address_of, echo, identity
 from nat_emulator import RELAY_IP, Internet, internet, is_possible
 
+from neuroshard.messages import Frame
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.status.snapshot import ConnectionKind
-from neuroshard.wire import Frame
 
 pytestmark = [
     pytest.mark.process,

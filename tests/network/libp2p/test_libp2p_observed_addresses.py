@@ -11,8 +11,8 @@ import trio
 from multiaddr import Multiaddr
 from trio.testing import MockClock
 
+from neuroshard.network.libp2p.hole_punching import KEPT_SECONDS, MAX_OBSERVERS, ObservedAddresses
 from neuroshard.network.libp2p.muxer import BoundedMuxer
-from neuroshard.network.libp2p.observed_addresses import KEPT_SECONDS, MAX_OBSERVERS, ObservedAddresses
 
 
 @dataclass

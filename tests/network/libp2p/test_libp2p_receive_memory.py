@@ -11,9 +11,8 @@ from libp2p_nodes import run
 from muxers_in_memory import SlowLine, connected
 from trio.testing import MockClock
 
-from neuroshard.network.libp2p.receive_memory import ReceiveLimits, ReceiveMemory
-from neuroshard.network.libp2p.streams import MAX_WINDOW
-from neuroshard.network.libp2p.yamux_frames import INITIAL_WINDOW
+from neuroshard.network.libp2p.peer_limits import ReceiveLimits, ReceiveMemory
+from neuroshard.network.libp2p.streams import INITIAL_WINDOW, MAX_WINDOW
 
 
 @dataclass(eq=False)

@@ -9,12 +9,12 @@ import pytest
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status
 from libp2p_nodes import LOOPBACK, address_of, echo, identity, lives, nodes, run, until
 
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.libp2p.negotiation import confirm, proposal
-from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, bytes_of, encoded, received
+from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, bytes_of, encode_message, read_message
 from neuroshard.status.snapshot import ConnectionKind
-from neuroshard.wire import Frame, FrameLimits, TensorPart, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ def test_when_the_relay_ends_so_do_its_circuits_and_addresses() -> None:
 @pytest.mark.parametrize(
     ("said", "status"),
     [
-        (encoded(HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=b"x" * 40))), Status.NO_RESERVATION),
-        (encoded(HopMessage(type=HopMessage.STATUS)), Status.UNEXPECTED_MESSAGE),
-        (encoded(HopMessage(type=HopMessage.CONNECT)), None),
+        (encode_message(HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=b"x" * 40))), Status.NO_RESERVATION),
+        (encode_message(HopMessage(type=HopMessage.STATUS)), Status.UNEXPECTED_MESSAGE),
+        (encode_message(HopMessage(type=HopMessage.CONNECT)), None),
         (b"\xff\xff\xff\xff", None),
         (b"\x20" + b"\xff" * 32, None),
         (b"\xff\x7f", None),
@@ -157,7 +157,7 @@ def test_a_relay_survives_whatever_it_is_told(said: bytes, status: Status.ValueT
                     await stream.wait_reset()
                 else:
                     await confirm(stream, HOP_PROTOCOL)
-                    assert (await received(stream, HopMessage())).status == status
+                    assert (await read_message(stream, HopMessage())).status == status
             await lives(other, relay)
             await other.transport.connect(circuits(hidden)[0])
 
@@ -173,10 +173,10 @@ def test_a_relay_gives_each_node_only_so_many_circuits() -> None:
             answers = []
             for _ in range(28):
                 stream = await muxer.open_stream()
-                await stream.write(proposal(HOP_PROTOCOL) + encoded(question))
+                await stream.write(proposal(HOP_PROTOCOL) + encode_message(question))
                 with anyio.fail_after(10):
                     await confirm(stream, HOP_PROTOCOL)
-                    answers.append((await received(stream, HopMessage())).status)
+                    answers.append((await read_message(stream, HopMessage())).status)
             assert answers[0] == Status.OK
             assert answers[-1] == Status.RESOURCE_LIMIT_EXCEEDED
             assert answers.count(Status.OK) <= 24

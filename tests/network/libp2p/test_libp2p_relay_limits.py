@@ -14,10 +14,9 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p_nodes import identity
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from neuroshard.network.libp2p.contacts import Contacts
-from neuroshard.network.libp2p.relay_client import LOOK_SECONDS, RelayClient
-from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encoded
-from neuroshard.network.libp2p.relay_server import RelayLimits, RelayServer
+from neuroshard.network.libp2p.address_book import PeerAddressBook
+from neuroshard.network.libp2p.relay import LOOK_SECONDS, RelayClient, RelayLimits, RelayServer
+from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 
@@ -46,7 +45,7 @@ def test_a_relay_that_hangs_up_while_it_is_asked_ends_nothing() -> None:
             of=lambda _: SimpleNamespace(open_stream=open_stream),
         )
         with anyio.move_on_after(2.5 * LOOK_SECONDS):
-            await RelayClient(swarm, connections, Contacts(own)).run()
+            await RelayClient(swarm, connections, PeerAddressBook(own)).run()
 
     virtual(scenario)
     assert len(tries) == 3  # it may be back soon
@@ -67,7 +66,7 @@ class Asking:
 
 
 def test_one_address_gets_only_some_of_the_circuits() -> None:
-    refused = encoded(HopMessage(type=HopMessage.STATUS, status=Status.RESOURCE_LIMIT_EXCEEDED))
+    refused = encode_message(HopMessage(type=HopMessage.STATUS, status=Status.RESOURCE_LIMIT_EXCEEDED))
     addresses = {"a": "203.0.113.1", "b": "203.0.113.1", "c": "203.0.113.1", "d": "203.0.113.2"}
 
     async def scenario() -> None:

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 
-from neuroshard.network.libp2p.relay_messages import RelayError, received
+from neuroshard.network.libp2p.relay_messages import RelayError, read_message
 from neuroshard.network.libp2p.streams import YamuxStream
 
 
@@ -31,4 +31,4 @@ class Said:
 )
 def test_a_message_without_a_type_is_not_taken_for_the_first_type_there_is(kind: type[Message], data: bytes) -> None:
     with pytest.raises(RelayError):
-        trio.run(received, cast("YamuxStream", Said(data)), kind())
+        trio.run(read_message, cast("YamuxStream", Said(data)), kind())

@@ -12,6 +12,7 @@ from libp2p_nodes import LOOPBACK, address_of, echo, identity, nodes, port_of, r
 from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.errors import NetworkRefusedError, UsageError
+from neuroshard.messages import Frame, FrameLimits, FrameTooLargeError, TensorPart, TensorSpec, UnexpectedTensorError
 from neuroshard.network import (
     Network,
     PeerRefusedError,
@@ -21,11 +22,9 @@ from neuroshard.network import (
     TransportClosedError,
 )
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
-from neuroshard.network.reputation import Reputation
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, FrameLimits, FrameTooLargeError, TensorPart, TensorSpec, UnexpectedTensorError
 
 MIB = 1024 * 1024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuroshard.network.libp2p.round_trips import KEPT, RoundTrips
+from neuroshard.network.libp2p.streams import KEPT, RoundTrips
 
 
 def test_a_slow_first_answer_is_forgotten_with_the_next_one() -> None:

@@ -16,12 +16,12 @@ from libp2p_nodes import run
 from muxers_in_memory import SlowLine, connected
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from neuroshard.network.libp2p.admission import ConnectionAdmission, ConnectionLimits, StreamAdmission
 from neuroshard.network.libp2p.muxer import MAX_UNACCEPTED_STREAMS, BoundedMuxer, MuxerOptions
-from neuroshard.network.libp2p.streams import MAX_WINDOW, YamuxStream
-from neuroshard.network.libp2p.yamux_frames import (
+from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, ConnectionLimits, StreamAdmission
+from neuroshard.network.libp2p.streams import (
     DATA,
     INITIAL_WINDOW,
+    MAX_WINDOW,
     RST,
     SYN,
     WINDOW_UPDATE,
@@ -29,9 +29,10 @@ from neuroshard.network.libp2p.yamux_frames import (
     FrameParser,
     Payload,
     YamuxError,
+    YamuxStream,
     header_bytes,
 )
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.reputation import ScoreReason
 
 
 async def opened(a: BoundedMuxer, b: BoundedMuxer) -> tuple[YamuxStream, YamuxStream]:

@@ -12,17 +12,20 @@ import anyio
 import trio
 
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.network.budget import ByteBudget
-from neuroshard.network.pacing import UploadPacer
+from neuroshard.messages import DType, Frame, FrameLimits, TensorPart, TensorSpec
+from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.pool import BulkPool, Endpoint, PoolOptions, bulk_pool, tcp
-from neuroshard.network.pool.certificate import certificate_digest, dialler_context
-from neuroshard.network.pool.greeting import Verdict, greet_as_dialler
-from neuroshard.network.pool.packets import HEADER_BYTES, PacketHeader, PacketKind, packet, parse_header
-from neuroshard.network.pool.secure_stream import SecureStream
+from neuroshard.network.pool.secure_stream import (
+    GreetingVerdict,
+    SecureStream,
+    certificate_digest,
+    dialler_context,
+    greet_as_dialler,
+)
+from neuroshard.network.pool.transfers import HEADER_BYTES, PacketHeader, PacketKind, packet, parse_header
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from neuroshard.wire import DType, Frame, FrameLimits, TensorPart, TensorSpec
 
 MIB = 1024 * 1024
 LIMITS = FrameLimits(max_body_bytes=256 * MIB)
@@ -228,5 +231,5 @@ async def stranger(peer: Node, number: int = 9, session: int = 0) -> AsyncGenera
         stream = await secured(peer.pool.endpoint())
         stack.callback(stream.close)
         reception = await greet_as_dialler(stream, identity_of(number).key, peer.id, digest_of(stream), session)
-        assert reception.verdict is Verdict.WELCOME
+        assert reception.verdict is GreetingVerdict.WELCOME
         yield Stranger(stream)

@@ -14,9 +14,9 @@ import anyio
 import trio
 from pool_nodes import LIMITS, LOOPBACK, MIB, Node, frame_of, identity_of, node
 
-from neuroshard.network.pacing import UploadPacer
+from neuroshard.messages import Frame
+from neuroshard.network.limits import UploadPacer
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 
 SLOW = 24 * MIB  # bytes a second: slow enough to die in the middle
 

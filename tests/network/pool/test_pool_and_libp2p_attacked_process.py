@@ -21,25 +21,23 @@ from pool_nodes import digest_of, identity_of
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.society_process import status as some_status
 from neuroshard.errors import NeuroShardError
+from neuroshard.membership.announcements import report_topic
+from neuroshard.membership.claim_intake import signed_announcement, signed_report
+from neuroshard.membership.handshake import HandshakeMessage
+from neuroshard.messages import Frame
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
-from neuroshard.network.libp2p.bulk import ENDPOINT_KIND
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import proposal
-from neuroshard.network.libp2p.requests import FRAME_PROTOCOL
+from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
 from neuroshard.network.pool import Endpoint, tcp
-from neuroshard.network.pool.certificate import dialler_context
-from neuroshard.network.pool.errors import ConnectionLostError
-from neuroshard.network.pool.greeting import Verdict, greet_as_dialler
-from neuroshard.network.pool.packets import PacketKind, packet
-from neuroshard.network.pool.secure_stream import SecureStream
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.pool.options import ConnectionLostError
+from neuroshard.network.pool.route import ENDPOINT_KIND
+from neuroshard.network.pool.secure_stream import GreetingVerdict, SecureStream, dialler_context, greet_as_dialler
+from neuroshard.network.pool.transfers import PacketKind, packet
+from neuroshard.network.reputation import ScoreReason
 from neuroshard.node.self_description import own_announcement, own_report
-from neuroshard.swarm.announcement import report_topic
-from neuroshard.swarm.claim_kinds import signed_announcement, signed_report
-from neuroshard.swarm.hello import Hello
 from neuroshard.types import NodeId, RunId
-from neuroshard.wire import Frame
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]
 
@@ -228,7 +226,7 @@ async def lie_over_the_pool(victim: Victim, number: int) -> None:
                     await stream.handshake()
                     key = identity_of(number).key
                     reception = await greet_as_dialler(stream, key, victim.node_id, digest_of(stream), 0)
-                    if reception.verdict is not Verdict.WELCOME:
+                    if reception.verdict is not GreetingVerdict.WELCOME:
                         return
                     await stream.send_all(data)
                     with trio.move_on_after(1):
@@ -267,5 +265,7 @@ async def bring_foreign_claims(network: Network, victim: Victim) -> None:
     somebody = signed_announcement(identity_of(STRANGER + 1), words, time.time())
     for _ in range(1000):
         with suppress(NeuroShardError):  # refused, and banned in the end
-            await network.transport.request(victim.node_id, Hello(somebody, None, ()).to_frame(), timeout_seconds=5)
+            await network.transport.request(
+                victim.node_id, HandshakeMessage(somebody, None, ()).to_frame(), timeout_seconds=5
+            )
         await trio.sleep(0.2)

@@ -23,14 +23,13 @@ from pool_nodes import (
     until,
 )
 
+from neuroshard.messages import EncodedFrame, Frame, FrameLimits, encode
 from neuroshard.network import PeerRefusedError, PeerUnreachableError
-from neuroshard.network.budget import ByteBudget
-from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.pool import NotDeliveredError
-from neuroshard.network.pool.packets import PacketKind
 from neuroshard.network.pool.receiving import MAX_REMEMBERED
+from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
-from neuroshard.wire import EncodedFrame, Frame, FrameLimits, encode
 
 DATA = Random(5).randbytes(12 * MIB)
 SLOW = 24 * MIB

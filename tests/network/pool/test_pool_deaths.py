@@ -16,11 +16,11 @@ import trio.testing
 from pool_nodes import LIMITS, LOOPBACK, MIB, Node, frame_of, identity_of, node, run, until
 from pool_program import SLOW
 
+from neuroshard.messages import Frame
 from neuroshard.network import PeerUnreachableError, RequestTimeoutError
-from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import NotDeliveredError
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame
 from tests.network import killable
 from tests.network.killable import Program
 

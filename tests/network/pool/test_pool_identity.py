@@ -16,12 +16,16 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.identity.signing import purpose_message
 from neuroshard.network import PeerUnreachableError
 from neuroshard.network.pool import tcp
-from neuroshard.network.pool.certificate import ListenerTls, dialler_context
-from neuroshard.network.pool.errors import ConnectionLostError
-from neuroshard.network.pool.greeting import Verdict, greet_as_dialler
-from neuroshard.network.pool.packets import PacketKind
-from neuroshard.network.pool.secure_stream import SecureStream
-from neuroshard.network.scores import ScoreReason
+from neuroshard.network.pool.options import ConnectionLostError
+from neuroshard.network.pool.secure_stream import (
+    GreetingVerdict,
+    ListenerTls,
+    SecureStream,
+    dialler_context,
+    greet_as_dialler,
+)
+from neuroshard.network.pool.transfers import PacketKind
+from neuroshard.network.reputation import ScoreReason
 
 
 class Recording(SecureStream):
@@ -77,7 +81,7 @@ def test_a_replayed_greeting_is_turned_away() -> None:
         async with node(2) as b:
             first = Recording(await secured(b.pool.endpoint()))
             reception = await greet_as_dialler(first, identity_of(1).key, b.id, digest_of(first))
-            assert reception.verdict is Verdict.WELCOME
+            assert reception.verdict is GreetingVerdict.WELCOME
             second = await secured(b.pool.endpoint())
             for message in first.sent:
                 await second.send_all(message)

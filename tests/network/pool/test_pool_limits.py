@@ -26,15 +26,14 @@ from pool_nodes import (
 )
 
 from neuroshard.errors import NetworkRefusedError
+from neuroshard.messages import Frame, encode
 from neuroshard.network import PeerRefusedError
-from neuroshard.network.budget import ByteBudget
-from neuroshard.network.pacing import UploadPacer
+from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.pool import PoolOptions
-from neuroshard.network.pool.greeting import Verdict, greet_as_dialler
-from neuroshard.network.pool.packets import PacketKind
 from neuroshard.network.pool.pool import MAX_HANDSHAKES
+from neuroshard.network.pool.secure_stream import GreetingVerdict, greet_as_dialler
+from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
-from neuroshard.wire import Frame, encode
 
 
 def test_frames_wait_for_memory_and_all_arrive() -> None:
@@ -146,7 +145,7 @@ def test_a_peer_gets_so_many_connections_and_no_more() -> None:
             streams = [await secured(b.pool.endpoint()) for _ in range(6)]
             key = identity_of(9).key
             verdicts = [(await greet_as_dialler(stream, key, b.id, digest_of(stream))).verdict for stream in streams]
-            assert verdicts == [Verdict.WELCOME] * 3 + [Verdict.FULL] * 3
+            assert verdicts == [GreetingVerdict.WELCOME] * 3 + [GreetingVerdict.FULL] * 3
             for stream in streams:
                 stream.close()
             await until(lambda: b.pool.connection_count == 0)
@@ -159,16 +158,16 @@ def test_a_peer_gets_so_many_connections_and_no_more() -> None:
 def test_all_peers_together_get_so_many_connections_and_no_more() -> None:
     async def scenario() -> None:
         async with node(2, replace(LOOPBACK, max_connections=16)) as b:
-            verdicts: list[Verdict] = []
+            verdicts: list[GreetingVerdict] = []
             for number in range(10, 30):
                 stream = await secured(b.pool.endpoint())
                 reception = await greet_as_dialler(stream, identity_of(number).key, b.id, digest_of(stream))
                 verdicts.append(reception.verdict)
-                if verdicts[-1] is not Verdict.WELCOME:
+                if verdicts[-1] is not GreetingVerdict.WELCOME:
                     stream.close()
                 else:
                     streams.append(stream)
-            assert verdicts == [Verdict.WELCOME] * 16 + [Verdict.FULL] * 4
+            assert verdicts == [GreetingVerdict.WELCOME] * 16 + [GreetingVerdict.FULL] * 4
             for stream in streams:
                 stream.close()
 

@@ -10,17 +10,15 @@ import trio
 from pool_nodes import MIB, frame_of, run, two_nodes
 from trio.testing import MockClock
 
-from neuroshard.network.budget import ByteBudget
-from neuroshard.network.pacing import UploadPacer
-from neuroshard.network.pool.connection import Connection
+from neuroshard.messages import CHUNK_BYTES, Frame, FrameDecoder, FrameHead, FrameLimits, TensorPart, TensorSpec, encode
+from neuroshard.network.limits import ByteBudget, UploadPacer
+from neuroshard.network.pool.connection import PoolConnection
 from neuroshard.network.pool.options import PoolOptions
-from neuroshard.network.pool.packets import BLOCK_BYTES, PacketHeader, PacketKind
-from neuroshard.network.pool.receiving import Receiver, ReceivingHooks
-from neuroshard.network.pool.resources import Resources
+from neuroshard.network.pool.receiving import Receiver, ReceivingHooks, Resources
+from neuroshard.network.pool.transfers import BLOCK_BYTES, PacketHeader, PacketKind
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from neuroshard.wire import CHUNK_BYTES, Frame, FrameDecoder, FrameHead, FrameLimits, TensorPart, TensorSpec, encode
 
 LARGE_BYTES = 96 * MIB
 SLOW, OTHER, THIRD = NodeId("slow"), NodeId("other"), NodeId("third")
@@ -60,7 +58,7 @@ def test_a_block_now_and_then_holds_memory_only_until_others_want_it() -> None:
                 report=lambda _: None,
                 cut=lambda _: None,
             )
-            receiver, connection = Receiver(SLOW, shared, hooks), cast("Connection", Silent())
+            receiver, connection = Receiver(SLOW, shared, hooks), cast("PoolConnection", Silent())
             receiver.offered(connection, PacketHeader(PacketKind.OFFER, 1), head_of(size))
             for block in range(4):
                 await anyio.sleep(100)

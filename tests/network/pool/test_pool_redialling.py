@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from neuroshard.network.pool.errors import ConnectionLostError, DialRefusedError, PeerFullError
-from neuroshard.network.pool.redialling import (
+from neuroshard.network.pool.link import (
     FIRST_PAUSE_SECONDS,
     FULL_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     REFUSED_SECONDS,
     Redialling,
 )
+from neuroshard.network.pool.options import ConnectionLostError, DialRefusedError, PeerFullError
 
 RESUME_SECONDS = 30.0
 CLOSED = DialRefusedError("Connection refused")

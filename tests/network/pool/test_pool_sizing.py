@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.network.pool.options import MOST_CONNECTIONS
-from neuroshard.network.pool.sizing import Observation, PoolSize, next_size, wanted_connections
+from neuroshard.network.pool.sizing import LineObservation, PoolSize, next_size, wanted_connections
 
 TICK = 0.25
 
@@ -32,7 +32,7 @@ class Line:
             segments = int(bytes_arrived / 1400)
             self.carried_over += segments * (self.loss or 0.0)
             repeated, self.carried_over = int(self.carried_over), self.carried_over % 1
-            seen = Observation(
+            seen = LineObservation(
                 now=start + tick * TICK,
                 open_connections=size.connections,
                 busy_seconds=TICK,
@@ -97,12 +97,12 @@ def test_a_line_that_turns_bad_gets_more() -> None:
 def test_a_peer_that_allows_fewer_is_taken_at_its_word() -> None:
     size = PoolSize(connections=16, changed_at=0.0)
     for tick in range(40):
-        size = next_size(size, Observation(tick * TICK, 4, TICK, 1e6 * TICK, 0.05, 100, 1, 0.0))
+        size = next_size(size, LineObservation(tick * TICK, 4, TICK, 1e6 * TICK, 0.05, 100, 1, 0.0))
     assert size.connections <= 4
 
 
 observations = st.builds(
-    Observation,
+    LineObservation,
     now=st.just(0.0),
     open_connections=st.integers(0, 40),
     busy_seconds=st.floats(0, 2),
@@ -115,21 +115,23 @@ observations = st.builds(
 
 
 @given(st.lists(st.tuples(observations, st.floats(0, 100)), max_size=60), st.integers(1, 16))
-def test_the_size_stays_within_its_bounds_whatever_is_seen(steps: list[tuple[Observation, float]], most: int) -> None:
+def test_the_size_stays_within_its_bounds_whatever_is_seen(
+    steps: list[tuple[LineObservation, float]], most: int
+) -> None:
     size, now = PoolSize(), 0.0
     for seen, seconds in steps:
         now += seconds
-        size = next_size(size, Observation(**{**vars(seen), "now": now}), most)
+        size = next_size(size, LineObservation(**{**vars(seen), "now": now}), most)
         assert 1 <= size.connections <= most
 
 
 @given(st.lists(st.tuples(observations, st.floats(0, 10)), max_size=60))
-def test_nothing_grows_where_no_loss_shows(steps: list[tuple[Observation, float]]) -> None:
+def test_nothing_grows_where_no_loss_shows(steps: list[tuple[LineObservation, float]]) -> None:
     size, now = PoolSize(), 0.0
     for seen, seconds in steps:
         now += seconds
         told = {**vars(seen), "now": now, "segments": seen.segments or 0, "repeated": 0}
-        size = next_size(size, Observation(**told))
+        size = next_size(size, LineObservation(**told))
         assert size.connections == 1
 
 
@@ -149,7 +151,7 @@ def test_connections_go_when_they_are_idle(connections: int, idle_seconds: float
 
 
 def test_a_slow_start_of_the_first_connection_delays_nothing() -> None:
-    size = next_size(PoolSize(), Observation(1000.0, 0, 0.0, 0.0))
+    size = next_size(PoolSize(), LineObservation(1000.0, 0, 0.0, 0.0))
     sizes = Line(collapsing(260e3), loss=0.01).run(size, 6, start=1000.25)
     assert sizes[-1].connections == MOST_CONNECTIONS
 

@@ -10,24 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.network.budget import ByteBudget
-from neuroshard.network.pool.errors import MisconductError
-from neuroshard.network.pool.incoming import Filled, IncomingTransfer
-from neuroshard.network.pool.outgoing import EAGER_BLOCKS, OutgoingPacket, OutgoingTransfer
-from neuroshard.network.pool.packets import (
-    BLOCK_BYTES,
-    HEADER_BYTES,
-    MAX_SERIAL,
-    PacketHeader,
-    PacketKind,
-    encode_masks,
-    is_newer,
-    next_serial,
-    parse_header,
-    parse_masks,
-)
-from neuroshard.types import NodeId
-from neuroshard.wire import (
+from neuroshard.messages import (
     CHUNK_BYTES,
     DamagedChunkError,
     EncodedFrame,
@@ -39,6 +22,26 @@ from neuroshard.wire import (
     TensorSpec,
     encode,
 )
+from neuroshard.network.limits import ByteBudget
+from neuroshard.network.pool.options import MisconductError
+from neuroshard.network.pool.transfers import (
+    BLOCK_BYTES,
+    EAGER_BLOCKS,
+    HEADER_BYTES,
+    MAX_SERIAL,
+    Filled,
+    IncomingTransfer,
+    OutgoingPacket,
+    OutgoingTransfer,
+    PacketHeader,
+    PacketKind,
+    encode_masks,
+    is_newer,
+    next_serial,
+    parse_header,
+    parse_masks,
+)
+from neuroshard.types import NodeId
 
 LIMITS = FrameLimits(max_body_bytes=2**30)
 

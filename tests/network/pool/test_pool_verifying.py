@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from neuroshard.network.pool.verifying import ASIDE_BYTES, Verifier
-from neuroshard.wire import ChunkCheck
+from neuroshard.messages import ChunkCheck
+from neuroshard.network.pool.receiving import ASIDE_BYTES, Verifier
 
 
 class NotedCheck:

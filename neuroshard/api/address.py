@@ -1,0 +1,132 @@
+"""The address of the API: the host names that mean this node, the check of Host headers, and binding the port.
+
+The check defends against DNS rebinding and foreign pages. Binding happens before any thread starts, so that a busy
+port is an error in plain words."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import re
+import socket
+from dataclasses import dataclass
+
+from neuroshard.errors import NetworkRefusedError
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound
+HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::(?P<port>[0-9]{1,5}))?")
+
+
+@dataclass(frozen=True)
+class HostPolicy:
+    """The names under which this node answers, its port, and the address that its owner opens."""
+
+    names: frozenset[str]  # lower case, IPv6 in brackets
+    port: int
+    any_address: bool  # bound to every address of this computer: then any literal address names it
+    url: str
+
+    @classmethod
+    def for_host(cls, host: str, port: int) -> HostPolicy:
+        """Policy of a server bound to `host` (a name or an address) and `port`."""
+        names = set(LOOPBACK_NAMES)
+        if host in WILDCARDS:
+            own = socket.gethostname().lower()
+            names |= {own, f"{own}.local"}
+        else:
+            names |= {f"[{host.lower()}]" if ":" in host else host.lower(), local_name(host)}
+        return cls(frozenset(names), port, host in WILDCARDS, dashboard_url(host, port))
+
+    def allows(self, host_header: str) -> bool:
+        """Whether a request with this Host header means this node."""
+        match = HOST_HEADER.fullmatch(host_header.lower())
+        if match is None:
+            return False
+        if match["port"] is not None and int(match["port"]) != self.port:
+            return False
+        # A literal address cannot be rebound: a page that names it was served by it.
+        return match["name"] in self.names or (self.any_address and is_address(match["name"]))
+
+
+def local_name(host: str) -> str:
+    """The host in a URL under which programs on this computer reach a server bound to `host`."""
+    if host.lower() == "localhost":
+        return "127.0.0.1"  # what is bound then, where a computer has both
+    if not is_address(host):
+        return host.lower()
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        return "[::1]" if address.version == 6 else "127.0.0.1"
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def local_url(host: str, port: int) -> str:
+    """Where programs on this computer reach a server bound to `host` and `port`."""
+    return f"http://{local_name(host)}:{port}"
+
+
+def dashboard_url(host: str, port: int) -> str:
+    """The same for people, who know this computer by its name."""
+    return local_url(host, port).replace("//127.0.0.1:", "//localhost:")
+
+
+def is_address(name: str) -> bool:
+    """Whether the name part of a Host header is a literal address."""
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server bound to `host` can be reached from this computer only."""
+    if host == "localhost":
+        return True
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def origin_of(host_header: str) -> str:
+    """The Origin of a page that was served under this Host header."""
+    return f"http://{host_header.lower()}"
+
+
+BACKLOG = 512
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free one (`getsockname` tells it). The caller closes it.
+
+    Raises NetworkRefusedError that names the port and what to do.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 first
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:  # the latter for a name that no domain can have
+        why = getattr(error, "strerror", None) or error
+        raise NetworkRefusedError(f"The address {host} cannot be used: {why}.", "Choose another --host.") from error
+    try:
+        if os.name == "posix":  # elsewhere this option would let two programs share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)  # already now: requests made while the server starts wait instead of failing
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise _refusal(host, port, error) from error
+    return listener
+
+
+def _refusal(host: str, port: int, error: OSError) -> NetworkRefusedError:
+    """The error for people."""
+    if error.errno == errno.EADDRINUSE:
+        action = "Another program uses it: stop that program, or choose another port with --port."
+        return NetworkRefusedError(f"Port {port} on {host} is busy.", action)
+    if error.errno == errno.EACCES:
+        return NetworkRefusedError(f"Port {port} on {host} is not allowed.", "Choose a port above 1023 with --port.")
+    return NetworkRefusedError(f"Port {port} on {host} cannot be used: {error.strerror}.", "Check --host and --port.")

@@ -1,0 +1,140 @@
+"""Bodies of requests and of their answers: commands, sessions and completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, RootModel
+
+from neuroshard.api.rendering import RequestBody, ResponseBody, Text
+
+LONGEST_PAUSE_SECONDS = 7 * 86_400.0
+
+
+class PauseRequest(RequestBody):
+    """POST /api/training/pause; without a duration the pause lasts until somebody resumes."""
+
+    duration_seconds: float | None = Field(default=None, gt=0, le=LONGEST_PAUSE_SECONDS)
+
+
+class NoMembers(RequestBody):
+    """A body for calls that need none: `{}` or nothing."""
+
+
+SettingName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9_.-]+$")]
+
+
+class ConfigChanges(RootModel[Annotated[dict[SettingName, JsonValue], Field(min_length=1, max_length=64)]]):
+    """PATCH /api/config: settings to change, by name."""
+
+
+class CommandBody(ResponseBody):
+    """202: what the command led to."""
+
+    state: Text = Field(description="state of the node afterwards")
+    message: Text
+    details: dict[str, JsonValue] | None = None
+
+
+class SessionRequest(RequestBody):
+    """POST /api/session: the API secret, typed in by the owner."""
+
+    secret: str = Field(min_length=1, max_length=200)
+
+
+class SessionBody(ResponseBody):
+    """What the dashboard needs to send commands."""
+
+    authenticated: bool
+    secret_required: bool = Field(description="true: the owner must enter the API secret first")
+    csrf_token: str | None = Field(description="value of the X-NeuroShard-CSRF header; null when not authenticated")
+    setup: bool = Field(description="true: the node waits to be set up; only the wizard's routes answer")
+
+
+MOST_COMPLETION_TOKENS = 2_048
+Prompt = Annotated[str, Field(max_length=200_000)]
+StopSequence = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class StreamOptions(RequestBody):
+    """Options of a streamed completion."""
+
+    include_usage: bool = False
+
+
+class CompletionRequest(RequestBody):
+    """POST /v1/completions; members of OpenAI's call that would change the answer are refused, not ignored."""
+
+    model: str = Field(default="neuroshard", max_length=200)
+    prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=1)]
+    max_tokens: int = Field(default=16, ge=1, le=MOST_COMPLETION_TOKENS)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    stop: StopSequence | Annotated[list[StopSequence], Field(max_length=4)] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    echo: bool = False
+    n: Literal[1] = 1
+    choose_donor: Literal[1] = 1
+    logprobs: None = None
+    suffix: None = None
+    presence_penalty: float = Field(default=0, ge=0, le=0)
+    frequency_penalty: float = Field(default=0, ge=0, le=0)
+    user: str | None = Field(default=None, max_length=200)
+
+    @property
+    def prompt_text(self) -> str:
+        """The one prompt."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+
+    @property
+    def stop_sequences(self) -> tuple[str, ...]:
+        """The stop sequences, none to four."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class CompletionChoice(ResponseBody):
+    """One continuation, or a piece of it."""
+
+    text: Text
+    index: int = 0
+    logprobs: None = None
+    finish_reason: str | None = Field(default=None, description='"stop" or "length"; null in all but the last piece')
+
+
+class Usage(ResponseBody):
+    """Real tokens of the model's own tokenizer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionBody(ResponseBody):
+    """Answer of POST /v1/completions, and the shape of each streamed piece."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ModelCard(ResponseBody):
+    """One name under which the model in training answers."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+class ModelsBody(ResponseBody):
+    """GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -1,0 +1,213 @@
+"""Commands that start a node of another kind: `demo`, `trainer` and `seed`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from neuroshard.cli.failures import show_failure_on_desktop
+from neuroshard.cli.options import (
+    DataDir,
+    DeviceOption,
+    EndWithStdin,
+    GenesisSource,
+    Headless,
+    Host,
+    InnerSteps,
+    LogJson,
+    MaxStorage,
+    MaxUpload,
+    MemoryLimit,
+    NoLanDiscovery,
+    NoPortMapping,
+    NoRelay,
+    NoTraining,
+    P2pHost,
+    P2pPort,
+    Peers,
+    Port,
+    RunId,
+    Threads,
+    Token,
+    TokenFile,
+    Verbose,
+    given,
+    settings_given,
+)
+
+if TYPE_CHECKING:
+    from neuroshard.config.loading import LoadedSettings
+    from neuroshard.node.demo import DemoOptions
+
+
+MOST_NODES = 16
+DEMO_LAYERS = 4
+LOOPBACK = "127.0.0.1"
+
+
+def demo(
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="End after K steps with a summary. (default: go on)")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Train on your own text files instead of the embedded ones.")
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option(min=1, max=MOST_NODES, metavar="N", help="Start N nodes on this computer that form a swarm.")
+    ] = 1,
+    stages: Annotated[
+        int,
+        typer.Option(min=1, max=DEMO_LAYERS, metavar="S", help="Cut the model into S parts on different nodes."),
+    ] = 1,
+    port: Port = None,
+    host: Host = None,
+    data_dir: DataDir = None,
+    device: DeviceOption = None,
+    memory: MemoryLimit = None,
+    cpu_threads: Threads = None,
+    max_storage: MaxStorage = None,
+    inner_steps: InnerSteps = None,
+    no_training: NoTraining = False,
+    headless: Headless = False,
+    log_json: LogJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train a small model on text found in every Python installation and watch it learn in the dashboard."""
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.node.demo import DemoOptions, demo_folder
+
+    options = DemoOptions(steps=steps, text_folder=text, nodes=nodes, stages=stages)
+    flags = given(
+        port=port,
+        host=host,
+        device=device,
+        memory=memory,
+        cpu_threads=cpu_threads,
+        max_storage=max_storage,
+        inner_steps=inner_steps,
+        training=False if no_training else None,
+        p2p_host=LOOPBACK,
+        network=nodes > 1,
+        max_stages=options.stages_a_node,
+        spare_stages=options.spare_stages_a_node,
+        browser=False if headless else None,
+        log_json=log_json or None,
+        verbose=verbose or None,
+    )
+    with show_failure_on_desktop(flags):
+        flags["data_dir"] = demo_folder(resolve_data_dir(data_dir), options)
+        code = _run(flags, options)
+    raise typer.Exit(code)
+
+
+def _run(flags: Mapping[str, object], options: DemoOptions) -> int:
+    """Run a demo with these flags; the exit code."""
+    from neuroshard.node.cores import default_threads
+    from neuroshard.node.demo import demo_token
+    from neuroshard.node.launch import run_node
+
+    threads = {"cpu_threads": max(1, default_threads() // options.nodes)} if options.nodes > 1 else {}
+    token = demo_token(cast("Path", flags["data_dir"]))
+    return run_node(demo_settings({**threads, **flags, "token": token}, os.environ), demo=options)
+
+
+def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -> LoadedSettings:
+    """Settings of a demo, which makes a run of its own: `run` and `peer` do not hold, and a warning says so."""
+    from neuroshard.config.loading import load_settings, source_name
+
+    loaded = load_settings(flags, environment)
+    keys = [key for key in ("run", "peer") if loaded.sources[key] != "default"]
+    if not keys:
+        return loaded
+    named = " and ".join(dict.fromkeys(source_name(loaded.sources[key], key) for key in keys))
+    return replace(
+        loaded,
+        settings=loaded.settings.model_copy(update={"run": None, "peer": ()}),
+        sources={**loaded.sources, **dict.fromkeys(keys, "default")},
+        warnings=(*loaded.warnings, f"A demo trains a run of its own: what {named} says of a run to join is ignored."),
+    )
+
+
+TRAINER_FOLDER = "trainer"
+TrainerDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="FOLDER", help="Cache, logs and keys. (default: `trainer` in the per-user folder)"
+    ),
+]
+
+
+def trainer(
+    context: typer.Context,
+    token: Token = None,
+    token_file: TokenFile = None,
+    port: Port = None,
+    host: Host = None,
+    genesis_source: GenesisSource = None,
+    data_dir: TrainerDir = None,
+    run_id: RunId = None,
+    peer: Peers = None,
+    p2p_port: P2pPort = None,
+    p2p_host: P2pHost = None,
+    max_upload: MaxUpload = None,
+    no_lan_discovery: NoLanDiscovery = False,
+    no_port_mapping: NoPortMapping = False,
+    no_relay: NoRelay = False,
+    memory: MemoryLimit = None,
+    max_storage: MaxStorage = None,
+    no_training: NoTraining = False,
+    headless: Headless = False,
+    log_json: LogJson = False,
+    verbose: Verbose = False,
+    end_with_stdin: EndWithStdin = False,
+) -> None:
+    """Send data through the layers that other nodes of a run hold, without holding any: no GPU, little memory.
+
+    A run takes any number of them. Each reads data of its own and says where they go on before it sends them. Without
+    --data-dir it has the folder `trainer` in the per-user folder, so that it can run beside a node.
+    """
+    from neuroshard.config.folders import default_data_dir
+    from neuroshard.config.loading import load_settings
+
+    flags = settings_given({name: value for name, value in context.params.items() if name != "end_with_stdin"})
+    loaded = load_settings(flags, os.environ, default_data_dir() / TRAINER_FOLDER)
+    from neuroshard.node.launch import run_node  # only now: this takes a while, and mistakes are told before
+
+    raise typer.Exit(run_node(loaded, is_trainer=True, ends_with_stdin=end_with_stdin))
+
+
+def seed(
+    p2p_port: Annotated[int | None, typer.Option("--p2p-port", help="Port for nodes. (default: 4001)")] = None,
+    p2p_host: P2pHost = None,
+    peer: Peers = None,
+    data_dir: DataDir = None,
+    max_upload: MaxUpload = None,
+    no_lan_discovery: NoLanDiscovery = False,
+    no_port_mapping: NoPortMapping = False,
+    log_json: LogJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Help nodes find each other: a stateless node that trains nothing and needs no token. Prints its addresses.
+
+    Run two, the second with an address of the first as --peer, so that losing one changes nothing.
+    """
+    from neuroshard.node.seed import run_seed, seed_settings
+
+    flags = settings_given(
+        {
+            "p2p_port": p2p_port,
+            "p2p_host": p2p_host,
+            "peer": peer,
+            "max_upload": max_upload,
+            "no_lan_discovery": no_lan_discovery,
+            "no_port_mapping": no_port_mapping,
+            "log_json": log_json,
+            "verbose": verbose,
+        }
+    )
+    raise typer.Exit(run_seed(seed_settings(flags, data_dir, os.environ)))

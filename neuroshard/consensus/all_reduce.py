@@ -1,0 +1,337 @@
+"""The butterfly all-reduce of one view at one member: parts to reducers, statistics, one verdict, results. Pure.
+
+Nothing is decided here. An exchange that completes yields an aggregate to vote on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from neuroshard.aggregation import GateVerdict, Reduction, statistics_size
+from neuroshard.consensus.effects import (
+    Accuse,
+    Effect,
+    EncodedContribution,
+    Judge,
+    Judged,
+    MakeStatistics,
+    Reduce,
+    RoundConfig,
+    Say,
+)
+from neuroshard.consensus.roster import Encoded, Reducers, assign, digest_of, in_messages
+from neuroshard.consensus.round_messages import (
+    ContributionSent,
+    Intent,
+    ResultDigests,
+    ResultSaid,
+    Signed,
+    StatementSaid,
+    StatisticsDigests,
+    commitment_of,
+    members_of,
+)
+from neuroshard.types import NodeId
+
+AGREEING = 2  # of a slice's reducers
+
+
+@dataclass
+class _Slice:
+    """What is known of one slice."""
+
+    reducers: Reducers
+    parts: dict[NodeId, Encoded] = field(default_factory=dict[NodeId, Encoded])  # encoded, of each member
+    statements: dict[NodeId, str] = field(default_factory=dict[NodeId, str])  # digests, by reducer
+    statistics: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # by digest
+    results: dict[NodeId, str] = field(default_factory=dict[NodeId, str])
+    content: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # encoded results, by digest
+    is_stated: bool = False  # the own statistics are being made, or were
+    is_redone: bool = False
+
+    @property
+    def agreed_statistics(self) -> Encoded | None:
+        digest = _agreed(self.statements)
+        return None if digest is None else self.statistics.get(digest)
+
+    @property
+    def agreed_result(self) -> Encoded | None:
+        digest = _agreed(self.results)
+        return None if digest is None else self.content.get(digest)
+
+
+class AllReduce:
+    """What one member sends, has and makes in the round of one view."""
+
+    def __init__(
+        self,
+        setting: RoundConfig,
+        round_id: str,
+        intents: Sequence[Signed[Intent]],
+        own: EncodedContribution | None,
+    ) -> None:
+        """`own` is this node's contribution, None when it is no member of the round."""
+        self.round_id = round_id
+        self.members = members_of(intents)
+        self.verdict: GateVerdict | None = None
+        self._setting = setting
+        self._own = own
+        self._intents = {one.member.node_id: one.body for one in intents}
+        self._order = [member.node_id for member in self.members]
+        self._everybody = setting.everybody | set(self._order)
+        upload = {node: intent.upload for node, intent in self._intents.items()}
+        self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, round_id)]
+        self._is_stating = self._is_judging = False
+        self._reduction: Reduction | None = None
+        self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
+        self._claims: dict[tuple[NodeId, int], bytes] = {}  # of results
+        self._accused: set[NodeId] = set()
+
+    @property
+    def others(self) -> frozenset[NodeId]:
+        """Whom everything that is public is told."""
+        return frozenset(self._everybody - {self._setting.self_id})
+
+    @property
+    def aggregate(self) -> tuple[Encoded, ...] | None:
+        """The encoded aggregate, once two reducers of every slice agree and its bytes are here."""
+        found = [one.agreed_result for one in self._slices]
+        return None if any(one is None for one in found) else tuple(one for one in found if one is not None)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the slices of the aggregate, hex, as far as two reducers agree."""
+        return tuple(digest for one in self._slices if (digest := _agreed(one.results)) is not None)
+
+    def missing(self) -> tuple[NodeId, ...]:
+        """Members who broke their word, or whose part has not come of a slice that this node was to reduce."""
+        mine = [one for one in self._slices if self._setting.self_id in one.reducers or (one.is_redone and one.parts)]
+        return tuple(
+            node for node in self._order if node in self._accused or any(node not in one.parts for one in mine)
+        )
+
+    def begin(self) -> list[Effect]:
+        """Send the own parts to their reducers."""
+        own, self_id = self._own, self._setting.self_id
+        if own is None:
+            return []
+        self._digests[self_id] = own.digests
+        by_reducer: dict[NodeId, dict[int, Encoded]] = {}
+        for index, one in enumerate(self._slices):
+            for to in (one.reducers.first, one.reducers.second):
+                by_reducer.setdefault(to, {})[index] = own.parts[index]
+        effects = list[Effect]()
+        for to, slices in sorted(by_reducer.items()):
+            if to != self_id:
+                effects += self._hand_over(to, self_id, slices)
+            for index, part in slices.items() if to == self_id else ():
+                self._slices[index].parts[self_id] = part
+        return [*effects, *self._state()]
+
+    def redo(self) -> list[Effect]:
+        """Somebody is slow, dead or lies: third reducers take over, and results are sent by whoever has them."""
+        effects, again = list[Effect](), dict[int, Encoded]()
+        to_hand_on: dict[tuple[NodeId, NodeId], dict[int, Encoded]] = {}
+        for index, one in enumerate(self._slices):
+            if one.agreed_result is not None or one.is_redone:
+                continue
+            one.is_redone = True
+            third, own = one.reducers.third, one.results.get(self._setting.self_id)
+            if own is not None:
+                again[index] = one.content[own]
+            if third is not None and self._setting.self_id in one.reducers:
+                for author, part in one.parts.items():
+                    to_hand_on.setdefault((third, author), {})[index] = part
+        for (third, author), slices in sorted(to_hand_on.items()):
+            effects += self._hand_over(third, author, slices)
+        effects += self._state()
+        return [*effects, *self._say_results(again, again)] if again else effects
+
+    def _hand_over(self, to: NodeId, author: NodeId, slices: Mapping[int, Encoded]) -> Iterable[Effect]:
+        """Parts of one contribution."""
+        for some in in_messages(slices):
+            yield Say(frozenset({to}), ContributionSent(self.round_id, author, self._digests[author], some))
+
+    def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
+        """A member's parts. What is not what its intent promised counts as absent."""
+        intent = self._intents.get(message.author)
+        count, digests = self._setting.plan.count, message.digests
+        if intent is None:
+            return []
+        if len(digests) != count or commitment_of(digests) != intent.commitment:
+            return self._accuse(sender, "It sent another contribution than was promised.")
+        self._digests[message.author] = digests
+        for index, part in self._wanted(message.slices).items():
+            if digest_of(part) != digests[index] or not self._setting.is_part(index, part):
+                return self._accuse(sender, "It sent a part that is not the one that was promised.")
+            self._slices[index].parts[message.author] = part
+        return self._state()
+
+    def take_statement(self, message: StatementSaid) -> list[Effect]:
+        """A reducer's statistics."""
+        reducer = message.signed.member.node_id
+        for index, one, digest in self._reduced_by(reducer, message.signed.body):
+            statistics = message.statistics.get(index, b"")
+            is_short = len(statistics) <= statistics_size(len(self._order), with_gram=True)
+            if is_short and reducer not in one.statements and digest_of(statistics).hex() == digest:
+                one.statements[reducer], one.statistics[digest] = digest, statistics
+        return self._judge()
+
+    def take_result(self, message: ResultSaid) -> list[Effect]:
+        """A reducer's results: digests of all, and the content of those that it sends."""
+        fitting = dict[int, Encoded]()
+        said = dict(message.signed.body.digests)
+        for index, content in message.slices.items():
+            is_slice = index in said and index < len(self._slices) and self._setting.is_result(index, content)
+            if is_slice and digest_of(content).hex() == said[index]:
+                fitting[index] = content
+        return self._note_result(message.signed, _by_themselves(fitting, message.slices))
+
+    def _note_result(self, signed: Signed[ResultDigests], contents: Mapping[int, Encoded]) -> list[Effect]:
+        reducer = signed.member.node_id
+        for index, one, digest in self._reduced_by(reducer, signed.body):
+            if one.results.setdefault(reducer, digest) == digest:
+                self._claims[reducer, index] = signed.claim
+                if index in contents:
+                    one.content[digest] = contents[index]
+        return self._liars()
+
+    def made_statistics(self, statistics: Mapping[int, Encoded]) -> list[Effect]:
+        """The own statistics are ready."""
+        self._is_stating = False
+        if not statistics:
+            return []
+        digests = tuple((index, digest_of(made).hex()) for index, made in sorted(statistics.items()))
+        said = StatementSaid(self._setting.sign(StatisticsDigests(self.round_id, digests)), statistics)
+        return [Say(self.others, said), *self.take_statement(said), *self._reduce(statistics), *self._state()]
+
+    def judged(self, judged: Judged) -> list[Effect]:
+        """The verdict is there."""
+        self.verdict, self._reduction = judged.verdict, judged.reduction
+        stated = [index for index, one in enumerate(self._slices) if self._setting.self_id in one.statements]
+        return self._reduce(stated)
+
+    def reduced(self, results: Mapping[int, Encoded]) -> list[Effect]:
+        """The own results are ready."""
+        sent = {index: made for index, made in results.items() if self._sends(self._slices[index])}
+        return self._say_results(results, sent)
+
+    def _say_results(self, results: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> list[Effect]:
+        """Those that are `sent` in as many messages as it takes; the digests of the others in one more."""
+        effects = list[Effect]()
+        only_told = {index: made for index, made in results.items() if index not in sent}
+        for some in (*([only_told] if only_told else []), *in_messages(sent)):
+            digests = tuple((index, digest_of(made).hex()) for index, made in sorted(some.items()))
+            signed = self._setting.sign(ResultDigests(self.round_id, digests))
+            content = {} if some is only_told else some
+            effects += [Say(self.others, ResultSaid(signed, content)), *self._note_result(signed, some)]
+        return effects
+
+    def _wanted(self, parts: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
+        """Those that this node reduces."""
+        count = self._setting.plan.count
+        wanted = {index: part for index, part in parts.items() if index < count and self._reduces(self._slices[index])}
+        return _by_themselves(wanted, parts)
+
+    def _reduces(self, one: _Slice) -> bool:
+        return self._setting.self_id in one.reducers or one.reducers.third == self._setting.self_id
+
+    def _sends(self, one: _Slice) -> bool:
+        return one.is_redone or one.reducers.first == self._setting.self_id
+
+    def _state(self) -> list[Effect]:
+        """Make the statistics of own slices of which everybody's parts are here, while others are still on their way.
+
+        One such job at a time: what comes whole meanwhile goes into the next one, and few statements are said.
+        """
+        whole = [
+            (index, one)
+            for index, one in enumerate(self._slices)
+            if not one.is_stated and self._reduces(one) and len(one.parts) == len(self._order)
+        ]
+        if not whole or self._is_stating:
+            return []
+        self._is_stating = True
+        for _, one in whole:
+            one.is_stated = True
+        return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole})]
+
+    def _rows(self, one: _Slice) -> Sequence[Encoded]:
+        return tuple(one.parts[node] for node in self._order)
+
+    def _judge(self) -> list[Effect]:
+        if self._is_judging:
+            return []
+        agreed = [one.agreed_statistics for one in self._slices]
+        statistics = [one for one in agreed if one is not None]
+        if len(statistics) < len(agreed):
+            return []
+        self._is_judging = True
+        return [Judge(self.round_id, statistics, self._copies(), self._sequences())]
+
+    def _copies(self) -> frozenset[int]:
+        commitments = [self._intents[node].commitment for node in self._order]
+        return frozenset(row for row, one in enumerate(commitments) if one in commitments[:row])
+
+    def accepted_sequences(self, rows: Collection[int]) -> int:
+        """The median of what those of these rows say that they have trained on: no minority makes it larger."""
+        told = self._sequences()
+        return median_low(told[row] for row in rows)
+
+    def _sequences(self) -> Sequence[int]:
+        return tuple(self._intents[node].sequences for node in self._order)
+
+    def _reduce(self, indices: Iterable[int]) -> list[Effect]:
+        """A job for each message of results that this node sends, so that one travels while the next is made.
+
+        What it only tells the digests of comes last.
+        """
+        if self._reduction is None:
+            return []
+        sizes = {index: self._slices[index].parts[self._order[0]] for index in indices}
+        sent = {index: part for index, part in sizes.items() if self._sends(self._slices[index])}
+        told = {index: part for index, part in sizes.items() if index not in sent}
+        return [
+            Reduce(self.round_id, {index: self._rows(self._slices[index]) for index in some}, self._reduction)
+            for some in (*in_messages(sent), told)
+            if some
+        ]
+
+    def _reduced_by(
+        self, reducer: NodeId, body: StatisticsDigests | ResultDigests
+    ) -> Iterable[tuple[int, _Slice, str]]:
+        for index, digest in body.digests:
+            if index < len(self._slices):
+                one = self._slices[index]
+                if reducer in one.reducers or reducer == one.reducers.third:
+                    yield index, one, digest
+
+    def _liars(self) -> list[Effect]:
+        """Who came to another result than two others."""
+        effects = list[Effect]()
+        for index, one in enumerate(self._slices):
+            agreed = _agreed(one.results)
+            for node, digest in one.results.items():
+                if agreed is not None and digest != agreed:
+                    proof = tuple(self._claims[other, index] for other in one.results if (other, index) in self._claims)
+                    effects += self._accuse(node, "It reduced a slice to another result than two others.", proof)
+        return effects
+
+    def _accuse(self, node: NodeId, what: str, proof: tuple[bytes, ...] = ()) -> list[Effect]:
+        if node in self._accused:
+            return []
+        self._accused.add(node)
+        return [Accuse(node, what, proof)]
+
+
+def _agreed(said: Mapping[NodeId, str]) -> str | None:
+    """What two reducers of a slice say."""
+    common = Counter(said.values()).most_common(1)
+    return common[0][0] if common and common[0][1] >= AGREEING else None
+
+
+def _by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
+    """Slices that do not keep the others of their message in memory."""
+    return wanted if len(wanted) == len(sent) else {index: bytes(part) for index, part in wanted.items()}

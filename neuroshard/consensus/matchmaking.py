@@ -1,0 +1,400 @@
+"""Brings the replicas of a stage together: looks at them, calls rounds, answers calls, and follows the leading line."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import anyio
+
+from neuroshard.consensus.roster import GroupMember, Roster, Step, has_one_node_per_wallet
+from neuroshard.consensus.round_messages import MAX_MEMBERS
+from neuroshard.consensus.round_requests import (
+    ANSWER_LIMITS,
+    CALL,
+    Call,
+    CallStep,
+    Promise,
+    RoundTimes,
+    call_frame,
+    is_on_the_way,
+    may_have_missed,
+    members_of_call,
+    must_follow,
+    ready_nodes,
+)
+from neuroshard.consensus.stage_rounds import StageRounds
+from neuroshard.messages import Frame
+from neuroshard.network import RequestRefusedError
+from neuroshard.state.download import ReplicaClient
+from neuroshard.state.replica_status import ReplicaStatus, query_statuses
+from neuroshard.state.schedule import round_is_due
+from neuroshard.state.transfer_messages import DonorError, StageName
+from neuroshard.types import NodeId, WalletId
+
+_LOG = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Replica:
+    """This node's replica of a stage, as those see it who bring replicas together."""
+
+    member: GroupMember
+    stage: StageName
+    rounds: StageRounds
+    sequences_per_step: int
+    standing: Callable[[], ReplicaStatus]  # without is_certified and in_round
+    peers: Callable[[], Sequence[NodeId]]  # other nodes at work on the stage, by what is known here
+    wallet_of: Callable[[NodeId], WalletId | None]
+    is_open: bool = False  # to strangers
+    newcomers: Callable[[], frozenset[NodeId]] = frozenset  # who takes this node's state over, to work on the stage
+    most_members: int = MAX_MEMBERS  # of a round
+    may_send_large: Callable[[], bool] = lambda: True
+    now: Callable[[], float] = time.time  # seconds since 1970
+
+    @property
+    def node_id(self) -> NodeId:
+        """This node."""
+        return self.member.node_id
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A round that its members were called to."""
+
+    outer_step: int
+    root: str
+    members: tuple[GroupMember, ...]
+    voters: Roster
+
+
+class Matchmaker:
+    """One stage's rounds at one node. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        asking: ReplicaClient,
+        voters: Callable[[str], Roster | None],
+        times: RoundTimes | None = None,
+    ) -> None:
+        """`voters` gives those whom a certificate names for the round from a state, by its root."""
+        self.replica = replica
+        self.agreement: Agreement | None = None  # not begun, or under way
+        self.in_round = False
+        self.may_take_part: Callable[[], bool] = lambda: True
+        self.locked_step: Callable[[str], str | None] = lambda _root: None  # that may have ended elsewhere
+        self.step_of: Callable[[ReplicaStatus], Step | None] = lambda _own: (
+            None
+        )  # that known voters decide on from a state
+        self.catch_up: Callable[[], Awaitable[bool]] = _cannot_catch_up
+        # roots that certificates lead on from to this one
+        self.past: Callable[[str], Collection[str]] = lambda _root: ()
+        self.must_follow = anyio.Event()  # set once this replica's state is not the one that the others go on with
+        self._asking = asking
+        self._voters = voters
+        self._times = times or RoundTimes()
+        self._promise: Promise | None = None
+        self._awaited = "", 0.0  # newcomers, in the step from this root, since then
+        self._called = anyio.Event()
+        self._round_ended = 0.0
+        self._left: tuple[int, str] | None = None  # the line whose step has ended, until its end is taken over
+        self._due_since: float | None = None
+        self._apart_since: float | None = None
+        self._has_looked = False
+        self._retry_at = 0.0
+        self._failures = 0
+        self._quorumless_since: float | None = None  # too few of those who decide on the step answer since then
+        self._unable_since: float | None = None  # all others answer since then, and none of them can take part
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a round of this node alone is in order: others that cannot take part may only be starting.
+
+        Who takes this state over just now shall find it unchanged, or its first steps would be another line's. While a
+        certificate names other voters, or this node is locked, they may be elsewhere and complete the step.
+        """
+        if self.in_round:
+            return False
+        step = self.step_of(self.replica.standing())
+        if step is not None and step.roster.members != (self.replica.member,) and not self.is_cut_off:
+            return False
+        peers = self.replica.peers()
+        if self.replica.newcomers().difference(peers) and self._may_wait_for_newcomers():
+            return False
+        if not peers:
+            return True
+        since = self._unable_since
+        return since is not None and anyio.current_time() - since >= self._times.patience_seconds
+
+    def _may_wait_for_newcomers(self) -> bool:
+        """Whether this step has not waited for long: somebody always fetches the state of who is alone with it."""
+        root, now = self.replica.standing().root, anyio.current_time()
+        if self._awaited[0] != root:
+            self._awaited = root, now
+        return now - self._awaited[1] < self._times.newcomer_seconds
+
+    @property
+    def is_called(self) -> bool:
+        """Whether this node should enter a round now."""
+        return self.agreement is not None and not self.in_round
+
+    async def called(self) -> None:
+        """Wait until `is_called`."""
+        while not self.is_called:
+            await self._called.wait()
+
+    def standing(self) -> ReplicaStatus:
+        """How this replica stands, for others."""
+        own = self.replica.standing()
+        self._left = self._left if self._left == own.line else None
+        in_round = self.in_round or self.agreement is not None or self._left is not None
+        return replace(own, is_certified=self._voters(own.root) is not None, in_round=in_round)
+
+    def withdraw(self) -> None:
+        """Take no part in what was agreed on."""
+        if not self.in_round:
+            self.agreement = None
+
+    def ended(self, *, completed: bool) -> None:
+        """A round is over."""
+        times, now = self._times, anyio.current_time()
+        self.in_round, self.agreement, self._promise, self._due_since = False, None, None, None
+        if completed:
+            self._left = self.replica.standing().line
+            self._round_ended, self._failures, self._retry_at = now, 0, 0.0
+            return
+        pause = min(times.retry_seconds * 2.0**self._failures, times.longest_retry_seconds)
+        self._failures, self._retry_at = self._failures + 1, now + pause
+
+    async def run(self) -> None:
+        """Look at the others and call rounds until cancelled."""
+        self._round_ended = anyio.current_time()
+        while True:
+            await anyio.sleep(self._pause())
+            await self.look()
+
+    async def look(self) -> None:
+        """Ask the others how they stand, and do what follows."""
+        peers = list(self.replica.peers())
+        if not peers:
+            self._apart_since = self._due_since = self._unable_since = None
+            self._note_quorum(self.standing(), {}, anyio.current_time())
+            return
+        others = await query_statuses(self._asking, self.replica.stage, peers)
+        own, now = self.standing(), anyio.current_time()
+        if await self._takes_an_end(own, others, now):
+            return
+        self._note_quorum(own, others, now)
+        ready = ready_nodes(self.replica.stage, self.replica.node_id, own, others)
+        self._note_unable(are_unable=len(others) == len(peers) and len(ready) == 1 and not self.must_follow.is_set())
+        if len(ready) < 2 or own.in_round or not self._is_due({**others, self.replica.node_id: own}, ready, now):
+            return
+        due_since = self._due_since = now if self._due_since is None else self._due_since
+        caller = ready[int((now - due_since) / self._times.turn_seconds) % len(ready)]
+        if caller == self.replica.node_id and now >= self._retry_at:
+            is_patient = now - due_since < self._times.patience_seconds
+            if not is_patient or not self._is_incomplete(own, peers, others):
+                await self._call(own, others, ready, is_patient=is_patient)
+
+    async def answer(self, sender: NodeId, call: Call) -> Frame:
+        """Answer a call. Raises RequestRefusedError."""
+        await anyio.lowlevel.checkpoint()
+        now, own_id = anyio.current_time(), self.replica.node_id
+        if not {sender, own_id} <= set(call.nodes) or self.replica.member not in call.members:
+            raise RequestRefusedError("The call names other members.")
+        promise = None if self._promise is None or self._promise.until < now else self._promise
+        if call.step is CallStep.CANCEL:
+            if promise is not None and promise.caller == sender:
+                self._promise = None
+            return Frame(CALL)
+        own = self.standing()
+        if (call.outer_step, call.root) != own.line:
+            raise RequestRefusedError("This replica is of another line.")
+        if not self._is_rightful(call):
+            raise RequestRefusedError("Here a certificate names other voters.")
+        if own.in_round or not self.may_take_part():
+            raise RequestRefusedError("This node cannot take part now.")
+        if promise is not None and promise.caller != sender:
+            raise RequestRefusedError("This node has another call.")
+        if call.step is CallStep.ASK:
+            self._promise = Promise(sender, now + self._times.promise_seconds)
+        elif promise is None:
+            raise RequestRefusedError("This node did not promise to take part.")
+        else:
+            self._agree(call)
+        return Frame(CALL)
+
+    def _pause(self) -> float:
+        own = self.replica.standing()
+        enough = self.replica.rounds.sequences_before(own.outer_step, self.replica.sequences_per_step, 1)
+        is_apart = not self._has_looked or self._apart_since is not None
+        is_near = is_apart or self._due_since is not None or own.sequences >= enough / 2
+        return self._times.near_seconds if is_near else self._times.look_seconds
+
+    async def _takes_an_end(self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], now: float) -> bool:
+        """Whether this replica's step has ended elsewhere and it takes that over.
+
+        A replica that nobody tells an end must, after some time apart from the others, take their state over instead.
+        """
+        if not own.root:
+            return False
+        is_first, self._has_looked = not self._has_looked, True
+        if is_on_the_way(own, others) and not is_first:
+            return False  # how long it has been apart counts on: the rounds of others come again and again
+        is_behind = must_follow(own, others, self.past(own.root))
+        if not is_behind and not may_have_missed(own, others):
+            self._apart_since = None
+            return is_first and self.locked_step(own.root) is not None and await self.catch_up()
+        self._apart_since = now if self._apart_since is None else self._apart_since
+        is_patient = now - self._apart_since < self._times.behind_seconds
+        if self.must_follow.is_set() or (is_patient and not is_first):
+            return False
+        if await self.catch_up():
+            return True
+        if not is_patient and not is_behind:
+            self._apart_since = None
+        elif not is_patient:
+            layers = self.replica.stage.layers
+            _LOG.info("Other replicas of layers %d-%d went on: taking over theirs.", layers.start + 1, layers.stop)
+            self.must_follow.set()
+        return False
+
+    def _note_quorum(self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], now: float) -> None:
+        step = self.step_of(own)
+        on_line = {self.replica.node_id, *(node for node, told in others.items() if told.line == own.line)}
+        if step is None or len(step.roster.nodes & on_line) >= step.quorum:
+            self._quorumless_since = None
+        elif self._quorumless_since is None:
+            self._quorumless_since = now
+
+    def _step(self, outer_step: int, root: str, voters: Roster) -> Step:
+        return self.replica.rounds.step(outer_step, root, voters, is_open=self.replica.is_open)
+
+    def _note_unable(self, *, are_unable: bool) -> None:
+        if not are_unable:
+            self._unable_since = None
+        elif self._unable_since is None:
+            self._unable_since = anyio.current_time()
+
+    def _is_incomplete(
+        self, own: ReplicaStatus, peers: Sequence[NodeId], others: Mapping[NodeId, ReplicaStatus]
+    ) -> bool:
+        """Whether somebody is missing who may come at any moment: it does not answer, or it has just joined.
+
+        Voters of a certificate may do without work for long: nobody waits until they have some.
+        """
+        here = (told for told in others.values() if told.is_live and told.line == own.line)
+        are_starting = any(not told.sequences and not told.is_certified for told in here)
+        return len(others) < len(peers) or are_starting or bool(self.replica.newcomers().difference(peers))
+
+    def _is_due(self, standings: Mapping[NodeId, ReplicaStatus], ready: Sequence[NodeId], now: float) -> bool:
+        rounds, own = self.replica.rounds, standings[self.replica.node_id]
+        work = [standings[node].sequences for node in ready]
+        members = max(1, sum(done > 0 for done in work))
+        return round_is_due(
+            counted_sequences=sum(work),
+            enough_sequences=rounds.sequences_before(own.outer_step, self.replica.sequences_per_step, members),
+            elapsed_seconds=now - self._round_ended,
+            max_round_seconds=rounds.parameters_at(own.outer_step).max_round_seconds,
+        )
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there has been no quorum for so long that those who are left may go on by themselves."""
+        since = self._quorumless_since
+        return since is not None and anyio.current_time() - since >= self._times.partition_seconds
+
+    def _is_rightful(self, call: Call) -> bool:
+        """Whether those whom a call names as voters are those whom the own certificate names, if there is one."""
+        own = self._voters(call.root)
+        if self.is_cut_off and call.roster is None:
+            return True
+        locked, step = self.locked_step(call.root), self._step(call.outer_step, call.root, call.voters)
+        return own in (None, call.voters) and locked in (None, step.id)
+
+    def _members(self, nodes: Sequence[NodeId]) -> tuple[GroupMember, ...]:
+        """Those of them whose wallets are known; of a wallet only one, when strangers are let in."""
+        known = [(node, self.replica.wallet_of(node)) for node in nodes if node != self.replica.node_id]
+        members = [self.replica.member]
+        for node, wallet in known:
+            member = None if wallet is None else GroupMember(node, wallet)
+            if member is not None and (not self.replica.is_open or has_one_node_per_wallet([*members, member])):
+                members.append(member)
+        return tuple(sorted(members))
+
+    async def _call(
+        self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], ready: Sequence[NodeId], *, is_patient: bool
+    ) -> None:
+        """Ask who takes part, then tell them. A patient caller begins only when nobody is missing."""
+        now, own_id, voters = anyio.current_time(), self.replica.node_id, self._voters(own.root)
+        is_new = voters is None and any(others[node].is_certified for node in ready if node != own_id)
+        waits_for_voters = is_new and now - (self._due_since or now) < self._times.partition_seconds
+        has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
+        has_to_follow = voters is None and may_have_missed(own, others)
+        # who says that it has a certificate calls itself, however long its round takes, unless it only says so: a line
+        # founded beside the voters would be another history
+        if has_promised or waits_for_voters or has_to_follow or not self.may_take_part():
+            return
+        self._promise = Promise(own_id, now + self._times.promise_seconds)
+        roster = None if voters is None or self.is_cut_off else voters.members
+        called = members_of_call(own_id, ready, voters, self.replica.most_members)
+        call = Call(own.outer_step, own.root, self._members(called), roster, CallStep.ASK)
+        willing = await self._told(call)
+        missing = len(call.members) - 1 - len(willing)
+        present = self.standing()
+        is_same = present.line == own.line and not present.in_round and self.may_take_part()
+        final = replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
+        if not willing or (missing and is_patient) or not is_same or not self._may_begin(final):
+            self._promise = None
+            await self._told(replace(call, step=CallStep.CANCEL))
+            return
+        self._agree(final)
+        reached = await self._told(final)
+        for node in willing - reached:
+            _LOG.info("Node %s was called to a round and does not answer any more.", node)
+
+    def _may_begin(self, call: Call) -> bool:
+        if not self._is_rightful(call):
+            return False
+        step = self._step(call.outer_step, call.root, call.voters)
+        return len(call.voters.nodes & set(call.nodes)) >= step.quorum
+
+    async def _told(self, call: Call) -> set[NodeId]:
+        """Those who said yes."""
+        willing = set[NodeId]()
+        frame = call_frame(self.replica.stage, call)
+
+        async def tell(node: NodeId) -> None:
+            try:
+                await self._asking.ask(node, frame, ANSWER_LIMITS, ANSWER_SECONDS)
+            except DonorError as error:
+                _LOG.debug("Node %s does not take part in a round: %s", node, error)
+            else:
+                willing.add(node)
+
+        async with anyio.create_task_group() as tasks:
+            for node in call.nodes:
+                if node != self.replica.node_id:
+                    tasks.start_soon(tell, node)
+        return willing
+
+    def _agree(self, call: Call) -> None:
+        self._promise = None
+        self.agreement = Agreement(call.outer_step, call.root, call.members, call.voters)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let those who wait for a call look."""
+        waking, self._called = self._called, anyio.Event()
+        waking.set()
+
+
+async def _cannot_catch_up() -> bool:
+    """Where no ends of steps are kept."""
+    await anyio.lowlevel.checkpoint()
+    return False

@@ -1,0 +1,245 @@
+"""Messages of a round as frames. Reading a frame checks every signature in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, Encoded, GroupMember
+from neuroshard.consensus.round_messages import (
+    MAX_MEMBERS,
+    MAX_VIEW,
+    AggregateSent,
+    AggregateWanted,
+    Body,
+    CertificateSaid,
+    ContributionSent,
+    Intent,
+    IntentSaid,
+    Message,
+    NewView,
+    NewViewSaid,
+    Phase,
+    ProposalSaid,
+    Quorum,
+    ResultDigests,
+    ResultSaid,
+    RoundProposal,
+    Signed,
+    StatementSaid,
+    StatisticsDigests,
+    Value,
+    Vote,
+    VoteSaid,
+)
+from neuroshard.errors import DataError
+from neuroshard.identity import NodeIdentity, SignedClaim, sign_claim, verify_claim
+from neuroshard.identity.strict_json import exact_object, hash_field, line_field, list_field, whole_field
+from neuroshard.messages import Frame, FrameLimits, MalformedFrameError, TensorPart, TensorSpec
+from neuroshard.types import JsonValue, NodeId
+
+KIND = "round/message"
+OTHER_BYTES = 2 << 20  # of a message beside slices: claims, statistics
+MAX_CLAIM_BYTES = 16 * 1024  # three times what the longest body takes: many claims are kept
+_Body = TypeVar("_Body", bound=Body)
+
+
+class MalformedMessageError(DataError):
+    """A message of a round that cannot be read, or with a signature that is not its author's."""
+
+
+def limits_for(slices_bytes: int) -> FrameLimits:
+    """What a message may have at most when all slices of a contribution have `slices_bytes`."""
+    return FrameLimits(max_body_bytes=slices_bytes + OTHER_BYTES)
+
+
+def signed_by(identity: NodeIdentity, body: _Body, now: float) -> Signed[_Body]:
+    """The body in this node's name. `now` is in seconds since 1970."""
+    claim = sign_claim(identity, body.kind, body.to_json(), now)
+    return Signed(GroupMember(identity.node_id, identity.wallet_id), body, claim.encode())
+
+
+def read_signed(data: bytes, body: type[_Body]) -> Signed[_Body]:
+    """The body of a claim, once its signature and delegation were checked. Raises MalformedMessageError.
+
+    A vote stays a vote however old it is, so the delegation must have held when it was given.
+    """
+    try:
+        claim = SignedClaim.decode(data, MAX_CLAIM_BYTES)
+        said = verify_claim(claim, body.kind, claim.issued_at)
+        read = cast("Callable[[JsonValue], _Body]", body.from_json)
+        return Signed(GroupMember(said.node_id, said.wallet_id), read(said.payload), data)
+    except (DataError, ValueError) as error:
+        raise MalformedMessageError(f"A {body.kind} cannot be read: {error}") from None
+
+
+def quorum_to_json(quorum: Quorum) -> JsonValue:
+    """A quorum without its votes, whose claims are kept beside it."""
+    return {"value": quorum.value.to_json(), "view": quorum.view, "phase": quorum.phase.value}
+
+
+def quorum_from(fields: JsonValue, votes: Sequence[bytes]) -> Quorum:
+    """The quorum of these claims; whether it suffices is another question. Raises MalformedMessageError, ValueError."""
+    read = exact_object(fields, {"value", "view", "phase"}, "a quorum")
+    return Quorum(
+        Value.from_json(read["value"]),
+        whole_field(read["view"], 0, MAX_VIEW, "view"),
+        Phase(line_field(read["phase"], 16, "phase")),
+        tuple(read_signed(vote, Vote) for vote in votes),
+    )
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What all messages become: a few fields, and bytes by name of what they are."""
+
+    fields: Mapping[str, JsonValue]
+    claims: Sequence[bytes] = ()  # the author's own comes first
+    votes: Sequence[bytes] = ()
+    slices: Mapping[int, Encoded] | None = None
+    digests: bytes = b""
+
+
+def to_frame(message: Message) -> Frame:
+    """The message as it travels."""
+    content = _content(message)
+    parts = [
+        *((f"claim {number}", one) for number, one in enumerate(content.claims)),
+        *((f"vote {number}", one) for number, one in enumerate(content.votes)),
+        *((f"slice {index}", one) for index, one in sorted((content.slices or {}).items())),
+        *([("digests", content.digests)] if content.digests else []),
+    ]
+    tensors = tuple(TensorPart(TensorSpec(name, "uint8", (len(data),)), data) for name, data in parts)
+    return Frame(KIND, {"type": type(message).__name__, "fields": dict(content.fields)}, tensors)
+
+
+def from_frame(frame: Frame) -> Message:
+    """What `to_frame` was given. Raises MalformedMessageError."""
+    try:
+        header = exact_object(cast("JsonValue", frame.header), {"type", "fields"}, "a message")
+        reader = _READERS.get(line_field(header["type"], 32, "type"), _unknown)
+        return reader(_Read(header["fields"], frame.tensors))
+    except (ValueError, MalformedFrameError) as error:
+        raise MalformedMessageError(f"A message of a round cannot be read: {error}.") from None
+
+
+def _content(message: Message) -> _Content:  # noqa: PLR0911 - one case a type
+    match message:
+        case IntentSaid(signed) | VoteSaid(signed):
+            return _Content({}, [signed.claim])
+        case NewViewSaid(signed, lock):
+            return _Content({"lock": _lock(lock)}, [signed.claim], _votes(lock))
+        case ProposalSaid(signed, intents, lock):
+            claims = [signed.claim, *(intent.claim for intent in intents)]
+            return _Content({"lock": _lock(lock)}, claims, _votes(lock))
+        case ContributionSent(round_id, author, digests, slices):
+            return _Content({"round": round_id, "author": author}, slices=slices, digests=b"".join(digests))
+        case StatementSaid(signed, slices) | ResultSaid(signed, slices):
+            return _Content({}, [signed.claim], slices=slices)
+        case CertificateSaid(certificate):
+            return _Content({"certificate": quorum_to_json(certificate)}, votes=_votes(certificate))
+        case AggregateWanted(step_id, value, wanted):
+            return _Content({"step": step_id, "value": value, "slices": list(wanted)})
+        case AggregateSent(value, slices):
+            return _Content({"value": value}, slices=slices)
+
+
+def _lock(lock: Quorum | None) -> JsonValue:
+    return None if lock is None else quorum_to_json(lock)
+
+
+def _votes(quorum: Quorum | None) -> Sequence[bytes]:
+    return () if quorum is None else [vote.claim for vote in quorum.votes]
+
+
+class _Read:
+    """A message's fields and bytes, each number in its range."""
+
+    def __init__(self, fields: JsonValue, tensors: Sequence[TensorPart]) -> None:
+        self._fields = fields
+        self.claims = list[bytes]()
+        self.votes = list[bytes]()
+        self.slices = dict[int, Encoded]()
+        self._digests = b""
+        for tensor in tensors:
+            what, _, number = tensor.spec.name.partition(" ")
+            match what:
+                case "claim" if len(self.claims) <= MAX_MEMBERS:
+                    self.claims.append(bytes(tensor.data))
+                case "vote" if len(self.votes) <= MAX_MEMBERS:
+                    self.votes.append(bytes(tensor.data))
+                case "digests":
+                    self._digests = bytes(tensor.data)
+                case "slice":
+                    self.slices[whole_field(int(number), 0, MAX_SLICES - 1, "slice")] = tensor.data
+                case _:
+                    raise ValueError(f"it has a part {tensor.spec.name[:32]!r}")
+
+    def fields(self, *names: str) -> Mapping[str, JsonValue]:
+        return exact_object(self._fields, set(names), "a message")
+
+    def own(self, body: type[_Body]) -> Signed[_Body]:
+        if not self.claims:
+            raise ValueError("it has no claim")
+        return read_signed(self.claims[0], body)
+
+    def alone(self, body: type[_Body]) -> Signed[_Body]:
+        """The author's claim of a message that says nothing beside it."""
+        self.fields()
+        return self.own(body)
+
+    def content(self, claims: int) -> Mapping[int, Encoded]:
+        """The slices of a message with so many claims and no votes: slices keep the whole message in memory."""
+        if len(self.claims) != claims or self.votes:
+            raise ValueError("it has more than its claims and slices")
+        return self.slices
+
+    def lock(self) -> Quorum | None:
+        lock = self.fields("lock")["lock"]
+        return None if lock is None else quorum_from(lock, self.votes)
+
+    def digests(self) -> tuple[bytes, ...]:
+        whole = self._digests
+        if len(whole) > DIGEST_BYTES * MAX_SLICES or len(whole) % DIGEST_BYTES:
+            raise ValueError("its digests have the wrong length")
+        return tuple(whole[start : start + DIGEST_BYTES] for start in range(0, len(whole), DIGEST_BYTES))
+
+
+def _unknown(_read: _Read) -> Message:
+    raise ValueError("there is no message of that type")
+
+
+def _contribution(read: _Read) -> ContributionSent:
+    fields = read.fields("round", "author")
+    author = NodeId(line_field(fields["author"], 64, "author"))
+    return ContributionSent(hash_field(fields["round"], "round"), author, read.digests(), read.content(claims=0))
+
+
+def _wanted(read: _Read) -> AggregateWanted:
+    fields = read.fields("step", "value", "slices")
+    slices = [
+        whole_field(one, 0, MAX_SLICES - 1, "slice") for one in list_field(fields["slices"], MAX_SLICES, "slices")
+    ]
+    return AggregateWanted(hash_field(fields["step"], "step"), hash_field(fields["value"], "value"), tuple(slices))
+
+
+def _proposal(read: _Read) -> ProposalSaid:
+    intents = tuple(read_signed(claim, Intent) for claim in read.claims[1:])
+    return ProposalSaid(read.own(RoundProposal), intents, read.lock())
+
+
+_READERS: Mapping[str, Callable[[_Read], Message]] = {
+    "IntentSaid": lambda read: IntentSaid(read.alone(Intent)),
+    "NewViewSaid": lambda read: NewViewSaid(read.own(NewView), read.lock()),
+    "ProposalSaid": _proposal,
+    "ContributionSent": _contribution,
+    "StatementSaid": lambda read: StatementSaid(read.alone(StatisticsDigests), read.content(claims=1)),
+    "ResultSaid": lambda read: ResultSaid(read.alone(ResultDigests), read.content(claims=1)),
+    "VoteSaid": lambda read: VoteSaid(read.alone(Vote)),
+    "CertificateSaid": lambda read: CertificateSaid(quorum_from(read.fields("certificate")["certificate"], read.votes)),
+    "AggregateWanted": _wanted,
+    "AggregateSent": lambda read: AggregateSent(
+        hash_field(read.fields("value")["value"], "value"), read.content(claims=0)
+    ),
+}

@@ -1,0 +1,213 @@
+"""Voters, quorum and proposer of a round, and the assignment of slices to reducers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from blake3 import blake3
+
+from neuroshard.identity import canonical_json, hash_parts
+from neuroshard.types import NodeId, RunId, WalletId
+
+
+@dataclass(frozen=True, order=True)
+class GroupMember:
+    """A node and the wallet that vouches for it."""
+
+    node_id: NodeId
+    wallet_id: WalletId
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The voters of one round.
+
+    A founding roster is not that of a certificate: its members found a line of certificates by calling each other,
+    and all of them have to agree.
+    """
+
+    members: tuple[GroupMember, ...]
+    is_founding: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.members or len({member.node_id for member in self.members}) != len(self.members):
+            raise ValueError("a roster has at least one member, and each once")
+        object.__setattr__(self, "members", tuple(sorted(self.members)))
+
+    @cached_property
+    def nodes(self) -> frozenset[NodeId]:
+        """The voters."""
+        return frozenset(member.node_id for member in self.members)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 (32 bytes) of the roster."""
+        names = [[member.node_id, member.wallet_id] for member in self.members]
+        return hash_parts("neuroshard/roster", int(self.is_founding), canonical_json(names))
+
+    def quorum(self, tolerated: int) -> int:
+        """How many votes decide: any two quorums share a voter who is not among the `tolerated` liars (DESIGN 4.5)."""
+        size = len(self.members)
+        return size if self.is_founding else (size + tolerated) // 2 + 1
+
+
+def has_one_node_per_wallet(members: Iterable[GroupMember]) -> bool:
+    """Wallets are free to make, but a swarm that lets strangers in may ask for them: each counts once."""
+    wallets = [member.wallet_id for member in members]
+    return len(set(wallets)) == len(wallets)
+
+
+def tolerated_liars(size: int, *, is_open_to_strangers: bool) -> int:
+    """F of DESIGN 4.5: none among friends, a quarter of the roster when strangers may join."""
+    return size // 4 if is_open_to_strangers else 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outer step of one line of replicas that a round would complete."""
+
+    run_id: RunId
+    stage: int  # first layer
+    number: int  # the outer step, counted from 0
+    root: str  # hex root of the state that all start from
+    terms: str  # codec, aggregator and tensor schema: members whose terms differ do not exchange anything
+    roster: Roster
+    is_open: bool = False  # to strangers: a quarter of the voters may lie, and a wallet has one node in a round
+
+    @cached_property
+    def id(self) -> str:
+        """Hex hash: messages of another step, line, roster or other terms do not carry it."""
+        parts = (self.run_id, self.stage, self.number, self.root, self.terms, int(self.is_open), self.roster.digest)
+        return hash_parts("neuroshard/step", *parts).hex()
+
+    @property
+    def tolerated(self) -> int:
+        """Liars among the voters."""
+        return tolerated_liars(len(self.roster.members), is_open_to_strangers=self.is_open)
+
+    @property
+    def quorum(self) -> int:
+        """How many votes decide."""
+        return self.roster.quorum(self.tolerated)
+
+    def may_meet(self, members: Collection[GroupMember]) -> bool:
+        """Whether these may be in one round, by their wallets: a voter's wallet has no other node there."""
+        return not self.is_open or has_one_node_per_wallet({*members, *self.roster.members})
+
+    def proposer(self, view: int) -> NodeId:
+        """Who proposes in a view: the roster in an order that nobody can choose, since the root is everybody's."""
+        return self._proposers[view % len(self._proposers)]
+
+    @cached_property
+    def _proposers(self) -> list[NodeId]:
+        return sorted(self.roster.nodes, key=lambda node: hash_parts("neuroshard/proposer", self.root, node))
+
+
+BLOCK = 4096  # slices are whole blocks of the codecs, so each can be encoded by itself
+MAX_SLICES = 64
+MESSAGE_BYTES = (4 << 20) - (64 << 10)  # of slices in a message: with its head it travels in one part
+DIGEST_BYTES = 32
+MAX_SHARE = 1.25  # of the mean number of slices: what a fast member takes on, so that nobody's line carries it all
+
+Encoded: TypeAlias = bytes | memoryview
+"""An encoded slice, where it lies: what has come is not copied."""
+
+
+def digest_of(content: Encoded) -> bytes:
+    """BLAKE3 of an encoded slice, or of statistics: a quarter of SHA-256's time, and every byte is hashed often."""
+    return blake3(content).digest()
+
+
+@dataclass(frozen=True)
+class SlicePlan:
+    """Fixed slices of a vector of `length` numbers: all equally long but the last."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError("a vector has at least one number")
+
+    @property
+    def width(self) -> int:
+        """Numbers of a slice."""
+        blocks = -(-self.length // BLOCK)
+        return BLOCK * -(-blocks // MAX_SLICES)
+
+    @property
+    def count(self) -> int:
+        """How many slices there are."""
+        return -(-self.length // self.width)
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """First number of a slice, and the one after its last."""
+        return index * self.width, min(self.length, (index + 1) * self.width)
+
+    def size(self, index: int) -> int:
+        """Numbers of this slice."""
+        start, stop = self.bounds(index)
+        return stop - start
+
+
+@dataclass(frozen=True)
+class Reducers:
+    """Who reduces one slice: `first` sends the result to all, `second` its hash.
+
+    `third` does it again when the two differ or one of them is silent; None when there are only two members.
+    """
+
+    first: NodeId
+    second: NodeId
+    third: NodeId | None
+
+    def __contains__(self, node: object) -> bool:
+        return node in (self.first, self.second)
+
+
+def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence[Reducers]:
+    """Reducers of every slice, in proportion to what members can upload (bytes a second), in an order from the seed.
+
+    Raises ValueError for fewer than two members.
+    """
+    if len(upload) < 2:
+        raise ValueError("a slice has two reducers")
+    order = sorted(upload, key=lambda node: hash_parts("neuroshard/reducer", seed, node))
+    quotas = _quotas([upload[node] for node in order], 2 * plan.count, most=plan.count)
+    slots = [node for node, quota in zip(order, quotas, strict=True) for _ in range(quota)]
+    chosen = list[Reducers]()
+    for index in range(plan.count):
+        # nobody has more than `count` slots, and they lie side by side: the two are never one
+        pair = slots[index], slots[index + plan.count]
+        first, second = pair if index % 2 == 0 else pair[::-1]
+        others = [node for node in order[index % len(order) :] + order if node not in pair]
+        chosen.append(Reducers(first, second, others[0] if others else None))
+    return chosen
+
+
+def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]]:
+    """The slices in order, as many at a time as a message carries: at least one, also when it is larger."""
+    carried, size = dict[int, Encoded](), 0
+    for index, data in sorted(slices.items()):
+        if carried and size + len(data) > MESSAGE_BYTES:
+            yield carried
+            carried, size = {}, 0
+        carried[index] = data
+        size += len(data)
+    if carried:
+        yield carried
+
+
+def _quotas(uploads: Sequence[int], total: int, most: int) -> list[int]:
+    """Whole numbers that add up to `total`, in proportion to the uploads as far as MAX_SHARE and `most` allow."""
+    mean = total / len(uploads)
+    cap = min(most, max(-(-total // len(uploads)), int(MAX_SHARE * mean)))
+    quotas = [0] * len(uploads)
+    weights = [max(1, upload) for upload in uploads]
+    for _ in range(total):  # each to the one who is furthest below its share
+        open_places = [place for place in range(len(uploads)) if quotas[place] < cap]
+        place = max(open_places, key=lambda place: (weights[place] / (quotas[place] + 1), -place))
+        quotas[place] += 1
+    return quotas

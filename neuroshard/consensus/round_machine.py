@@ -1,0 +1,369 @@
+"""State machine of one member of a certified round: events and the time in, effects out. Pure.
+
+docs/ROUNDS.md explains the protocol and why two members never complete a step with different bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+
+from neuroshard.consensus.all_reduce import AllReduce
+from neuroshard.consensus.effects import (
+    Check,
+    Checked,
+    Complete,
+    Effect,
+    EncodedContribution,
+    GiveUp,
+    Job,
+    JobResult,
+    Judge,
+    Judged,
+    MakeStatistics,
+    Reduce,
+    RoundConfig,
+    RoundPhase,
+    RoundProgress,
+    Say,
+    VoteRecord,
+)
+from neuroshard.consensus.round_messages import (
+    AggregateSent,
+    AggregateWanted,
+    CertificateSaid,
+    ContributionSent,
+    Intent,
+    IntentSaid,
+    Message,
+    NewView,
+    NewViewSaid,
+    ProposalSaid,
+    Quorum,
+    ResultSaid,
+    RoundProposal,
+    Signed,
+    StatementSaid,
+    Value,
+    VoteSaid,
+    commitment_of,
+    round_id_of,
+)
+from neuroshard.consensus.views import Views
+from neuroshard.consensus.voting import Aggregate, Voting
+from neuroshard.types import NodeId
+
+MAX_AHEAD = 8  # views: who proposes farther ahead of the voters could lead them to where no view is left
+NO_VALUE = "0" * 64  # asks for the certificate
+
+
+class RoundStateMachine:
+    """Begins with `enter`; whatever `hear`, `answered` and `tick` return has to be carried out, in its order."""
+
+    def __init__(
+        self, setting: RoundConfig, record: VoteRecord | None = None, completed: Complete | None = None
+    ) -> None:
+        """`record` is what this node has written down of its votes in this step.
+
+        A member whose step has `completed` only helps those for whom it has not.
+        """
+        self.setting = setting
+        self._voting = Voting(setting, record, completed)
+        self._views = Views(setting)
+        self._own: EncodedContribution | None = None
+        self._exchange: AllReduce | None = None
+        self._ask_after = -inf
+        self._proof: Quorum | None = None  # why the present view votes again on a value
+        self._judged: Judged | None = None
+        self._must_leave_view = False  # at the next tick
+        self._objection = ""
+        self._checking: dict[tuple[str, ...], Callable[[Checked], Value | None]] = {}
+
+    @property
+    def view(self) -> int:
+        """The number of the present view of this step: those before it came to nothing, or were skipped."""
+        return self._views.view
+
+    @property
+    def completed(self) -> Complete | None:
+        """How the step has ended."""
+        return self._voting.completed
+
+    @property
+    def progress(self) -> RoundProgress:
+        """How far the present view is."""
+        exchange = self._exchange
+        if self.completed is not None:
+            phase = RoundPhase.ENDED
+        elif self._checking or self._proof is not None:
+            phase = RoundPhase.VOTE
+        else:
+            phase = RoundPhase.GATHER if exchange is None else RoundPhase.EXCHANGE
+        return RoundProgress(
+            self.view, phase, () if exchange is None else exchange.members, self._judged, self._objection
+        )
+
+    @property
+    def has_entered(self) -> bool:
+        """Whether it takes part with a contribution."""
+        return self._own is not None
+
+    @property
+    def knows_end(self) -> bool:
+        """Whether the step has ended elsewhere, so that only its aggregate has to come."""
+        return self._voting.knows_end
+
+    def enter(self, contribution: EncodedContribution, now: float, view: int = 0) -> list[Effect]:
+        """Take part with this contribution, from this view on. `now` is monotonic, in seconds, here as elsewhere."""
+        self._own = contribution
+        self._views.begin(self.setting.next_view(max(view, self._voting.last_view, 0)), now)
+        commitment = commitment_of(contribution.digests)
+        step_id, made_at = self.setting.step.id, contribution.made_at
+        intent = Intent(step_id, self.view, commitment, contribution.sequences, contribution.upload, made_at)
+        signed = self.setting.sign(intent)
+        self._views.add_intent(signed)
+        effects: list[Effect] = [Say(self.setting.others, IntentSaid(signed))]
+        if self.view > 0:
+            effects += self._say_new_view(())
+        return [*effects, *self._propose(now)]
+
+    def ask_for_the_end(self) -> list[Effect]:
+        """Ask how the step has ended, when others have gone on without this node."""
+        return [Say(self.setting.others, AggregateWanted(self.setting.step.id, NO_VALUE, ()))]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time goes on. To be called every second or so."""
+        if self.completed is not None:
+            return []
+        effects = list[Effect]()
+        if now >= self._ask_after:  # an aggregate may be long on its way
+            self._ask_after = now + self.setting.timing.gather_seconds
+            effects = self._voting.ask()
+        if self._views.is_over(now) or self._must_leave_view:
+            return [*effects, *self._give_up_view(now)]
+        if self._views.must_redo(now) and self._exchange is not None:
+            effects += self._exchange.redo()
+        return [*effects, *self._propose(now)]
+
+    def hear(self, sender: NodeId, message: Message, now: float) -> list[Effect]:
+        """A message whose signatures were checked; its sender is known."""
+        if self.completed is not None:
+            return self._voting.help(sender, message)
+        match message:
+            case IntentSaid() | NewViewSaid() | ProposalSaid():
+                return self._hear_of_views(message, now)
+            case ContributionSent() | StatementSaid() | ResultSaid():
+                return self._take_part(sender, message)
+            case AggregateWanted():
+                return self._voting.help(sender, message)
+            case VoteSaid() | CertificateSaid():
+                if not self.knows_end:  # who tells the end is asked for the aggregate, and after some time others
+                    self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
+                return self._voting.take(sender, message, self.view)
+            case AggregateSent():
+                return [*self._voting.take(sender, message, self.view), *self._vote_again()]
+
+    def answered(self, job: Job, answer: JobResult) -> list[Effect]:
+        """A job is done."""
+        if isinstance(job, Check):
+            if not isinstance(answer, Checked):
+                raise TypeError(f"{type(answer).__name__} is no answer to Check")
+            return self._checked(job, answer) if self.completed is None else []
+        exchange = self._exchange
+        if self.completed is not None or exchange is None or job.round_id != exchange.round_id:
+            return []
+        effects = list[Effect]()
+        match job, answer:
+            case Judge(), Judged():
+                self._judged = answer
+                if answer.reduction is None:
+                    return self._refuse(exchange, answer)
+                effects = exchange.judged(answer)
+            case MakeStatistics(), Mapping():
+                effects = exchange.made_statistics(answer)
+            case Reduce(), Mapping():
+                effects = exchange.reduced(answer)
+            case _:
+                raise TypeError(f"{type(answer).__name__} is no answer to {type(job).__name__}")
+        return [*effects, *self._look()]
+
+    # Views
+
+    def _hear_of_views(self, message: IntentSaid | NewViewSaid | ProposalSaid, now: float) -> list[Effect]:
+        match message:
+            case IntentSaid(signed):
+                self._views.add_intent(signed)
+                return self._propose(now)
+            case NewViewSaid(signed, lock):
+                return self._take_new_view(signed, lock, now)
+            case ProposalSaid():
+                return self._take_proposal(message, now)
+
+    def _propose(self, now: float) -> list[Effect]:
+        step, views = self.setting.step, self._views
+        if step.proposer(self.view) != self.setting.self_id or not views.may_propose(now):
+            return []
+        views.has_proposed = True
+        lock = views.highest_lock(self._voting.lock)
+        intents = () if lock is not None else views.chosen_intents()
+        round_id = round_id_of(step, self.view, intents)
+        value = None if lock is None else lock.value.digest
+        proposal = self.setting.sign(RoundProposal(step.id, self.view, round_id, value))
+        said = ProposalSaid(proposal, intents, lock)
+        to = self.setting.others | {one.member.node_id for one in intents}
+        return [Say(to - {self.setting.self_id}, said), *self._take_proposal(said, now)]
+
+    def _take_proposal(self, said: ProposalSaid, now: float) -> list[Effect]:
+        body, step = said.signed.body, self.setting.step
+        is_fit = (
+            body.step_id == step.id
+            and self.view <= body.view <= max(self.view, self._views.view_of_others() + MAX_AHEAD)
+            and said.signed.member.node_id == step.proposer(body.view)
+            and (self._voting.is_lock(said.lock) if said.lock is not None else self._views.are_fit(said.intents))
+            and body.round_id == round_id_of(step, body.view, said.intents)
+            and body.value == (None if said.lock is None else said.lock.value.digest)
+        )
+        if not is_fit:
+            return []
+        if body.view > self.view:
+            self._enter_view(body.view, now)
+        if self._views.has_proposal:
+            return []
+        self._views.has_proposal = True
+        if said.lock is not None:
+            self._proof = said.lock
+            self._voting.values.want(said.lock.value)
+            return self._vote_again()
+        # a voter that is locked supports nothing else
+        return [] if self._voting.lock is not None else self._begin_exchange(body.round_id, said)
+
+    def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
+        exchange = AllReduce(self.setting, round_id, said.intents, self._own_part(said))
+        self._exchange = exchange
+        effects = exchange.begin()
+        for sender, early in self._views.take_early(round_id):
+            effects += self._take_part(sender, early)
+        return effects
+
+    def _own_part(self, said: ProposalSaid) -> EncodedContribution | None:
+        own = next((one.body for one in said.intents if one.member == self.setting.member), None)
+        if own is None or self._own is None:
+            return None
+        return self._own if own.commitment == commitment_of(self._own.digests) else None
+
+    def _take_new_view(self, signed: Signed[NewView], lock: Quorum | None, now: float) -> list[Effect]:
+        if signed.body.step_id != self.setting.step.id or (lock is not None and not self._voting.is_lock(lock)):
+            return []
+        self._views.add_new_view(signed, lock)
+        ahead = self._views.view_of_others()
+        effects = list[Effect]()
+        if ahead > self.view:
+            effects += self._give_up_view(now, ahead)
+        return [*effects, *self._propose(now)]
+
+    def _give_up_view(self, now: float, view: int | None = None) -> list[Effect]:
+        missing = tuple[NodeId, ...]()
+        if view is None:  # who only follows others into their view has not waited long enough to accuse anybody
+            missing = self._exchange.missing() if self._exchange is not None else ()
+            missing = tuple(sorted(self._views.refused)) if self._must_leave_view else missing
+        self._enter_view(self.setting.next_view(self.view + 1) if view is None else view, now)
+        return [*self._say_new_view(missing), *self._propose(now)]
+
+    def _enter_view(self, view: int, now: float) -> None:
+        self._exchange = self._proof = self._judged = None
+        self._must_leave_view, self._objection = False, ""
+        self._checking.clear()
+        self._views.begin(view, now)
+
+    def _say_new_view(self, missing: tuple[NodeId, ...]) -> list[Effect]:
+        signed = self.setting.sign(NewView(self.setting.step.id, self.view, missing))
+        self._views.add_new_view(signed, self._voting.lock)
+        intent = self._views.intents.get(self.setting.self_id)
+        effects: list[Effect] = [Say(self.setting.others, NewViewSaid(signed, self._voting.lock))]
+        return effects if intent is None else [Say(self.setting.others, IntentSaid(intent)), *effects]
+
+    # The exchange, and what comes of it
+
+    def _take_part(self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid) -> list[Effect]:
+        exchange = self._exchange
+        round_id = message.round_id if isinstance(message, ContributionSent) else message.signed.body.round_id
+        if exchange is None or exchange.round_id != round_id:
+            self._views.keep_early(sender, message, round_id)
+            return []
+        match message:
+            case ContributionSent():
+                effects = exchange.take_contribution(sender, message)
+            case StatementSaid():
+                effects = exchange.take_statement(message)
+            case ResultSaid():
+                effects = exchange.take_result(message)
+        return [*effects, *self._look()]
+
+    def _refuse(self, exchange: AllReduce, judged: Judged) -> list[Effect]:
+        """Go on without those whose contributions end this view, when enough are left; otherwise give up.
+
+        Once for each of them: a member that comes back in spite of that must not keep everybody busy.
+        """
+        step, views = self.setting.step, self._views
+        refused = frozenset(exchange.members[row].node_id for row in judged.verdict.refused)
+        left = {member.node_id for member in exchange.members} - refused
+        is_enough = len(left) >= 2 and len(left & step.roster.nodes) >= step.quorum
+        if judged.verdict.abort_reason is None or not is_enough or refused <= views.refused:
+            return [GiveUp(judged.abort_reason)]
+        views.refused |= refused
+        self._must_leave_view = True
+        return []
+
+    def _look(self) -> list[Effect]:
+        """Check the aggregate once it is whole."""
+        exchange = self._exchange
+        if exchange is None or exchange.verdict is None or (aggregate := exchange.aggregate) is None:
+            return []
+        verdict = exchange.verdict
+        names = [member.node_id for member in exchange.members]
+        digests = exchange.digests
+
+        def value_of(checked: Checked) -> Value:
+            return Value(
+                step_id=self.setting.step.id,
+                root=self.setting.step.root,
+                round_id=exchange.round_id,
+                aggregate=digests,
+                members=exchange.members,
+                accepted=tuple(names[row] for row in verdict.accepted),
+                refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
+                next_root=checked.next_root,
+                sequences=exchange.accepted_sequences(verdict.accepted),
+            )
+
+        return self._check(aggregate, digests, value_of)
+
+    def _check(
+        self, aggregate: Aggregate, digests: tuple[str, ...], value_of: Callable[[Checked], Value | None]
+    ) -> list[Effect]:
+        if digests in self._checking:
+            return []
+        self._checking[digests] = value_of
+        return [Check(aggregate, digests)]
+
+    def _checked(self, job: Check, checked: Checked) -> list[Effect]:
+        value_of = self._checking.get(job.digests)
+        value = None if value_of is None else value_of(checked)
+        if value is None or not checked.next_root:
+            return []
+        self._voting.values.add(value, job.aggregate)
+        # what was locked may have ended the step elsewhere: its worth is no question any more
+        if checked.objection and self._proof is None:
+            self._objection = checked.objection
+            return self._voting.count(self.view) or [GiveUp(f"this node votes no: {checked.objection}")]
+        return self._voting.prepare(self.view, value, self._proof) or self._voting.count(self.view)
+
+    def _vote_again(self) -> list[Effect]:
+        """On the value that a quorum has prepared in an earlier view, once its aggregate is here."""
+        proof = self._proof
+        known = None if proof is None else self._voting.values.get(proof.value.digest)
+        if known is None:
+            return self._voting.ask()
+        value, aggregate = known
+        return self._check(
+            aggregate, value.aggregate, lambda checked: value if checked.next_root == value.next_root else None
+        )

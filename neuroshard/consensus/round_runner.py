@@ -1,0 +1,372 @@
+"""Runs the certified rounds of a stage: performs the effects of the state machine in their order."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from neuroshard.consensus.effects import (
+    Accuse,
+    Check,
+    Checked,
+    Complete,
+    Computation,
+    Effect,
+    EncodedContribution,
+    GiveUp,
+    Persist,
+    RoundConfig,
+    RoundProgress,
+    Say,
+    VoteRecord,
+)
+from neuroshard.consensus.message_frames import MalformedMessageError, from_frame, to_frame
+from neuroshard.consensus.message_queue import OnRoundMessage, RoundMessageQueue
+from neuroshard.consensus.round_machine import RoundStateMachine
+from neuroshard.consensus.round_messages import (
+    MAX_CALLED,
+    AggregateWanted,
+    CertificateSaid,
+    IntentSaid,
+    Message,
+    NewViewSaid,
+    ProposalSaid,
+    Quorum,
+    VoteSaid,
+    author_of,
+)
+from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, VoteLog
+from neuroshard.consensus.voting import Aggregate, certificate_for, slices_for
+from neuroshard.errors import StorageError
+from neuroshard.messages import Frame
+from neuroshard.network import ScoreReason
+from neuroshard.network.blocking import BlockingRunner
+from neuroshard.types import NodeId
+
+MOST_MESSAGES = 16  # of each node, without what is large in a round: more than it says in two views
+MOST_BYTES = 1 << 20  # of each node: some proposals of 64 members
+
+
+class MessageBuffer:
+    """The newest messages of so many nodes as are called to a round; who has been silent longest is forgotten first."""
+
+    def __init__(self) -> None:
+        self._messages: dict[NodeId, deque[tuple[Message, int]]] = {}
+
+    def keep(self, sender: NodeId, message: Message, size: int) -> None:
+        """Remember a message that came as so many bytes."""
+        messages = self._messages.pop(sender, None) or deque[tuple[Message, int]](maxlen=MOST_MESSAGES)
+        messages.append((message, size))
+        while sum(one for _, one in messages) > MOST_BYTES:
+            messages.popleft()
+        self._messages[sender] = messages
+        for longest_silent in list(self._messages)[:-MAX_CALLED]:
+            del self._messages[longest_silent]
+
+    def __iter__(self) -> Iterator[tuple[NodeId, Message]]:
+        """Sender and message, of each sender in the order in which they came."""
+        return ((sender, message) for sender, messages in self._messages.items() for message, _ in messages)
+
+
+_LOG = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+
+
+class CheckAggregate(Protocol):
+    """Says which state an aggregate leads to, and whether it is worth a vote."""
+
+    async def __call__(self, job: Check, work: RoundWork, /) -> Checked:
+        """See Check."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundDependencies:
+    """What the rounds of a stage need of this node."""
+
+    book: VoteLog
+    check: CheckAggregate
+    report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None
+    offload: BlockingRunner = anyio.to_thread.run_sync
+    kept_steps: Callable[[int], int] = lambda _outer_step: KEPT_STEPS  # whose ends are kept, from an outer step on
+
+
+@dataclass
+class _Running:
+    """The member of a step that has not ended, with what it computes by."""
+
+    member: RoundStateMachine
+    work: RoundWork
+    number: int
+
+
+class RoundRunner:
+    """One stage's. Belongs to the event loop; `run` has to run for anything to happen."""
+
+    def __init__(self, mail_of: Callable[[OnRoundMessage], RoundMessageQueue], around: RoundDependencies) -> None:
+        """`mail_of` makes the stage's mail, which gives what arrives to its argument."""
+        self.mail = mail_of(self._received)
+        self.ended: Complete | None = None  # the newest step's end, until it is taken
+        self.changed = anyio.Event()
+        self.watch: Callable[[RoundProgress], None] = _unwatched  # is told how the present round goes on
+        self._around = around
+        self._running: _Running | None = None
+        self._heard = MessageBuffer()
+        self._effects: deque[tuple[_Running, Effect]] = deque()
+        self._waiting = anyio.Event()
+        self._gave_up: str | None = None
+        self._records: dict[str, VoteRecord] = {}  # what was written down, by step id; the newest last
+        self._archive: dict[str, Quorum] = {}  # certificates of the steps that have ended, by id
+        self._tasks: TaskGroup | None = None
+        self._jobs: deque[tuple[_Running, Computation]] = deque()  # one at a time: the first one's results leave first
+        self._job_waiting = anyio.Event()
+
+    async def load(self) -> Sequence[Quorum]:
+        """Read what this node has voted, and how the last steps have ended. Raises StorageError."""
+        book, offload = self._around.book, self._around.offload
+        self._records = {record.step_id: record for record in await offload(book.votes)}
+        ended = await offload(book.ended)
+        self._archive = {certificate.value.step_id: certificate for certificate in ended}
+        return ended
+
+    async def run(self) -> None:
+        """Until cancelled; after `load`."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                tasks.start_soon(self.mail.run)
+                tasks.start_soon(self._tick)
+                tasks.start_soon(self._compute)
+                await self._carry_out()
+            finally:
+                self._tasks = None
+
+    def lock(self, root: str) -> Quorum | None:
+        """What this node has voted to commit in a step from this state that may have ended elsewhere with that vote."""
+        locks = [record.lock for record in reversed(self._records.values())]
+        fitting = (lock for lock in locks if lock is not None and lock.value.root == root)
+        return next((lock for lock in fitting if not self.has_ended(lock.value.step_id)), None)
+
+    def has_ended(self, step_id: str) -> bool:
+        """Whether this node knows the end of a step."""
+        return step_id in self._archive
+
+    def has_voted_in(self, step_id: str) -> bool:
+        """Whether this node has voted for a value of this step, so that it may still be the end."""
+        record = self._records.get(step_id)
+        return record is not None and record.prepared != ""
+
+    def certificate_to(self, root: str) -> Quorum | None:
+        """The certificate that led to the state of this root, when it is one of the last."""
+        return next((one for one in self._archive.values() if one.value.next_root == root), None)
+
+    async def recall(self, step_id: str) -> bool:
+        """Take over the end of a step that this node knows; whether it has its aggregate, too."""
+        certificate = self._archive.get(step_id)
+        aggregate = None if certificate is None else await self._aggregate(certificate)
+        if certificate is None or aggregate is None:
+            return False
+        self.ended = Complete(certificate, aggregate)
+        self.wake()
+        return True
+
+    async def recall_from(self, root: str) -> bool:
+        """The same for the step from this state: this node wrote its end down, but went back to the state before it."""
+        ids = [step_id for step_id, certificate in self._archive.items() if certificate.value.root == root]
+        return bool(ids) and await self.recall(ids[-1])
+
+    def locked_step(self, root: str) -> str | None:
+        """The id of that step."""
+        lock = self.lock(root)
+        return None if lock is None else lock.value.step_id
+
+    def enter(self, setting: RoundConfig, number: int, work: RoundWork, contribution: EncodedContribution) -> None:
+        """Take part in a round of this step, in which this node may have been before."""
+        before = self._running
+        is_again = before is not None and before.member.setting.step.id == setting.step.id and before.member.has_entered
+        running = self._begin(setting, number, work)
+        view = before.member.view + 1 if is_again and before is not None else 0
+        self._put(running, running.member.enter(contribution, anyio.current_time(), view))
+        self._hear_again(running)
+
+    def ask(self, setting: RoundConfig, number: int, work: RoundWork) -> None:
+        """Ask how this step has ended. This node need not have been in it."""
+        running = self._running
+        if running is None or running.member.setting.step.id != setting.step.id:
+            running, self.watch = self._begin(setting, number, work), _unwatched
+            self._hear_again(running)
+        self._put(running, running.member.ask_for_the_end())
+
+    async def end(self, answer_seconds: float, aggregate_seconds: float) -> Complete | None:
+        """Wait for the end of the step that was asked for; None when nobody tells it, or the aggregate, in time."""
+        with anyio.move_on_after(answer_seconds):
+            await self._until_ended()
+        running = self._running
+        if self.ended is None and running is not None and running.member.knows_end:
+            with anyio.move_on_after(aggregate_seconds):
+                await self._until_ended()
+        return self.ended
+
+    async def outcome(self) -> Complete | str:
+        """Wait until the round that was entered last has ended, or comes to nothing, and why."""
+        while self.ended is None and self._gave_up is None:
+            await self.changed.wait()
+        return self.ended if self.ended is not None else self._gave_up or ""
+
+    def wake(self) -> None:
+        """Let those who wait for an end look."""
+        changed, self.changed = self.changed, anyio.Event()
+        changed.set()
+
+    async def _until_ended(self) -> None:
+        while self.ended is None:
+            await self.changed.wait()
+
+    def _begin(self, setting: RoundConfig, number: int, work: RoundWork) -> _Running:
+        """From now on in this step. What the member before would still say remains unsaid: its votes are written."""
+        member = RoundStateMachine(setting, self._records.get(setting.step.id))
+        running = self._running = _Running(member, work, number)
+        self.ended = self._gave_up = None
+        return running
+
+    def _hear_again(self, running: _Running) -> None:
+        for sender, message in self._heard:
+            self._put(running, running.member.hear(sender, message, anyio.current_time()))
+
+    async def _received(self, sender: NodeId, frame: Frame) -> None:
+        try:
+            message = await self._around.offload(lambda: from_frame(frame))
+        except MalformedMessageError as error:
+            _LOG.info("Node %s sent what is no message of a round: %s", sender, error)
+            self._around.report(sender, ScoreReason.MALFORMED_FRAME)
+            return
+        if author_of(message) not in (None, sender):
+            self._around.report(sender, ScoreReason.FOREIGN_CLAIM)
+            return
+        await self._help(sender, message)
+        if isinstance(message, IntentSaid | NewViewSaid | ProposalSaid | VoteSaid | CertificateSaid):
+            self._heard.keep(sender, message, sum(len(part.data) for part in frame.tensors))
+        running = self._running
+        if running is not None:
+            self._put(running, running.member.hear(sender, message, anyio.current_time()))
+
+    async def _help(self, sender: NodeId, message: Message) -> None:
+        """What somebody needs for whom a step has not ended that has ended here."""
+        for certificate in list(self._archive.values()):
+            effects = certificate_for(certificate, sender, message)
+            is_wanted = isinstance(message, AggregateWanted) and message.value == certificate.value.digest
+            is_wanted = is_wanted and self.mail.has_room_for(sender)  # else one is on its way to it
+            if is_wanted and (aggregate := await self._aggregate(certificate)) is not None:
+                effects = slices_for(aggregate, sender, message)
+            for effect in effects:
+                if isinstance(effect, Say):
+                    self._say(effect.to, effect.message)
+
+    async def _aggregate(self, certificate: Quorum) -> Aggregate | None:
+        return await self._around.offload(lambda: self._around.book.aggregate(certificate))
+
+    async def _tick(self) -> None:
+        while True:
+            await anyio.sleep(TICK_SECONDS)
+            running = self._running
+            if running is not None:
+                self._put(running, running.member.tick(anyio.current_time()))
+
+    def _put(self, running: _Running, effects: list[Effect]) -> None:
+        if running is self._running:
+            self.watch(running.member.progress)
+        self._effects += ((running, effect) for effect in effects)
+        self._waiting.set()
+
+    async def _carry_out(self) -> None:
+        while True:
+            while not self._effects:
+                self._waiting = anyio.Event()
+                await self._waiting.wait()
+            running, effect = self._effects.popleft()
+            # who has left a round, or could not write down what it would say, says nothing more there
+            if running is self._running or isinstance(effect, Complete):
+                await self._do(running, effect)
+
+    async def _do(self, running: _Running, effect: Effect) -> None:
+        book = self._around.book
+        match effect:
+            case Say(to, message):
+                self._say(to, message)
+            case Persist(record):
+                if await self._is_written(lambda: book.write(record), "It takes no part in rounds until it can."):
+                    self._records.pop(record.step_id, None)
+                    self._records[record.step_id] = record
+                    for old in list(self._records)[:-KEPT_VOTES]:
+                        del self._records[old]
+                elif running is self._running:
+                    self._running = None
+                    self._gave_up = "this node could not write down its vote"
+                    self.wake()
+            case Accuse(node, what):
+                _LOG.warning("Node %s broke its word in a round: %s", node, what)
+                self._around.report(node, ScoreReason.BROKEN_WORD)
+                await self._is_written(lambda: book.keep_proof(effect), "The round goes on.")
+            case Complete():
+                await self._complete(running, effect)
+            case GiveUp(reason):
+                self._gave_up = reason
+                self.wake()
+            case Check():
+                if self._tasks is not None:
+                    self._tasks.start_soon(self._check, running, effect)
+            case _:
+                self._jobs.append((running, effect))
+                self._job_waiting.set()
+
+    async def _complete(self, running: _Running, effect: Complete) -> None:
+        book, certificate = self._around.book, effect.certificate
+        kept = self._around.kept_steps(running.number)
+        await self._is_written(lambda: book.end(running.number, effect, kept), "The round counts all the same.")
+        self._archive[certificate.value.step_id] = certificate
+        for old in list(self._archive)[:-kept]:
+            del self._archive[old]
+        present = self._running
+        if present is None or present.member.setting.step.root == running.member.setting.step.root:
+            self._running, self.ended = None, effect  # with all that the round held
+        self.wake()
+
+    def _say(self, to: frozenset[NodeId], message: Message) -> None:
+        frame = to_frame(message)
+        for peer in sorted(to):
+            self.mail.send(peer, frame)
+
+    async def _is_written(self, write: Callable[[], None], consequence: str) -> bool:
+        try:
+            await self._around.offload(write)
+        except StorageError as error:
+            _LOG.error("%s %s", error, consequence)
+            return False
+        return True
+
+    async def _check(self, running: _Running, job: Check) -> None:
+        self._put(running, running.member.answered(job, await self._around.check(job, running.work)))
+
+    async def _compute(self) -> None:
+        while True:
+            while not self._jobs:
+                self._job_waiting = anyio.Event()
+                await self._job_waiting.wait()
+            running, job = self._jobs.popleft()
+            if running is self._running:
+                answer = await self._around.offload(partial(running.work.answer, job))
+                self._put(running, running.member.answered(job, answer))
+
+
+def _unwatched(_progress: RoundProgress) -> None:
+    """Nobody asks how the round goes on."""

@@ -1,0 +1,213 @@
+"""The status record of a round: its phases, members, verdict and end. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from neuroshard.aggregation import RejectionReason
+from neuroshard.consensus.effects import RoundPhase, RoundProgress
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_messages import Quorum, Value
+from neuroshard.status.rounds import (
+    AbandonReason,
+    CertificateStatus,
+    Contributor,
+    MemberPart,
+    PhaseSeconds,
+    RoundContribution,
+    RoundStatus,
+    StageRoundsStatus,
+)
+from neuroshard.types import NodeId
+
+KEPT_ROUNDS = 20  # of a stage
+MAX_CONTRIBUTORS = 256  # that are counted by name
+VALUE_DIGITS = 16  # of a digest, as people are shown it
+OTHER_REFUSAL = "other"  # in a certificate that others have made
+NO_ANSWER = "too few members answered in time"
+_UNJUDGED: tuple[MemberPart, str] = (MemberPart.UNJUDGED, "")
+_ABSTAINED: tuple[MemberPart, str] = (MemberPart.ABSTAINED, "")
+_REFUSAL_NAMES = {str(refusal): refusal.name.lower() for refusal in RejectionReason}
+
+
+@dataclass(frozen=True)
+class RoundTerms:
+    """What is known of a round before it begins."""
+
+    outer_step: int
+    called: tuple[GroupMember, ...]  # this node included
+    voters: int
+    strategy: str
+    part: str  # what it is about, in words
+    codec: str
+    aggregator: str
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """The moment at which a round is over here."""
+
+    time: float  # seconds since the epoch
+    now: float  # seconds, by the clock of the looks
+    bytes_sent: int = 0  # since the record before
+    bytes_received: int = 0
+    is_late: bool = False
+
+
+class RoundMonitor:
+    """Is shown how one round goes on, and makes its record. Times are seconds of any one clock."""
+
+    def __init__(self, terms: RoundTerms, began: float) -> None:
+        self.terms = terms
+        self._seconds = dict.fromkeys(RoundPhase, 0.0)
+        self._phase = RoundPhase.GATHER
+        self._looked_at = began
+        self._views = set[int]()
+        self.view_began = began  # the last one, or its proposal, which had waited as long as it may
+        self._judgement = RoundProgress(0, RoundPhase.GATHER)  # the last look that had members
+        self._refused: dict[GroupMember, str] = {}  # in any view, and why
+
+    def look(self, progress: RoundProgress, now: float) -> None:
+        """The round is so far now."""
+        self._pass(now)
+        self._phase = progress.phase
+        if progress.view not in self._views or self._has_waited_in_vain(progress):
+            self._views.add(progress.view)
+            self.view_began = now
+        if progress.members:
+            self._judgement = progress
+            self._refused |= _refused_in(progress)
+
+    def completed(self, certificate: Quorum, end: RoundEnd) -> RoundStatus:
+        """The record of a round that ended with this certificate."""
+        self._pass(end.now)
+        since_end = self._seconds[RoundPhase.ENDED]
+        told = CertificateStatus(certificate.value.digest[:VALUE_DIGITS], len(certificate.votes), self.terms.voters)
+        record = self._record(end, _agreed_contributions(certificate.value, self.terms.called, self._refused))
+        return replace(record, ended_at=end.time - since_end, certificate=told, is_late=end.is_late)
+
+    def abandoned(self, reason: str | None, end: RoundEnd) -> RoundStatus:
+        """The record of a round that came to nothing, for a reason of its own or because time is up (None)."""
+        self._pass(end.now)
+        judged, objection = self._judgement.judged, self._judgement.objection
+        if judged is not None and judged.reduction is None:
+            kind = AbandonReason.CONTRIBUTIONS
+        elif objection:
+            kind = AbandonReason.OBJECTION
+        else:
+            kind = AbandonReason.NO_ANSWER if reason is None else AbandonReason.STORAGE
+        record = self._record(end, self._own_contributions())
+        return replace(record, abandoned_for=kind, reason=reason or NO_ANSWER)
+
+    def goes_on_from(self, before: RoundMonitor) -> None:
+        """It is another call of the same step: who was refused then, was refused."""
+        self._refused |= before._refused
+
+    def has_refused(self, node: NodeId) -> bool:
+        """Whether a contribution of this node was refused in any view, by what was seen here."""
+        return any(member.node_id == node for member in self._refused)
+
+    def _has_waited_in_vain(self, progress: RoundProgress) -> bool:
+        """Whether this is the first look at a proposal that leaves out somebody who was called."""
+        before = self._judgement
+        is_proposed = bool(progress.members) and (not before.members or before.view != progress.view)
+        return is_proposed and not set(self.terms.called) <= set(progress.members)
+
+    def _pass(self, now: float) -> None:
+        self._seconds[self._phase] += max(0.0, now - self._looked_at)
+        self._looked_at = now
+
+    def _record(self, end: RoundEnd, contributions: tuple[RoundContribution, ...]) -> RoundStatus:
+        seconds, terms = self._seconds, self.terms
+        return RoundStatus(
+            outer_step=terms.outer_step,
+            ended_at=end.time,
+            seconds=PhaseSeconds(seconds[RoundPhase.GATHER], seconds[RoundPhase.EXCHANGE], seconds[RoundPhase.VOTE]),
+            contributions=contributions,
+            bytes_sent=end.bytes_sent,
+            bytes_received=end.bytes_received,
+            strategy=terms.strategy,
+            part=terms.part,
+            codec=terms.codec,
+            aggregator=terms.aggregator,
+            views=max(1, len(self._views)),
+        )
+
+    def _own_contributions(self) -> tuple[RoundContribution, ...]:
+        """By what this node has seen itself."""
+        members, judged = self._judgement.members, self._judgement.judged
+        if not members:
+            return _told(self.terms.called, {}, MemberPart.UNJUDGED)
+        parts = dict.fromkeys(members, _UNJUDGED)
+        if judged is not None and judged.verdict.member_count == len(members):
+            parts = {members[row]: (MemberPart.ACCEPTED, "") for row in judged.verdict.accepted}
+            parts |= {member: (MemberPart.REFUSED, why) for member, why in _refused_in(self._judgement).items()}
+            parts |= dict.fromkeys((members[row] for row in judged.verdict.abstained), _ABSTAINED)
+        return _told((*members, *self.terms.called), parts, MemberPart.ABSENT)
+
+
+def with_round(before: StageRoundsStatus, record: RoundStatus) -> StageRoundsStatus:
+    """The stage's rounds and one more. Contributions count once, in the record of the round that completed."""
+    after = replace(
+        before,
+        recent=(*before.recent, record)[-KEPT_ROUNDS:],
+        bytes_sent=before.bytes_sent + record.bytes_sent,
+        bytes_received=before.bytes_received + record.bytes_received,
+    )
+    if record.abandoned_for is not None:
+        counts = dict(before.abandoned)
+        counts[record.abandoned_for] = counts.get(record.abandoned_for, 0) + 1
+        return replace(after, abandoned=tuple(sorted(counts.items())))
+    parts = Counter(one.part for one in record.contributions)
+    refusals = Counter(dict(before.refused)) + Counter(one.refusal for one in record.contributions if one.refusal)
+    return replace(
+        after,
+        completed=before.completed + 1,
+        accepted=before.accepted + parts[MemberPart.ACCEPTED],
+        refused=tuple(sorted(refusals.items())),
+        contributors=_counted(before.contributors, record.contributions),
+    )
+
+
+def _counted(before: Sequence[Contributor], contributions: Iterable[RoundContribution]) -> tuple[Contributor, ...]:
+    known = {one.node_id: one for one in before}
+    for one in contributions:
+        old = known.pop(one.node_id, Contributor(one.node_id, one.wallet_id))
+        known[one.node_id] = Contributor(
+            one.node_id,
+            one.wallet_id,
+            accepted=old.accepted + (one.part is MemberPart.ACCEPTED),
+            refused=old.refused + (one.part is MemberPart.REFUSED),
+            absent=old.absent + (one.part is MemberPart.ABSENT),
+        )
+    return tuple(known.values())[-MAX_CONTRIBUTORS:]
+
+
+def _refused_in(progress: RoundProgress) -> dict[GroupMember, str]:
+    if progress.judged is None or progress.judged.verdict.member_count != len(progress.members):
+        return {}
+    return {progress.members[row]: str(why) for row, why in progress.judged.verdict.refused.items()}
+
+
+def _agreed_contributions(
+    value: Value, called: tuple[GroupMember, ...], refused_before: Mapping[GroupMember, str]
+) -> tuple[RoundContribution, ...]:
+    by_name = {member.node_id: member for member in value.members}
+    parts = {member: (MemberPart.REFUSED, why) for member, why in refused_before.items()}
+    parts |= dict.fromkeys(value.members, _ABSTAINED)
+    parts |= {by_name[node]: (MemberPart.ACCEPTED, "") for node in value.accepted if node in by_name}
+    parts |= {by_name[node]: (MemberPart.REFUSED, why) for node, why in value.refused if node in by_name}
+    return _told((*value.members, *called), parts, MemberPart.ABSENT)
+
+
+def _told(
+    members: Iterable[GroupMember], parts: dict[GroupMember, tuple[MemberPart, str]], otherwise: MemberPart
+) -> tuple[RoundContribution, ...]:
+    told = list[RoundContribution]()
+    for member in sorted(set(members)):
+        part, reason = parts.get(member, (otherwise, ""))
+        refusal = _REFUSAL_NAMES.get(reason, OTHER_REFUSAL) if part is MemberPart.REFUSED else ""
+        told.append(RoundContribution(member.node_id, member.wallet_id, part, refusal, reason))
+    return tuple(told)

@@ -1,0 +1,155 @@
+"""The computation of a certified round: statistics, verdict and encoded aggregate from encoded slices. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neuroshard.aggregation import (
+    AggregatorConfig,
+    GateVerdict,
+    MalformedStatisticsError,
+    SliceRows,
+    TooFewContributionsError,
+    aggregator_config,
+    judge_statistics,
+    needs_gram,
+    read_statistics,
+    reduce_slice,
+    reduction_by,
+    slice_statistics,
+    statistics_bytes,
+    sum_statistics,
+)
+from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.effects import Computation, Judge, Judged, MakeStatistics, Reduce
+from neuroshard.consensus.roster import Encoded, SlicePlan
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """What a round of this codec and aggregator computes."""
+
+    plan: SlicePlan
+    codec: Codec
+    aggregator: AggregatorConfig
+    tolerated: int = 0  # liars
+    outer_step: int = 0  # that the round ends
+    judges_direction: bool = True  # of contributions, before they are accepted
+
+    @classmethod
+    def of(cls, parameters: OuterOptimization, length: int, *, tolerated: int = 0, outer_step: int = 0) -> RoundWork:
+        """For contributions of so many numbers."""
+        return cls(
+            SlicePlan(length),
+            make_codec(parameters.codec),
+            aggregator_config(parameters),
+            tolerated,
+            outer_step,
+            judges_direction=parameters.strategy != "averaging",
+        )
+
+    def encoded(self, vector: Tensor) -> tuple[bytes, ...]:
+        """The slices of a contribution (d,) fp32."""
+        return tuple(self.codec.encode(vector[slice(*self.plan.bounds(index))]) for index in range(self.plan.count))
+
+    @property
+    def results(self) -> Codec:
+        """How the aggregate travels."""
+        return aggregate_codec(self.codec)
+
+    def decoded(self, aggregate: Sequence[Encoded]) -> Tensor:
+        """The vector (d,) fp32 of an aggregate's slices. Raises MalformedVectorError."""
+        return self._decoded(self.results, aggregate)
+
+    def decoded_parts(self, parts: Sequence[Encoded]) -> Tensor:
+        """The vector (d,) fp32 of a contribution's slices. Raises MalformedVectorError."""
+        return self._decoded(self.codec, parts)
+
+    def _decoded(self, codec: Codec, slices: Sequence[Encoded]) -> Tensor:
+        # memory from NumPy: what is as large as this comes in large pages, which costs a fraction
+        vector = torch.from_numpy(np.empty(self.plan.length, np.float32))  # pyright: ignore[reportUnknownMemberType]
+        for index, data in enumerate(slices):
+            size = self.plan.size(index)
+            codec.decode_range(data, 0, size, size, out=vector[slice(*self.plan.bounds(index))])
+        return vector
+
+    def is_part(self, index: int, data: Encoded) -> bool:
+        """Whether this can be the slice of that number of a contribution."""
+        return self._is_slice(self.codec, index, data)
+
+    def is_result(self, index: int, data: Encoded) -> bool:
+        """Whether this can be the slice of that number of an aggregate."""
+        return self._is_slice(self.results, index, data)
+
+    def _is_slice(self, codec: Codec, index: int, data: Encoded) -> bool:
+        size = self.plan.size(index)
+        if len(data) > codec.encoded_size(size):
+            return False
+        try:
+            codec.check(data, size)
+        except MalformedVectorError:
+            return False
+        return True
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Most bytes of a whole contribution, or of an aggregate when that is more."""
+        sizes = [self.plan.size(index) for index in range(self.plan.count)]
+        return max(sum(map(codec.encoded_size, sizes)) for codec in (self.codec, self.results))
+
+    def answer(self, job: Computation) -> Mapping[int, bytes] | Judged:
+        """What the job is answered with."""
+        match job:
+            case MakeStatistics():
+                return self.statistics(job)
+            case Judge():
+                return self.judged(job)
+            case Reduce():
+                return self.reduced(job)
+
+    def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
+        """See MakeStatistics."""
+        with_gram, are_sparse = needs_gram(self.aggregator), is_sparse(self.codec)
+        return {
+            index: statistics_bytes(
+                slice_statistics(self._rows(index, parts), with_gram=with_gram, is_sparse=are_sparse)
+            )
+            for index, parts in job.rows.items()
+        }
+
+    def judged(self, job: Judge) -> Judged:
+        """See Judge."""
+        count, with_gram = len(job.sequences), needs_gram(self.aggregator)
+        try:
+            total = sum_statistics([read_statistics(one, count, with_gram=with_gram) for one in job.statistics])
+        except MalformedStatisticsError as error:  # two reducers of a slice lie together
+            return Judged(GateVerdict((), {}, (), robust=False), None, str(error))
+        work = [float(one) for one in job.sequences]
+        verdict = judge_statistics(total, job.copies, work, judges_direction=self.judges_direction)
+        if verdict.abort_reason is not None:
+            return Judged(verdict, None, verdict.abort_reason)
+        try:
+            return Judged(verdict, reduction_by(self.aggregator, total, verdict, tolerated=self.tolerated, work=work))
+        except TooFewContributionsError as error:
+            return Judged(verdict, None, str(error))
+
+    def reduced(self, job: Reduce) -> Mapping[int, bytes]:
+        """See Reduce."""
+        return {
+            index: self.results.encode(reduce_slice(self._rows(index, parts), job.reduction))
+            for index, parts in job.rows.items()
+        }
+
+    def _rows(self, index: int, parts: Sequence[Encoded]) -> SliceRows:
+        size = self.plan.size(index)
+        return SliceRows(
+            len(parts),
+            size,
+            lambda row, start, stop, out: self.codec.decode_range(parts[row], start, stop, size, out=out),
+        )

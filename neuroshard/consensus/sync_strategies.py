@@ -1,0 +1,288 @@
+"""The outer step of each sync strategy: the contribution, the next state and the next weights. Pure.
+
+A strategy is made for one outer step of one stage. The contribution that it makes is a vector (k,) of its own length;
+the round knows nothing else of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, assert_never
+
+import torch
+from torch import Tensor
+
+from neuroshard.compression import has_outer_momentum, next_residual, residual_decay, with_residual
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.gradient_averaging import AveragingPhase, factor_plan, first_state
+from neuroshard.consensus.gradient_averaging import kept_length as averaging_kept_length
+from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import TensorSchema
+from neuroshard.optim.adamw import EagerAdamW
+from neuroshard.optim.outer import (
+    SPARTA_SLICES,
+    STREAMED_FRAGMENTS,
+    Fragment,
+    OuterState,
+    fresh_outer_state,
+    layered_fragment,
+    momentum_at,
+    nesterov_outer_step,
+    pseudo_gradient,
+    strided_slice,
+)
+from neuroshard.state.stage_tensors import materialise_moments, stage_tensors
+from neuroshard.state.tensor_file import TensorLayout
+from neuroshard.types import Architecture, LayerRange
+
+
+def snapshot_layout(
+    architecture: Architecture, layers: LayerRange, outer: OuterOptimization | None = None
+) -> TensorLayout:
+    """The layout of a stage's checkpoint, in a run that synchronises so; None: as runs do by default."""
+    with torch.device("meta"):
+        model = StageModel(architecture, layers)
+    optimizer = EagerAdamW(model.parameters())
+    materialise_moments(model, optimizer)
+    schema = TensorSchema.of(model)
+    sizes = schema.total_size, kept_length(outer or OuterOptimization(), schema)
+    anchor, kept = (torch.empty(size) for size in sizes)  # their memory is never touched
+    return TensorLayout.of(stage_tensors(model, optimizer, OuterState(anchor, kept, 0)))
+
+
+SPARTA_STEPS = 20  # between two rounds (DESIGN 4.7)
+
+
+class Exchanged(Protocol):
+    """What the members of a round exchange."""
+
+    @property
+    def terms(self) -> str:
+        """What of the vector is exchanged, as a part of the step's name; "" for all of it, as a pseudo-gradient."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Numbers k of a contribution and of the aggregate."""
+        ...
+
+
+class OuterStep(Exchanged, Protocol):
+    """One outer step of a stage whose vector has d numbers. Nothing that is given is changed in place."""
+
+    @property
+    def makes_weights_equal(self) -> bool:
+        """Whether all replicas that end the step hold the anchor as their weights, until they train on."""
+        ...
+
+    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
+        """The state that an aggregate (k,) leads to: the same bytes on every replica."""
+        ...
+
+    def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
+        """The weights (d,) that an aggregate (k,) means by itself, without the outer step's momentum."""
+        ...
+
+    def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
+        """The weights (d,) after the step: a' + (w_now - w_sent) (DESIGN 4.3), where it concerns them.
+
+        `included` (k,) is how far the work that is in the aggregate went from the anchor before; None: up to `local`.
+        """
+        ...
+
+
+class Strategy(OuterStep, Protocol):
+    """An outer step after which replicas train on from what each of them has."""
+
+    def contribution(self, state: OuterState, local: Tensor, residual: Tensor | None) -> Tensor:
+        """What to send (k,), from the weights (d,) and what a codec lost earlier (d,)."""
+        ...
+
+    def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
+        """The state after a step of a lone node that keeps its weights (d,): the anchor moves there."""
+        ...
+
+    def included(self, contribution: Tensor, residual: Tensor | None) -> Tensor:
+        """How far the work in a contribution (k,) went, without the residual (d,) that it carried."""
+        ...
+
+    def next_residual(self, residual: Tensor | None, contribution: Tensor, decoded: Tensor | None) -> Tensor | None:
+        """What is lost (d,) once a contribution (k,) was decoded so by the others; None for nothing.
+
+        `decoded` is None when nothing was lost, or the contribution was refused.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FragmentStep:
+    """DiLoCo's outer step on a fragment: on all of the vector, or streamed (Douillard et al. 2025).
+
+    SPARTA's is the same with learning rate 1 and without momentum: the slice becomes the average of the replicas'.
+    """
+
+    fragment: Fragment
+    learning_rate: float
+    momentum: float
+    decay: float = 1.0  # of what a codec loses
+    terms: str = ""
+
+    @property
+    def length(self) -> int:
+        """See Strategy."""
+        return self.fragment.size
+
+    @property
+    def makes_weights_equal(self) -> bool:
+        """See Strategy."""
+        return self.fragment.is_whole
+
+    def contribution(self, state: OuterState, local: Tensor, residual: Tensor | None) -> Tensor:
+        """See Strategy: anchor - local, and what was lost."""
+        part = self.fragment.of
+        moved = pseudo_gradient(part(state.anchor), part(local))
+        return with_residual(moved, None if residual is None else part(residual))
+
+    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
+        """See Strategy."""
+        part = self.fragment.of
+        before = OuterState(part(state.anchor), part(state.velocity), state.outer_step)
+        after = nesterov_outer_step(before, aggregate, self.learning_rate, self.momentum)
+        return OuterState(
+            self.fragment.replaced(state.anchor, after.anchor),
+            self.fragment.replaced(state.velocity, after.velocity),
+            after.outer_step,
+        )
+
+    def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
+        """See Strategy."""
+        anchor = self.fragment.replaced(state.anchor, self.fragment.of(local))
+        return OuterState(anchor, state.velocity, state.outer_step + 1)
+
+    def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
+        """See Strategy."""
+        return self.fragment.replaced(state.anchor, torch.sub(self.fragment.of(state.anchor), aggregate))
+
+    def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
+        """See Strategy; the other fragments' weights stay."""
+        part = self.fragment.of
+        agreed = part(after.anchor)
+        if included is not None:
+            agreed = agreed + (part(local) - (part(before.anchor) - included))
+        return self.fragment.replaced(local, agreed)
+
+    def included(self, contribution: Tensor, residual: Tensor | None) -> Tensor:
+        """See Strategy."""
+        return contribution if residual is None else contribution - self.fragment.of(residual)
+
+    def next_residual(self, residual: Tensor | None, contribution: Tensor, decoded: Tensor | None) -> Tensor | None:
+        """See Strategy; what other fragments lost waits for their turn."""
+        lost = next_residual(contribution, decoded, self.decay)
+        if self.fragment.is_whole or (lost is None and residual is None):
+            return lost
+        if lost is None:
+            lost = torch.zeros(self.length)
+        return self.fragment.replaced(torch.zeros(self.fragment.length) if residual is None else residual, lost)
+
+
+@lru_cache(maxsize=4)  # asked for with every answer of a stage
+def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Strategy:
+    """The strategy of one outer step of a stage, from weights that each replica has trained.
+
+    Raises ValueError for a stage of fewer numbers than fragments, and for averaged gradients.
+    """
+    length, decay = schema.total_size, residual_decay(parameters.codec)
+    target = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
+    match parameters.strategy:
+        case "diloco":
+            momentum = momentum_at(outer_step, target)
+            return FragmentStep(Fragment.whole(length), parameters.learning_rate, momentum, decay)
+        case "streaming":
+            turn, index = divmod(outer_step, STREAMED_FRAGMENTS)
+            fragment = layered_fragment(length, schema.layers, index)
+            momentum, terms = momentum_at(turn, target), f"streaming {index}/{STREAMED_FRAGMENTS}"
+            return FragmentStep(fragment, parameters.learning_rate, momentum, decay, terms)
+        case "sparta":
+            index = outer_step % SPARTA_SLICES
+            terms = f"sparta {index}/{SPARTA_SLICES}"
+            return FragmentStep(strided_slice(length, index), 1.0, 0.0, decay, terms)
+        case "averaging":
+            raise ValueError("replicas that average their gradients do not train apart: see GradientAveraging")
+        case _:
+            assert_never(parameters.strategy)
+
+
+def parts_of(parameters: OuterOptimization) -> int:
+    """Outer steps in which every part of the vector has its turn."""
+    match parameters.strategy:
+        case "diloco":
+            return 1
+        case "streaming":
+            return STREAMED_FRAGMENTS
+        case "sparta":
+            return SPARTA_SLICES
+        case "averaging":  # the two phases of a gradient
+            return 2
+        case _:
+            assert_never(parameters.strategy)
+
+
+def part_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> str:
+    """What of a stage's state one outer step is about, for people."""
+    match parameters.strategy:
+        case "diloco":
+            return "all weights"
+        case "streaming":
+            return f"quarter {outer_step % STREAMED_FRAGMENTS + 1} of {STREAMED_FRAGMENTS}"
+        case "sparta":
+            return f"slice {outer_step % SPARTA_SLICES + 1} of {SPARTA_SLICES}"
+        case "averaging":
+            return AveragingPhase.at(factor_plan(parameters, schema), outer_step).words
+        case _:
+            assert_never(parameters.strategy)
+
+
+def exchanged_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Exchanged:
+    """What a stage exchanges at one outer step, in any strategy."""
+    if parameters.strategy == "averaging":
+        return AveragingPhase.at(factor_plan(parameters, schema), outer_step)
+    return strategy_at(parameters, schema, outer_step)
+
+
+def sequences_to_round(
+    parameters: OuterOptimization, schema: TensorSchema, outer_step: int, sequences_per_step: int, members: int
+) -> int:
+    """Once so many members have done so many sequences together, the round that ends this outer step is due."""
+    if parameters.strategy == "averaging":  # a second phase follows the first one at once
+        is_second = AveragingPhase.at(factor_plan(parameters, schema), outer_step).is_second
+        return 1 if is_second else parameters.averaged_sequences
+    return steps_between_rounds(parameters) * sequences_per_step * members
+
+
+def kept_length(parameters: OuterOptimization, schema: TensorSchema) -> int:
+    """Numbers that the outer state of a stage has beside the anchor."""
+    if parameters.strategy == "averaging":
+        return averaging_kept_length(factor_plan(parameters, schema))
+    return schema.total_size
+
+
+def first_outer_state(parameters: OuterOptimization, schema: TensorSchema, anchor: Tensor) -> OuterState:
+    """The state of a stage before its first round, from these weights (d,)."""
+    if parameters.strategy == "averaging":
+        return first_state(factor_plan(parameters, schema), anchor)
+    return fresh_outer_state(anchor)
+
+
+def steps_between_rounds(parameters: OuterOptimization) -> int:
+    """Inner steps after which the next round is due."""
+    match parameters.strategy:
+        case "diloco":
+            return parameters.inner_steps
+        case "streaming":  # each fragment has its turn after `inner_steps`
+            return max(1, parameters.inner_steps // parts_of(parameters))
+        case "sparta":
+            return min(SPARTA_STEPS, parameters.inner_steps)
+        case "averaging":  # their number follows from `averaged_sequences`
+            return 1
+        case _:
+            assert_never(parameters.strategy)

@@ -1,0 +1,183 @@
+"""The views of a step at one member: intents, view changes, and messages that arrive before their round. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from neuroshard.aggregation import statistics_size
+from neuroshard.consensus.effects import RoundConfig, ViewTiming
+from neuroshard.consensus.roster import MAX_SLICES
+from neuroshard.consensus.round_messages import (
+    MAX_MEMBERS,
+    ContributionSent,
+    Intent,
+    NewView,
+    Quorum,
+    ResultSaid,
+    Signed,
+    StatementSaid,
+)
+from neuroshard.identity import hash_parts
+from neuroshard.types import NodeId
+
+MAX_EARLY = 2 * MAX_SLICES + 1  # messages of one sender for a round that is not known here yet: its parts, its results
+EARLY_SLICES = 3  # times as many as a vector has: so many each of contribution, statistics and results
+EARLY_SLICES_OF_ALL = 6  # likewise, and some messages of every member: what one reduces does not grow with the others
+EARLY_OF_EACH = 4
+_Part = ContributionSent | StatementSaid | ResultSaid
+
+
+class Views:
+    """Belongs to one RoundStateMachine."""
+
+    def __init__(self, setting: RoundConfig) -> None:
+        self.view = 0
+        self.intents: dict[NodeId, Signed[Intent]] = {}
+        self.has_proposed = False
+        self.has_proposal = False
+        self._setting = setting
+        self._first: int | None = None
+        self._begun = 0.0
+        self._new_views: dict[NodeId, Signed[NewView]] = {}  # the newest of each
+        self._accusers: dict[NodeId, set[NodeId]] = {}
+        self.refused: frozenset[NodeId] = frozenset()  # whose contributions ended a view of this step
+        self._locks: dict[NodeId, Quorum] = {}
+        self._early: dict[NodeId, deque[tuple[str, _Part]]] = {}
+
+    def begin(self, view: int, now: float) -> None:
+        """Enter a view."""
+        self._first = view if self._first is None else self._first
+        self.view, self._begun = view, now
+        self.has_proposed = self.has_proposal = False
+
+    def is_over(self, now: float) -> bool:
+        """Whether the next proposer has its turn."""
+        return self._first is not None and now - self._begun >= self._timing.view_seconds
+
+    def must_redo(self, now: float) -> bool:
+        """Whether third reducers take over."""
+        return now - self._begun >= self._timing.redo_seconds
+
+    def add_intent(self, signed: Signed[Intent]) -> None:
+        """Keep it when it is for this step and newer than its author's last; a wallet has one node in the round."""
+        step, intent = self._setting.step, signed.body
+        if intent.step_id != step.id or not step.may_meet([signed.member]):
+            return
+        known = self.intents.get(signed.member.node_id)
+        if known is None or (known.body.view, known.body.made_at) < (intent.view, intent.made_at):
+            self.intents[signed.member.node_id] = signed
+
+    def add_new_view(self, signed: Signed[NewView], lock: Quorum | None) -> None:
+        """Keep it when it is newer than its author's last."""
+        node = signed.member.node_id
+        known = self._new_views.get(node)
+        if known is None or known.body.view < signed.body.view:
+            self._new_views[node] = signed
+        for missing in (
+            self.intents.keys() & set(signed.body.missing) if node in self._setting.step.roster.nodes else ()
+        ):
+            self._accusers.setdefault(missing, set()).add(node)
+        if lock is not None and (node not in self._locks or self._locks[node].view < lock.view):
+            self._locks[node] = lock
+
+    def view_of_others(self) -> int:
+        """The highest view that more voters than may lie have come to."""
+        voters = self._setting.step.roster.nodes
+        views = sorted((said.body.view for node, said in self._new_views.items() if node in voters), reverse=True)
+        tolerated = self._setting.step.tolerated
+        return views[tolerated] if len(views) > tolerated else 0
+
+    def highest_lock(self, own: Quorum | None) -> Quorum | None:
+        """What must be voted on again, if anything."""
+        locks = [*self._locks.values(), *([] if own is None else [own])]
+        return max(locks, key=lambda lock: lock.view, default=None)
+
+    def may_propose(self, now: float) -> bool:
+        """Whether enough voters are here, and everybody else is too or has been waited for."""
+        if self.has_proposed or self._first is None:
+            return False
+        here = self._here()
+        voters = here & self._setting.step.roster.nodes
+        is_patient = now - self._begun < self._timing.gather_seconds
+        awaited = self._setting.awaited - self._accused()  # these the proposal leaves out anyway
+        if len(voters) < self._setting.step.quorum or (is_patient and not here >= awaited):
+            return False
+        return bool(self._locks) or self.are_fit(self.chosen_intents())
+
+    def chosen_intents(self) -> tuple[Signed[Intent], ...]:
+        """Of those that are here; if enough are left without the refused ones and whom voters accuse of silence."""
+        here = self._here() & self.intents.keys()
+        accepted = here - self.refused
+        choices = [self._fitting(nodes) for nodes in (accepted - self._accused(), accepted, here)]
+        return next((chosen for chosen in choices if self.are_fit(chosen)), choices[-1])
+
+    def are_fit(self, intents: Sequence[Signed[Intent]]) -> bool:
+        """Whether these may make a round: a quorum of voters contributes, each once, with one node a wallet."""
+        roster, members = self._setting.step.roster, [one.member for one in intents]
+        return (
+            2 <= len(members) <= self._setting.most_members
+            and len({member.node_id for member in members}) == len(members)
+            and self._setting.step.may_meet(members)
+            and all(one.body.step_id == self._setting.step.id for one in intents)
+            and len(roster.nodes & {member.node_id for member in members}) >= self._setting.step.quorum
+        )
+
+    def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
+        """A message of a round that is not known here yet: its proposal may be on the way."""
+        if isinstance(message, StatementSaid):
+            most = statistics_size(MAX_MEMBERS, with_gram=True)
+            is_fit = all(len(one) <= most for one in message.statistics.values())
+        else:
+            setting, count = self._setting, self._setting.plan.count
+            is_slice = setting.is_part if isinstance(message, ContributionSent) else setting.is_result
+            is_fit = all(index < count and is_slice(index, part) for index, part in message.slices.items())
+        if not is_fit:
+            return
+        kept = self._early.setdefault(sender, deque(maxlen=MAX_EARLY))
+        kept.append((round_id, message))
+        while _slices_in(kept) > EARLY_SLICES * self._setting.plan.count:
+            kept.popleft()
+        most = EARLY_SLICES_OF_ALL * self._setting.plan.count + EARLY_OF_EACH * MAX_MEMBERS
+        while sum(map(_slices_in, self._early.values())) > most:
+            max(self._early.values(), key=_slices_in).popleft()
+
+    def take_early(self, round_id: str) -> Iterable[tuple[NodeId, _Part]]:
+        """What has come for this round; the rest was for none."""
+        early, self._early = self._early, {}
+        return [(sender, message) for sender, kept in early.items() for name, message in kept if name == round_id]
+
+    @property
+    def _timing(self) -> ViewTiming:
+        return self._setting.timing_of(self.view, self._first or 0)
+
+    def _here(self) -> set[NodeId]:
+        """Who takes part in this view."""
+        if self.view == self._first and self.view == 0:
+            return set(self.intents)
+        return {node for node, said in self._new_views.items() if said.body.view == self.view}
+
+    def _fitting(self, nodes: Iterable[NodeId]) -> tuple[Signed[Intent], ...]:
+        """As many as a round may have: voters before newcomers, who have a quarter of too few places."""
+        step, most, chosen = self._setting.step, self._setting.most_members, list[Signed[Intent]]()
+        order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
+        order.sort(key=lambda node: node not in step.roster.nodes)
+        if len(order) > most:
+            first = [node for node in order if node in step.roster.nodes][: most * 3 // 4]
+            order = [*first, *reversed([node for node in order if node not in first])]
+        for node in order:
+            members = [one.member for one in chosen]
+            if len(chosen) < most and step.may_meet([*members, self.intents[node].member]):
+                chosen.append(self.intents[node])
+        return tuple(sorted(chosen, key=lambda one: one.member))
+
+    def _accused(self) -> set[NodeId]:
+        """Of whom more members than may lie had nothing, in any view so far."""
+        tolerated = self._setting.step.tolerated
+        return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
+
+
+def _slices_in(kept: Iterable[tuple[str, _Part]]) -> int:
+    """What these messages carry; one that carries none counts as one."""
+    carried = (message.statistics if isinstance(message, StatementSaid) else message.slices for _, message in kept)
+    return sum(max(1, len(slices)) for slices in carried)

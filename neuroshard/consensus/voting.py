@@ -1,0 +1,298 @@
+"""The two votes of a step at one member, and how the step ends. Pure. The safety of a round depends on this file alone.
+
+A member votes twice on a value: to prepare it, then to commit it. A quorum of prepare votes locks the value. Ballots
+counts the votes, and KnownValues has the aggregates that belong to the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from neuroshard.consensus.effects import Accuse, Complete, Effect, Persist, RoundConfig, Say, VoteRecord
+from neuroshard.consensus.roster import Encoded, Step, digest_of
+from neuroshard.consensus.round_messages import (
+    AggregateSent,
+    AggregateWanted,
+    CertificateSaid,
+    IntentSaid,
+    Message,
+    NewViewSaid,
+    Phase,
+    Quorum,
+    Signed,
+    Value,
+    Vote,
+    VoteSaid,
+)
+from neuroshard.types import NodeId
+
+MAX_VIEWS = 64  # whose votes are kept, of each voter the newest: a liar's votes push out its own only
+
+
+class Ballots:
+    """The votes of one step. Of each voter the first one of a phase and view counts."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._votes: dict[tuple[int, Phase], dict[NodeId, Signed[Vote]]] = {}
+
+    def add(self, signed: Signed[Vote]) -> bool:
+        """Whether it is a voter's, and new."""
+        vote = signed.body
+        if vote.step_id != self._step.id or signed.member not in self._step.roster.members:
+            return False
+        said = self._votes.setdefault((vote.view, vote.phase), {})
+        if signed.member.node_id in said:
+            return False
+        said[signed.member.node_id] = signed
+        own = sorted(key for key, of_all in self._votes.items() if signed.member.node_id in of_all)
+        for old in own[: -2 * MAX_VIEWS]:
+            del self._votes[old][signed.member.node_id]
+            if not self._votes[old]:
+                del self._votes[old]
+        return True
+
+    def other_vote(self, signed: Signed[Vote]) -> Signed[Vote] | None:
+        """The vote for another value that this voter gave in the same phase and view: nobody honest does that."""
+        vote = signed.body
+        first = self._votes.get((vote.view, vote.phase), {}).get(signed.member.node_id)
+        is_other = first is not None and vote.step_id == self._step.id and first.body.value != vote.value
+        return first if is_other else None
+
+    def decided(self, view: int, phase: Phase) -> str | None:
+        """The value (hex digest) that a quorum has voted for."""
+        counts: dict[str, int] = {}
+        for signed in self._votes.get((view, phase), {}).values():
+            counts[signed.body.value] = counts.get(signed.body.value, 0) + 1
+        return next((value for value, count in counts.items() if count >= self._step.quorum), None)
+
+    def committed(self) -> tuple[int, str] | None:
+        """View and value of a quorum of commits in any view."""
+        found = ((view, self.decided(view, phase)) for view, phase in self._votes if phase is Phase.COMMIT)
+        return next(((view, value) for view, value in found if value is not None), None)
+
+    def quorum(self, view: int, phase: Phase, value: Value) -> Quorum:
+        """The votes for this value."""
+        return Quorum(value, view, phase, tuple(self.of(view, phase, value.digest)))
+
+    def of(self, view: int, phase: Phase, value: str) -> Iterable[Signed[Vote]]:
+        """Who voted for this value (hex digest)."""
+        said = self._votes.get((view, phase), {})
+        return [said[node] for node in sorted(said) if said[node].body.value == value]
+
+
+Aggregate = tuple[Encoded, ...]
+"""All encoded slices."""
+
+
+class KnownValues:
+    """By digest."""
+
+    def __init__(self, is_slice: Callable[[int, Encoded], bool]) -> None:
+        """`is_slice` tells whether bytes can be the slice of this number of an aggregate."""
+        self._is_slice = is_slice
+        self._known: dict[str, tuple[Value, Aggregate]] = {}
+        self._wanted: dict[str, tuple[Value, dict[int, Encoded]]] = {}
+
+    def add(self, value: Value, aggregate: Aggregate) -> None:
+        """A value that is here with its aggregate."""
+        self._known[value.digest] = value, aggregate
+        self._wanted.pop(value.digest, None)
+
+    def get(self, digest: str | None) -> tuple[Value, Aggregate] | None:
+        """The value and its aggregate, when both are here."""
+        return None if digest is None else self._known.get(digest)
+
+    def want(self, value: Value) -> None:
+        """Fetch the aggregate of this value."""
+        if value.digest not in self._known:
+            self._wanted.setdefault(value.digest, (value, {}))
+
+    def wanted(self) -> Mapping[str, tuple[int, ...]]:
+        """Which slices are missing, by the value's digest."""
+        return {
+            digest: tuple(index for index in range(len(value.aggregate)) if index not in come)
+            for digest, (value, come) in sorted(self._wanted.items())
+        }
+
+    def take(self, digest: str, slices: Mapping[int, Encoded]) -> bool:
+        """Slices that somebody sent; whether the aggregate is complete now. What does not fit its digest is dropped.
+
+        So is what is no slice at all: voters that lie together could agree on it, and nobody could read it.
+        """
+        if digest not in self._wanted:
+            return False
+        value, come = self._wanted[digest]
+        for index, content in slices.items():
+            is_named = 0 <= index < len(value.aggregate) and digest_of(content).hex() == value.aggregate[index]
+            if is_named and self._is_slice(index, content):
+                come[index] = content
+        if len(come) < len(value.aggregate):
+            return False
+        self.add(value, tuple(come[index] for index in range(len(value.aggregate))))
+        return True
+
+
+class Voting:
+    """Belongs to one RoundStateMachine."""
+
+    def __init__(self, setting: RoundConfig, record: VoteRecord | None, completed: Complete | None) -> None:
+        """`record` is what this node has written down of its votes in this step, `completed` how the step has ended."""
+        self.completed = completed
+        self.values = KnownValues(setting.is_result)
+        self.record = record or VoteRecord(setting.step.id, -1, "")
+        self._setting = setting
+        self._ballots = Ballots(setting.step)
+        self._asked = 0  # times
+        self._certificate: Quorum | None = None  # of a value whose aggregate may still be on its way
+        if self.lock is not None:
+            self.values.add(self.lock.value, self.record.aggregate)
+        if completed is not None:
+            self.values.add(completed.certificate.value, completed.aggregate)
+
+    @property
+    def lock(self) -> Quorum | None:
+        """What this node has voted to commit, so that the step may have ended with it elsewhere."""
+        return self.record.lock
+
+    @property
+    def last_view(self) -> int:
+        """Of a vote of this node; -1 before the first."""
+        return max(self.record.view, -1 if self.lock is None else self.lock.view)
+
+    @property
+    def knows_end(self) -> bool:
+        """Whether the step has ended by a certificate, whose aggregate may still be on its way."""
+        return self.completed is not None or self._certificate is not None
+
+    def prepare(self, view: int, value: Value, proof: Quorum | None) -> list[Effect]:
+        """Vote for a value in this view, unless this node has another vote in it or supports something else.
+
+        `proof` is what the view's proposal shows: that a quorum prepared the value in an earlier view.
+        """
+        record = self.record
+        has_other_vote = record.view >= view and record.prepared != value.digest
+        if not self._is_voter or self.knows_end or has_other_vote or not self._supports(value, proof):
+            return []
+        effects = list[Effect]()
+        if record.view < view:
+            self.record = replace(record, view=view, prepared=value.digest)
+            effects.append(Persist(self.record))
+        return [*effects, *self._vote(view, Phase.PREPARE, value), *self.count(view)]
+
+    def count(self, view: int) -> list[Effect]:
+        """Lock and commit what a quorum has prepared in the present view; end with what a quorum has committed."""
+        effects = list[Effect]()
+        prepared = self.values.get(self._ballots.decided(view, Phase.PREPARE))
+        may_lock = self._is_voter and not self.knows_end and (self.lock is None or self.lock.view < view)
+        if prepared is not None and may_lock:
+            value, aggregate = prepared
+            lock = self._ballots.quorum(view, Phase.PREPARE, value)
+            self.record = replace(self.record, lock=lock, aggregate=aggregate)
+            effects += [Persist(self.record), *self._vote(view, Phase.COMMIT, value)]
+        return [*effects, *self._end()]
+
+    def take(self, sender: NodeId, message: VoteSaid | CertificateSaid | AggregateSent, view: int) -> list[Effect]:
+        """What others say of values; `view` is the present one."""
+        match message:
+            case VoteSaid(signed):
+                return self._take_vote(signed, view)
+            case CertificateSaid(certificate):
+                return self._take_certificate(sender, certificate)
+            case AggregateSent(value, slices):
+                return self.count(view) if self.values.take(value, slices) else []
+
+    def is_lock(self, quorum: Quorum) -> bool:
+        """Whether a quorum has prepared this."""
+        return quorum.phase is Phase.PREPARE and self._counts(quorum)
+
+    def ask(self, whom: NodeId | None = None) -> list[Effect]:
+        """Ask somebody for aggregates of values that others hold: another one each time, unless `whom` is said."""
+        others = sorted(self._setting.others)
+        if self.completed is not None or not others:
+            return []
+        wanted = self.values.wanted()
+        self._asked += bool(wanted)
+        to = frozenset({others[self._asked % len(others)] if whom is None else whom})
+        return [Say(to, AggregateWanted(self._setting.step.id, value, missing)) for value, missing in wanted.items()]
+
+    def help(self, sender: NodeId, message: Message) -> list[Effect]:
+        """What others lack: the end of the step, and the slices of an aggregate."""
+        if self.completed is not None:
+            told = certificate_for(self.completed.certificate, sender, message)
+            if told:
+                return told
+        known = self.values.get(message.value) if isinstance(message, AggregateWanted) else None
+        return [] if known is None else slices_for(known[1], sender, message)
+
+    def _counts(self, quorum: Quorum) -> bool:
+        """Whether enough voters said this, of an aggregate of all slices: of fewer, the others would be anything."""
+        is_whole = len(quorum.value.aggregate) == self._setting.plan.count
+        return is_whole and quorum.is_valid_for(self._setting.step)
+
+    @property
+    def _is_voter(self) -> bool:
+        return self._setting.member in self._setting.step.roster.members
+
+    def _supports(self, value: Value, proof: Quorum | None) -> bool:
+        if self.lock is None or self.lock.value.digest == value.digest:
+            return True
+        return proof is not None and proof.value.digest == value.digest and proof.view > self.lock.view
+
+    def _vote(self, view: int, phase: Phase, value: Value) -> list[Effect]:
+        signed = self._setting.sign(Vote(self._setting.step.id, view, phase, value.digest))
+        return [Say(self._setting.others, VoteSaid(signed))] if self._ballots.add(signed) else []
+
+    def _take_vote(self, signed: Signed[Vote], view: int) -> list[Effect]:
+        return self.count(view) if self._ballots.add(signed) else self._contradictions([signed])
+
+    def _take_certificate(self, sender: NodeId, certificate: Quorum) -> list[Effect]:
+        if certificate.phase is not Phase.COMMIT or not self._counts(certificate):
+            return []
+        lies, is_first = self._contradictions(certificate.votes), self._certificate is None
+        self._certificate = certificate  # a liar's vote in it may be another one than was heard here
+        self.values.want(certificate.value)
+        # an aggregate is large: who says the same later is asked only when nothing comes
+        return [*lies, *(self._end() or (self.ask(sender) if is_first else []))]
+
+    def _contradictions(self, votes: Iterable[Signed[Vote]]) -> list[Effect]:
+        others = [(vote, self._ballots.other_vote(vote)) for vote in votes]
+        what = "It voted for two values in one view."
+        return [Accuse(vote.member.node_id, what, (one.claim, vote.claim)) for vote, one in others if one is not None]
+
+    def _end(self) -> list[Effect]:
+        if self.completed is not None:
+            return []
+        view, digest = self._ballots.committed() or (0, None)
+        known = self.values.get(digest)
+        if known is not None:
+            self._certificate = self._ballots.quorum(view, Phase.COMMIT, known[0])
+        certificate = self._certificate
+        known = None if certificate is None else self.values.get(certificate.value.digest)
+        if certificate is None or known is None:
+            return []
+        value, aggregate = known
+        self.completed = Complete(certificate, aggregate)
+        to = self._setting.others | {member.node_id for member in value.members} - {self._setting.self_id}
+        return [Say(to, CertificateSaid(certificate)), self.completed]  # nobody says anything after the end
+
+
+def certificate_for(certificate: Quorum, sender: NodeId, message: Message) -> list[Effect]:
+    """The certificate of a step, for somebody for whom it has not ended yet."""
+    step_id, is_known = certificate.value.step_id, False
+    match message:
+        case IntentSaid(signed) | NewViewSaid(signed):
+            is_known = signed.body.step_id == step_id
+        case AggregateWanted(wanted_of, value):
+            is_known = wanted_of == step_id and value != certificate.value.digest
+        case _:
+            pass
+    return [Say(frozenset({sender}), CertificateSaid(certificate))] if is_known else []
+
+
+def slices_for(aggregate: Aggregate, sender: NodeId, message: Message) -> list[Effect]:
+    """The slices of an aggregate that somebody wants."""
+    if not isinstance(message, AggregateWanted):
+        return []
+    sent = {index: aggregate[index] for index in message.slices if 0 <= index < len(aggregate)}
+    return [Say(frozenset({sender}), AggregateSent(message.value, sent))]

@@ -1,0 +1,246 @@
+"""Held-out losses: evaluations, their comparison sequence by sequence, and signed claims of losses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, sqrt
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from neuroshard.errors import CheckpointError
+from neuroshard.identity import NodeIdentity, SignedClaim, hash_parts, sign_claim, verify_claim
+from neuroshard.identity.claims import ForeignClaimError
+from neuroshard.status.snapshot import HeldOutPoint
+from neuroshard.types import JsonValue, LayerRange, NodeId, RunId
+
+PINNED_SEQUENCES = 32
+TIME_SHARE = 0.02
+MIN_INTERVAL_SECONDS = 5.0  # nobody reads more points than that
+MAX_EVALUATIONS = 128
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss of each pinned sequence at one step, nats a token."""
+
+    step: int
+    time: float  # seconds since the epoch
+    losses: tuple[float, ...]
+    measured_by: tuple[NodeId, ...] = ()  # nodes that hold the last stage and signed the losses; (): this node itself
+    claims: tuple[str, ...] = ()  # what they signed; only the newest evaluation keeps it
+
+    @property
+    def mean(self) -> float:
+        """Mean nats a token."""
+        return sum(self.losses) / len(self.losses)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every loss is a number."""
+        return all(isfinite(loss) for loss in self.losses)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Mean of (earlier - later) over the sequences, positive when the model got better, with its standard error."""
+
+    mean: float
+    standard_error: float
+
+    def exceeds(self, errors: float, margin: float) -> bool:
+        """Whether it is an improvement beyond `errors` standard errors and beyond `margin` nats."""
+        return isfinite(self.mean) and self.mean > margin and self.mean > errors * self.standard_error
+
+
+def paired_difference(earlier: Evaluation, later: Evaluation) -> PairedDifference:
+    """Compare two evaluations of the same sequences; pairing removes how hard each sequence is.
+
+    Standard error = s / sqrt(n), with s the sample standard deviation of the n differences.
+    """
+    differences = [a - b for a, b in zip(earlier.losses, later.losses, strict=True)]
+    n = len(differences)
+    mean = sum(differences) / n
+    variance = sum((d - mean) ** 2 for d in differences) / (n - 1) if n > 1 else float("inf")
+    return PairedDifference(mean, sqrt(variance / n))
+
+
+def evaluation_is_due(trained_seconds: float, cost_seconds: float | None) -> bool:
+    """Whether an evaluation that costs `cost_seconds` stays within 2 % of the time trained since the last one.
+
+    The first one (cost unknown) is due at once: it is what all later ones are compared with.
+    """
+    if cost_seconds is None:
+        return True
+    return trained_seconds >= max(MIN_INTERVAL_SECONDS, cost_seconds / TIME_SHARE)
+
+
+class EvaluationRecord:
+    """Evaluations of a run, the first one kept for ever; in the middle every second one is dropped when it is full."""
+
+    def __init__(self, evaluations: Sequence[Evaluation] = (), capacity: int = MAX_EVALUATIONS) -> None:
+        self._capacity = capacity
+        self._evaluations: list[Evaluation] = []
+        self._points: list[HeldOutPoint] = []
+        for evaluation in evaluations:
+            self.add(evaluation)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no baseline yet."""
+        return not self._evaluations
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Oldest first; the first one is the baseline."""
+        return tuple(self._evaluations)
+
+    @property
+    def points(self) -> tuple[HeldOutPoint, ...]:
+        """The same for display."""
+        return tuple(self._points)
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Append the newest evaluation."""
+        if self._evaluations:
+            self._evaluations[-1] = replace(self._evaluations[-1], claims=())
+        self._evaluations.append(evaluation)
+        self._points.append(_point(self._evaluations[0], evaluation))
+        if len(self._evaluations) >= self._capacity:
+            keep = [0, *range(2, self._capacity // 2, 2), *range(self._capacity // 2, len(self._evaluations))]
+            self._evaluations = [self._evaluations[i] for i in keep]
+            self._points = [self._points[i] for i in keep]
+
+    def to_json(self) -> JsonValue:
+        """Rows for a checkpoint."""
+        return [_row(evaluation) for evaluation in self._evaluations]
+
+    @classmethod
+    def from_json(cls, rows: JsonValue) -> EvaluationRecord:
+        """The record of a checkpoint. Raises CheckpointError for rows that `to_json` cannot have written."""
+        if not isinstance(rows, list) or len(rows) > MAX_EVALUATIONS:
+            raise CheckpointError("The evaluations of the checkpoint are malformed.")
+        return cls([_evaluation(row) for row in rows])
+
+
+def _point(baseline: Evaluation, evaluation: Evaluation) -> HeldOutPoint:
+    difference = paired_difference(baseline, evaluation)
+    return HeldOutPoint(
+        evaluation.step,
+        evaluation.time,
+        evaluation.mean,
+        difference.mean,
+        difference.standard_error,
+        evaluation.measured_by,
+    )
+
+
+def _texts(rest: Sequence[JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Nodes and claims. Raises CheckpointError for anything else."""
+    match rest:
+        case [[*nodes], [*claims]]:
+            texts = [each for each in (*nodes, *claims) if isinstance(each, str)]
+            if len(texts) == len(nodes) + len(claims):
+                return tuple(texts[: len(nodes)]), tuple(texts[len(nodes) :])
+        case _:
+            pass
+    raise CheckpointError("Who measured an evaluation of the checkpoint is malformed.")
+
+
+def _row(evaluation: Evaluation) -> JsonValue:
+    """What nobody else has measured is written as it always was."""
+    row: list[JsonValue] = [evaluation.step, evaluation.time, list(evaluation.losses)]
+    return [*row, list(evaluation.measured_by), list(evaluation.claims)] if evaluation.measured_by else row
+
+
+def _evaluation(row: JsonValue) -> Evaluation:
+    match row:
+        case [int(step), float() | int() as time, [*losses], *rest] if losses:
+            numbers = tuple(float(loss) for loss in losses if isinstance(loss, float | int))
+            nodes, claims = _texts(rest) if rest else ((), ())
+            if len(numbers) == len(losses) and all(isfinite(loss) for loss in numbers):
+                return Evaluation(step, float(time), numbers, tuple(map(NodeId, nodes)), claims)
+        case _:
+            pass
+    raise CheckpointError("An evaluation of the checkpoint is malformed.")
+
+
+DOMAIN = "held_out_losses"
+MAX_AGE_SECONDS = 300.0
+_DIGITS = 6
+
+
+LossSigner: TypeAlias = Callable[[Tensor, Tensor], str]
+"""Takes labels (b, t) and losses (b,) summed over each sequence; the encoded claim."""
+
+LossCheck: TypeAlias = Callable[[NodeId, str, Tensor, Tensor], SignedClaim]
+"""Takes who sent an encoded claim, that, labels and losses; the claim. Raises DataError."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the last stage measured."""
+
+    summed: Tensor  # (b,) nats over the tokens of each sequence
+    claim: SignedClaim | None = None  # of the node that measured it; None: this one
+
+
+@dataclass(frozen=True)
+class MeasuredWith:
+    """The weights that a loss was measured with."""
+
+    run_id: RunId
+    layers: LayerRange  # of the last stage
+    outer_step: int  # of that stage
+    root: str = ""  # of its state, when that names the present weights
+
+
+def claim_bytes(batch_size: int) -> int:
+    """The largest encoded claim about so many sequences."""
+    return 1536 + 32 * batch_size
+
+
+def nats_per_token(summed: Tensor, tokens: int) -> tuple[float, ...]:
+    """Losses (b,) summed over the tokens of each sequence -> what is told of them and kept."""
+    means = cast("list[float]", (summed / tokens).tolist())  # pyright: ignore[reportUnknownMemberType]
+    return tuple(round(loss, _DIGITS) for loss in means)
+
+
+def signed_losses(
+    identity: NodeIdentity, weights: MeasuredWith, labels: Tensor, summed: Tensor, now: float
+) -> SignedClaim:
+    """A claim about the losses (b,) of the sequences that continue with these labels (b, t).
+
+    `now` is in seconds since the epoch. Raises ValueError for losses that are not finite.
+    """
+    return sign_claim(identity, DOMAIN, _payload(weights, labels, summed), now)
+
+
+def verified_losses(
+    encoded: str, sender: NodeId, weights: MeasuredWith, labels: Tensor, summed: Tensor, *, now: float
+) -> SignedClaim:
+    """The claim, when it is the sender's about exactly these losses, labels, layers and run; whatever the outer step.
+
+    Raises DataError that says what is wrong with it.
+    """
+    claim = SignedClaim.decode(encoded.encode(), claim_bytes(len(labels)))
+    payload = verify_claim(claim, DOMAIN, now, sender, MAX_AGE_SECONDS).payload
+    expected = _payload(weights, labels, summed)
+    fixed = expected.keys() - {"outer_step", "root"}
+    if not isinstance(payload, Mapping) or any(payload.get(name) != expected[name] for name in fixed):
+        raise ForeignClaimError(f"Node {sender} signed other losses than it told.")
+    return claim
+
+
+def _payload(weights: MeasuredWith, labels: Tensor, summed: Tensor) -> dict[str, JsonValue]:
+    ids = labels.to(torch.int32).contiguous().cpu().numpy().tobytes()
+    return {
+        "run_id": weights.run_id,
+        "layers": [weights.layers.start, weights.layers.stop],
+        "outer_step": weights.outer_step,
+        "root": weights.root,
+        "sequences": hash_parts("neuroshard/held-out", *labels.shape, ids).hex(),
+        "losses": list(nats_per_token(summed, labels.shape[1])),
+    }

@@ -1,0 +1,305 @@
+"""Loads a shard: download, verification, conversion to the run's vocabulary, and the cache.
+
+A data set's tokenizer table may grow after a run was created. The loader replaces each token that the run does not
+know by its parts."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import anyio
+import anyio.to_thread
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.data.cache import CachedShard, ShardCache
+from neuroshard.data.data_set import Genesis
+from neuroshard.data.manifest import (
+    DEFAULT_SHARD_TOKENS,
+    MAX_SHARD_TOKENS,
+    TokenizerEntry,
+    shard_name,
+    shard_size_limits,
+)
+from neuroshard.data.shard_file import ShardForm
+from neuroshard.data.tokenizer.table import FIRST_MERGE_ID, TokenizerTable
+from neuroshard.data.transfer import FileRequest
+from neuroshard.data.windows import TokenArray
+from neuroshard.errors import DataError, DiskFullError, UnwritableError
+from neuroshard.identity.signing import hash_parts
+from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
+from neuroshard.types import ShardId
+
+MAX_PARTS = 1 << 24  # of all merges of a table together; 64 MB
+_CHUNK_TOKENS = 1 << 17  # bounds the memory of intermediate results
+Tokens: TypeAlias = "NDArray[np.unsignedinteger[Any]]"
+
+
+class TokenExpansion:
+    """Takes every id at or above `vocabulary_size` apart, again and again, until only lower ids remain.
+
+    The same text comes out, in more tokens; which ones depends on the table and the vocabulary alone.
+    Raises DataError when the parts of all merges would fill the memory.
+    """
+
+    def __init__(self, table: TokenizerTable, vocabulary_size: int) -> None:
+        if vocabulary_size < FIRST_MERGE_ID:
+            raise ValueError(f"a vocabulary has at least {FIRST_MERGE_ID} ids, got {vocabulary_size}")
+        beyond = table.merges[vocabulary_size - FIRST_MERGE_ID :]
+        counts = array("q", [1]) * vocabulary_size
+        for first, second in beyond:
+            counts.append(counts[first] + counts[second])
+        self._counts = np.frombuffer(counts, dtype=np.int64)  # (ids,) lower ids that each id becomes
+        self._starts = np.cumsum(self._counts) - self._counts  # (ids,) where they begin in the parts
+        total = int(self._starts[-1] + self._counts[-1])
+        if total > MAX_PARTS:
+            raise DataError(
+                f"The tokenizer table cannot be read with a vocabulary of {vocabulary_size:,} ids: its merges have "
+                f"{total:,} parts, at most {MAX_PARTS:,} are accepted.",
+                "Create a run with a larger vocabulary.",
+            )
+        self._parts = _parts_of(beyond, self._starts, self._counts, vocabulary_size)
+
+    def expand(self, tokens: Tokens, most_tokens: int) -> Tokens:
+        """(m,) ids below the vocabulary for (n,) ids of the table, m >= n.
+
+        Raises DataError when m would exceed `most_tokens`; the ids themselves must have been checked.
+        """
+        pieces = [tokens[start : start + _CHUNK_TOKENS] for start in range(0, len(tokens), _CHUNK_TOKENS)]
+        total = sum(int(self._counts[piece].sum()) for piece in pieces)
+        if total > most_tokens:
+            raise DataError(
+                f"A shard would have {total:,} tokens in the run's vocabulary, at most {most_tokens:,} fit."
+            )
+        expanded = np.empty(total, dtype=self._parts.dtype)
+        filled = 0
+        for piece in pieces:
+            counts = self._counts[piece]
+            ends = np.cumsum(counts)
+            shifts = np.repeat(self._starts[piece] - (ends - counts), counts)
+            places: NDArray[np.int64] = np.arange(len(shifts), dtype=np.int64) + shifts
+            expanded[filled : filled + len(places)] = self._parts[places]
+            filled += len(places)
+        return expanded
+
+
+def _parts_of(
+    beyond: tuple[tuple[int, int], ...], starts: NDArray[np.int64], counts: NDArray[np.int64], vocabulary_size: int
+) -> Tokens:
+    """The lower ids of all ids one after another; an id of the vocabulary is its own part."""
+    parts = array("I", range(vocabulary_size))
+    begins, lengths = starts.tolist(), counts.tolist()
+    for first, second in beyond:
+        parts += parts[begins[first] : begins[first] + lengths[first]]
+        parts += parts[begins[second] : begins[second] + lengths[second]]
+    return np.array(parts, dtype=np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+
+
+_EXPANSIONS_IN_MEMORY = 2
+_REFUSALS = 2  # of each place where a table may lie
+
+
+class VocabularyMapper:
+    """Reads shards with the first `vocabulary_size` ids of the run's table, whatever table made them.
+
+    A table that grew has the merges of the smaller one first, so a shard of either means the same text. Without a list
+    of tables in the manifest there is one only, and the run knows all of it.
+    """
+
+    def __init__(self, genesis: Genesis, vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
+        self._genesis = genesis
+        self._expansions: OrderedDict[str, TokenExpansion] = OrderedDict()  # by the table's digest
+        self._lock = anyio.Lock()
+
+    def id_count(self, shard: ShardId) -> int:
+        """Ids in the shard's file are below this."""
+        entry = self._genesis.manifest.tokenizer_of(shard)
+        return self.vocabulary_size if entry is None else entry.next_merge_id
+
+    async def in_vocabulary(self, shard: ShardId, tokens: TokenArray, largest: int) -> TokenArray:
+        """The (n,) tokens of a shard, or more and lower ones when `largest`, its largest id, is not of the run.
+
+        Raises DataError when the shard has ids that its table lacks, or when that table is no continuation of the
+        run's; FileMissingError and others of the fetcher when the table does not come.
+        """
+        if largest >= self.id_count(shard):
+            raise DataError(
+                f"Shard {shard} has the token id {largest}, outside its vocabulary of {self.id_count(shard)}."
+            )
+        if largest < self.vocabulary_size:
+            return tokens
+        entry = self._genesis.manifest.tokenizer_of(shard)
+        if entry is None:
+            raise AssertionError("without a list of tables all ids are of the run")
+        expansion = await self._expansion(entry)
+        return await anyio.to_thread.run_sync(expansion.expand, tokens, MAX_SHARD_TOKENS)
+
+    async def _expansion(self, entry: TokenizerEntry) -> TokenExpansion:
+        async with self._lock:
+            if entry.sha256 not in self._expansions:
+                data = await self._genesis.tables.load(entry.sha256, _REFUSALS)
+                expansion = await anyio.to_thread.run_sync(self._read, data, entry)
+                self._expansions[entry.sha256] = expansion
+            self._expansions.move_to_end(entry.sha256)
+            while len(self._expansions) > _EXPANSIONS_IN_MEMORY:
+                self._expansions.popitem(last=False)
+            return self._expansions[entry.sha256]
+
+    def _read(self, data: bytes, entry: TokenizerEntry) -> TokenExpansion:
+        table = TokenizerTable.load(data, len(data))
+        if table.next_merge_id != entry.next_merge_id:
+            raise DataError(
+                f"The tokenizer {entry.sha256[:16]} has {table.next_merge_id} ids, "
+                f"the manifest says {entry.next_merge_id}."
+            )
+        if data != self._genesis.tokenizer:
+            known = self.vocabulary_size - FIRST_MERGE_ID
+            if TokenizerTable.load(self._genesis.tokenizer).merges[:known] != table.merges[:known]:
+                raise DataError(f"The tokenizer {entry.sha256[:16]} does not continue the one of this run.")
+        return TokenExpansion(table, self.vocabulary_size)
+
+
+_LOG = logging.getLogger(__name__)
+_UNVERIFIED_KEY_DOMAIN = "neuroshard/unverified-shard"
+
+
+class UnusableShardError(DataError):
+    """The source answers, but what it gives for this shard cannot be trained on."""
+
+
+@dataclass
+class _Gate:
+    """Lets one task at a time load a shard; removed when nobody waits."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    users: int = 0
+
+
+class ShardLoader:
+    """Loads shards; several tasks may ask for the same one and it comes once."""
+
+    def __init__(self, genesis: Genesis, cache: ShardCache, *, vocabulary_size: int, give_up_after: int = 4) -> None:
+        self._genesis = genesis
+        self._tables = VocabularyMapper(genesis, vocabulary_size)
+        self._cache = cache
+        self._give_up_after = give_up_after
+        self._gates: dict[ShardId, _Gate] = {}
+        self._released = anyio.Event()
+        self._origins: dict[ShardId, ShardOrigin] = {}  # of shards checked since the start, while they are cached
+
+    async def load(self, shard: ShardId, *, keep: Collection[ShardId], patient: bool = False) -> CachedShard:
+        """The shard, verified, in the run's vocabulary; waits while its source or the disk can give or take nothing.
+
+        `keep` are shards in use, which the cache must not remove. Raises UnusableShardError after several answers that
+        were missing or wrong (never when `patient`), and StorageError when the storage limit is too small.
+        """
+        gate = self._gates.setdefault(shard, _Gate())
+        gate.users += 1
+        try:
+            async with gate.lock:
+                return await self._readable(await self._obtained(shard, keep, patient))
+        finally:
+            gate.users -= 1
+            if not gate.users:
+                self._gates.pop(shard, None)
+
+    def held(self) -> tuple[ShardId, ...]:
+        """Shards of this data set in the cache, as far as the digests in memory tell."""
+        return tuple(shard for shard in self._cache.shards() if self._size_of(shard) is not None)
+
+    def standing(self, shard: ShardId, use: ShardUse) -> ShardStatus:
+        """What is known of a shard; looks at memory only."""
+        size = self._size_of(shard)
+        if size is None:
+            self._origins.pop(shard, None)
+        origin = self._origins.get(shard)
+        return ShardStatus(shard, use, size, origin, verified=origin is not None and self._genesis.verified)
+
+    def _size_of(self, shard: ShardId) -> int | None:
+        if shard >= self._genesis.manifest.total_shards:
+            return None
+        is_named = bool(self._genesis.manifest.pages)
+        key = self._genesis.known_digest(shard) if is_named else self._unverified_key(shard)
+        return None if key is None else self._cache.size_of(shard, key)
+
+    async def _key(self, shard: ShardId) -> bytes:
+        return await self._genesis.shard_digest(shard) or self._unverified_key(shard)
+
+    def _unverified_key(self, shard: ShardId) -> bytes:
+        return hash_parts(_UNVERIFIED_KEY_DOMAIN, self._genesis.fetcher.source.description, shard)
+
+    async def _readable(self, cached: CachedShard) -> CachedShard:
+        try:
+            tokens = await self._tables.in_vocabulary(cached.shard, cached.tokens, cached.largest)
+        except DataError as error:
+            raise UnusableShardError(f"Shard {cached.shard} cannot be used: {error}") from error
+        return replace(cached, tokens=tokens)
+
+    async def _obtained(self, shard: ShardId, keep: Collection[ShardId], patient: bool) -> CachedShard:
+        """From the cache, or fetched into it; again and again while the disk is full or cannot be written."""
+        failures = 0
+        name = shard_name(shard)
+        while True:
+            try:
+                key = await self._key(shard)
+                cached = await anyio.to_thread.run_sync(self._cache.get, shard, key)
+                if cached is not None:
+                    self._origins.setdefault(shard, ShardOrigin.EARLIER)
+                return cached or await self._fetch_once(shard, key, keep, patient)
+            except (DiskFullError, UnwritableError) as error:
+                failures += 1
+                if isinstance(error, DiskFullError):
+                    await anyio.to_thread.run_sync(self._cache.release_all, {*keep, shard})
+                await self._genesis.fetcher.wait(name, error, failures)
+            finally:
+                self._genesis.fetcher.finished(name)
+
+    async def _fetch_once(self, shard: ShardId, key: bytes, keep: Collection[ShardId], patient: bool) -> CachedShard:
+        exact = self._genesis.manifest.tokens_per_shard
+        most, ids = exact or self._most_tokens(), self._tables.id_count(shard)
+        request = FileRequest(
+            shard_name(shard),
+            least_bytes=shard_size_limits(exact or 1)[0],
+            most_bytes=shard_size_limits(most)[1],
+            digest=key.hex() if self._genesis.manifest.pages else None,
+            give_up_after=None if patient else self._give_up_after,
+            address=key.hex() if self._genesis.manifest.pages else "",
+        )
+
+        form = ShardForm(request.name, most, exact, has_digest=request.digest is not None)
+        await self._reserve(shard, self._cache.file_size(most, ids), keep)
+        try:
+            with self._cache.writer(shard, key, ids, form) as writer:
+                finish = partial(self._cache.take, shard, key, writer)
+                cached = await self._genesis.fetcher.fetch_into(request, writer, finish)
+        except DataError as error:
+            raise UnusableShardError(f"Shard {shard} cannot be used: {error}") from error
+        else:
+            is_given = self._genesis.fetcher.is_from_others(request.name)
+            self._origins[shard] = ShardOrigin.NODE if is_given else ShardOrigin.SOURCE
+            return cached
+        finally:
+            self._cache.release(shard, keep)
+            released, self._released = self._released, anyio.Event()
+            released.set()
+
+    async def _reserve(self, shard: ShardId, needed_bytes: int, keep: Collection[ShardId]) -> None:
+        """Wait until other downloads leave room under the storage limit."""
+        while True:
+            released = self._released
+            if await anyio.to_thread.run_sync(self._cache.reserve, shard, needed_bytes, keep):
+                return
+            await released.wait()
+
+    def _most_tokens(self) -> int:
+        """What a shard of a minimal manifest may hold: twice the average it claims. So much room is set aside."""
+        manifest = self._genesis.manifest
+        average = -(-manifest.total_tokens // manifest.total_shards)
+        return min(2 * (average or DEFAULT_SHARD_TOKENS), MAX_SHARD_TOKENS)

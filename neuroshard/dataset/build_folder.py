@@ -1,0 +1,150 @@
+"""The folder of a build: build.json, and the replacement of an older build by a finished one.
+
+A build replaces only files that an earlier build wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from neuroshard.config.state_file import TEMPORARY_PREFIX, write_atomically
+from neuroshard.dataset.folder_destination import LOCK_NAME
+from neuroshard.errors import StorageError
+from neuroshard.types import JsonValue
+
+_Value = TypeVar("_Value", str, int, float)
+
+REPORT_NAME = "build.json"
+UNFINISHED_SUFFIX = ".unfinished"  # of the folder that a build works in
+_MAX_REPORT_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """A finished Genesis folder in numbers."""
+
+    fingerprint: str  # of the text, the options and the signing key
+    source: str
+    documents: int  # as found
+    near_duplicates: int  # of them dropped
+    text_bytes: int  # UTF-8, after dropping
+    vocabulary: int  # ids in use
+    tokens: int  # in all shards together
+    shards: int
+    tokens_per_shard: int
+    unigram_entropy: float  # nats a token, over all shards
+
+    def to_json(self) -> bytes:
+        """The bytes of build.json."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+
+def read_report(folder: Path) -> BuildReport | None:
+    """The report of a folder built here; None when there is none or it cannot be understood."""
+    try:
+        with (folder / REPORT_NAME).open("rb") as file:
+            return _report_from(cast("JsonValue", json.loads(file.read(_MAX_REPORT_BYTES))))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None  # no report, no reuse: the folder is built again
+
+
+def _report_from(value: JsonValue) -> BuildReport:
+    """Raises TypeError when a field is missing or of another type."""
+    if not isinstance(value, Mapping):
+        raise TypeError("a report is an object")
+    return BuildReport(
+        fingerprint=_field(value, "fingerprint", str),
+        source=_field(value, "source", str),
+        documents=_field(value, "documents", int),
+        near_duplicates=_field(value, "near_duplicates", int),
+        text_bytes=_field(value, "text_bytes", int),
+        vocabulary=_field(value, "vocabulary", int),
+        tokens=_field(value, "tokens", int),
+        shards=_field(value, "shards", int),
+        tokens_per_shard=_field(value, "tokens_per_shard", int),
+        unigram_entropy=_field(value, "unigram_entropy", float),
+    )
+
+
+def _field(value: Mapping[str, JsonValue], name: str, kind: type[_Value]) -> _Value:
+    item = value.get(name)
+    if isinstance(item, bool) or not isinstance(item, kind):
+        raise TypeError(f"{name} is not of type {kind.__name__}")
+    return item
+
+
+OUTDATED_SUFFIX = ".outdated"  # of an older build that stepped aside
+RUN_NAME = "run.json"
+_RUN_MODE = 0o644  # it is served with the manifest
+_BUILT_NAME = re.compile(
+    rf"({re.escape(REPORT_NAME)}|{re.escape(LOCK_NAME)}|manifest\.json|tokenizer\.json|shard_[0-9]+\.pt|pages(/[0-9]+\.bin)?"
+    rf"|tokenizers(/[0-9a-f]{{64}}\.json)?|((pages|tokenizers)/)?{re.escape(TEMPORARY_PREFIX)}.*)"
+)
+
+
+def unfinished_folder(folder: Path) -> Path:
+    """Where the build of `folder` works until it is done."""
+    return folder.with_name(folder.name + UNFINISHED_SUFFIX)
+
+
+def refuse_foreign_files(folder: Path, *, has_report: bool) -> None:
+    """Raises StorageError unless the folder is absent, empty or a build's own, and what builds put beside it is too.
+
+    A build's own folder has a readable report (`has_report`) and holds nothing else than a build writes.
+    """
+    found = _foreign_entry(folder)
+    if found is None and not has_report and folder.exists() and any(folder.iterdir()):
+        found = folder
+    for beside in (unfinished_folder(folder), _outdated_folder(folder)):
+        found = found or _foreign_entry(beside)
+    if found is not None:
+        raise StorageError(f"{found} was not built here, and would be replaced.", "Name a new or empty folder.")
+
+
+def has_default_run(folder: Path) -> bool:
+    """Whether a default run stands beside the data."""
+    return _is_default_run(folder / RUN_NAME)
+
+
+def replace_folder(finished: Path, folder: Path) -> None:
+    """Put the finished folder in place; an older build steps aside first and is removed last. Raises OSError.
+
+    The older build's default run is in the finished folder before that takes its place.
+    """
+    outdated = _outdated_folder(folder)
+    older = folder if folder.exists() else outdated  # a swap that was killed left the older build aside
+    if has_default_run(older):
+        write_atomically(finished / RUN_NAME, (older / RUN_NAME).read_bytes(), _RUN_MODE)
+    if outdated.exists() and folder.exists():
+        shutil.rmtree(outdated)
+    if folder.exists():
+        folder.rename(outdated)
+    finished.rename(folder)
+    if outdated.exists():
+        shutil.rmtree(outdated)
+
+
+def _outdated_folder(folder: Path) -> Path:
+    return folder.with_name(folder.name + OUTDATED_SUFFIX)
+
+
+def _foreign_entry(folder: Path) -> Path | None:
+    """Something in the folder that no build writes, or the path itself when it is no folder."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        return folder
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if not (_BUILT_NAME.fullmatch(name) or (name == RUN_NAME and _is_default_run(path))):
+            return path
+    return None
+
+
+def _is_default_run(file: Path) -> bool:
+    return file.is_file() and not file.is_symlink()

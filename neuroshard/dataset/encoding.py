@@ -1,0 +1,112 @@
+"""Tokenises batches in several processes. The output and its order do not depend on the number of processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import connection
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from neuroshard.data.tokenizer import Tokenizer, TokenizerTable
+from neuroshard.dataset.batches import NO_TOKENS, Ids, Mark, Piece, TextBatch
+from neuroshard.errors import NeuroShardError
+
+_BATCHES_A_WORKER = 64  # on the way, so that none waits while the main process syncs a shard to the disk
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """The ids of one batch (n,), where its source stands after it, and its size as UTF-8."""
+
+    ids: Ids
+    mark: Mark
+    text_bytes: int
+
+
+class EncodingPool:
+    """Processes that tokenise with one table. They end with this object, and also when this process is killed."""
+
+    def __init__(self, table: TokenizerTable, workers: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="neuroshard-table-")
+        self._file = Path(self._folder.name) / "tokenizer.json"
+        self._file.write_bytes(table.to_json())
+        self._queue_length = workers * _BATCHES_A_WORKER
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
+        self._processes = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_worker)
+
+    def __enter__(self) -> EncodingPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.shutdown(wait=True, cancel_futures=True)
+        self._folder.cleanup()
+
+    def encode(self, batches: Iterable[TextBatch]) -> Generator[EncodedBatch]:
+        """Every batch in its turn; a bounded number of them is on the way. Raises NeuroShardError if a process dies."""
+        on_the_way: deque[tuple[Future[tuple[Ids, int]], Mark]] = deque()
+        try:
+            for batch in batches:
+                on_the_way.append((self._processes.submit(_encode, self._file, batch.pieces), batch.mark))
+                if len(on_the_way) >= self._queue_length:
+                    yield _collected(*on_the_way.popleft())
+            while on_the_way:
+                yield _collected(*on_the_way.popleft())
+        except BrokenProcessPool as error:
+            raise NeuroShardError(
+                "A tokenising process was ended from outside, perhaps for want of memory.",
+                "Give the same command again: it goes on. Fewer --workers need less memory.",
+            ) from error
+        finally:
+            for future, _ in on_the_way:
+                future.cancel()  # nobody waits for them any more
+
+
+def _collected(future: Future[tuple[Ids, int]], mark: Mark) -> EncodedBatch:
+    ids, text_bytes = future.result()
+    return EncodedBatch(ids, mark, text_bytes)
+
+
+def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Ids:
+    """Ids of the pieces one after another, BOS before and EOS after each document; uint16 when that holds all ids."""
+    dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
+    parts = [tokenizer.encode(piece.text, bos=piece.begins, eos=piece.ends) for piece in pieces]
+    return np.concatenate(parts, dtype=dtype, casting="same_kind") if parts else NO_TOKENS
+
+
+def _encode(table_file: Path, pieces: Sequence[Piece]) -> tuple[Ids, int]:
+    """Runs in a worker."""
+    text_bytes = sum(len(piece.text.encode("utf-8", "surrogatepass")) for piece in pieces)
+    return encode_pieces(_tokenizer(table_file), pieces), text_bytes
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(table_file: Path) -> Tokenizer:
+    return Tokenizer(TokenizerTable.load(table_file.read_bytes()))
+
+
+def _prepare_worker() -> None:
+    """Leave signals to the main process, and end when that is gone: a killed one cannot say good-bye."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # either may be sent to all processes of a group
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

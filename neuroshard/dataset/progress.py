@@ -1,0 +1,129 @@
+"""Progress of a population: a line on the terminal, and one log file per source (logs/genesis_<source>.log)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from neuroshard.errors import StorageError
+
+_TERMINAL_SECONDS = 0.2
+_PLAIN_SECONDS = 30.0
+_UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+@dataclass(frozen=True)
+class SourceProgress:
+    """One source in this run of the populator."""
+
+    source: str
+    shards: int
+    target_shards: int
+    tokens_per_shard: int
+    tokens: int  # in this run
+    text_bytes: int  # in this run
+    documents: int
+    seconds: float  # of this run
+
+    def line(self) -> str:
+        """For people: how much, how fast, how long still."""
+        return (
+            f"{self.source}: {self.shards:,} of {self.target_shards:,} shards, {self.documents:,} documents, "
+            f"{self.text_bytes / 1e6 / max(self.seconds, 1e-9):.1f} MB/s{self._time_left()}"
+        )
+
+    def _time_left(self) -> str:
+        missing = (self.target_shards - self.shards) * self.tokens_per_shard
+        if self.tokens == 0 or missing <= 0:
+            return ""
+        return f", at most {duration_in_words(missing * self.seconds / self.tokens)} left"
+
+
+def duration_in_words(seconds: float) -> str:
+    """A duration in its largest unit."""
+    length, unit = next(((length, unit) for length, unit in _UNITS if seconds >= length), _UNITS[-1])
+    return f"{seconds / length:.1f} {unit}" if unit in "dh" else f"{seconds / length:.0f} {unit}"
+
+
+class ProgressPrinter:
+    """Writes to a stream, as often as that is of use."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds that never go back."""
+        self._stream = stream
+        self._clock = clock
+        self._is_terminal = stream.isatty()
+        self._last = -_PLAIN_SECONDS
+        self._width = 0
+
+    def learning(self, source: str, fraction: float) -> None:
+        """The vocabulary is being learned."""
+        self._show(f"{source}: learning the vocabulary, {fraction:.0%}")
+
+    def tokenising(self, status: SourceProgress) -> None:
+        """Shards are being made."""
+        self._show(status.line())
+
+    def say(self, message: str) -> None:
+        """Something that is told once."""
+        self.end()
+        self._stream.write(f"{message}\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Clear the line that changes."""
+        if self._is_terminal and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+
+    def _show(self, line: str) -> None:
+        now = self._clock()
+        if now - self._last < (_TERMINAL_SECONDS if self._is_terminal else _PLAIN_SECONDS):
+            return
+        self._last = now
+        self._stream.write(f"\r{line:{self._width}}" if self._is_terminal else f"{line}\n")
+        self._width = len(line)
+        self._stream.flush()
+
+
+_FIRST_SKIPPED = 20  # are told one by one, then one in a thousand
+_LATER_SKIPPED = 1_000
+
+
+class SourceLog:
+    """Appends lines with their time to the log of a source."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        """Raises StorageError when the file cannot be written."""
+        self.file = folder / f"genesis_{source}.log"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handler = logging.FileHandler(self.file, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise StorageError(f"{self.file} cannot be written: {error.strerror or error}.") from error
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        self._logger = logging.Logger(f"genesis.{source}")  # of its own: nobody else listens
+        self._logger.addHandler(self._handler)
+        self._skipped = 0
+
+    def __enter__(self) -> SourceLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handler.close()
+
+    def say(self, message: str) -> None:
+        """One line."""
+        self._logger.info(message)
+
+    def skipped(self, problem: str) -> None:
+        """A record without text; of very many not each has a line."""
+        self._skipped += 1
+        if self._skipped <= _FIRST_SKIPPED or self._skipped % _LATER_SKIPPED == 0:
+            self.say(f"passed over: {problem} ({self._skipped:,} so far)")

@@ -1,0 +1,1 @@
+"""Data set files, such as shards and their descriptions, exchanged between the nodes of a run."""

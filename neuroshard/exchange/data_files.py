@@ -1,0 +1,371 @@
+"""Data set files from and to other nodes: the two messages, the local store, the server and the client.
+
+A file travels in parts. The client knows the digest of the file it requests, so a part carries no proof of its own:
+the client checks the whole file. The server has a few clients at once and uses a share of the upload limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from typing import Protocol, cast
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.data.cache import ShardCache
+from neuroshard.data.manifest import MANIFEST_NAME, TOKENIZER_NAME
+from neuroshard.data.packed_file import PackedFile, PackedLayout, Unpacker, whole_file
+from neuroshard.data.storage import manifest_copy, page_copy, tokenizer_copy
+from neuroshard.data.transfer import FileDamagedError, FileMissingError, OpenedFile
+from neuroshard.errors import DataUnavailableError
+from neuroshard.identity.strict_json import exact_object, hash_field, list_field, run_field, text_field, whole_field
+from neuroshard.messages import (
+    Frame,
+    FrameLimits,
+    MalformedFrameError,
+    TensorPart,
+    TensorSpec,
+    UnexpectedTensorError,
+    WireError,
+)
+from neuroshard.network import (
+    PeerRefusedError,
+    PeerUnreachableError,
+    RequestRefusedError,
+    ScoreReason,
+    Transport,
+    TransportClosedError,
+)
+from neuroshard.network.blocking import BlockingRunner
+from neuroshard.network.limits import UploadPacer
+from neuroshard.types import JsonValue, NodeId, RunId, ShardId
+
+DATA = "data/part"
+PART_BYTES = 256 * 1024
+MAX_HEADER_BYTES = 1024
+REQUEST_LIMITS = FrameLimits(MAX_HEADER_BYTES)
+ANSWER_LIMITS = FrameLimits(MAX_HEADER_BYTES, PART_BYTES)
+_MAX_NAME_CHARACTERS = 100
+_MAX_BYTES = 1 << 40
+
+
+@dataclass(frozen=True)
+class DataPartRequest:
+    """A part of a file whose exact contents `address` names."""
+
+    run_id: RunId
+    name: str  # in the Genesis folder
+    address: str  # 64 hex digits
+    start: int = 0  # of the packed form
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """A part, and what the whole is like."""
+
+    layout: PackedLayout
+    data: bytes
+
+
+def request_frame(wanted: DataPartRequest) -> Frame:
+    """Asks for the part that begins at `start`."""
+    fields = {"run": wanted.run_id, "name": wanted.name, "address": wanted.address, "start": wanted.start}
+    return Frame(DATA, fields)
+
+
+def read_request(frame: Frame) -> DataPartRequest:
+    """What is asked for. Raises RequestRefusedError."""
+    try:
+        fields = exact_object(cast("JsonValue", frame.header), {"run", "name", "address", "start"}, "the header")
+        return DataPartRequest(
+            run_field(fields["run"], "run"),
+            text_field(fields["name"], _MAX_NAME_CHARACTERS, "name"),
+            hash_field(fields["address"], "address"),
+            whole_field(fields["start"], 0, _MAX_BYTES, "start"),
+        )
+    except ValueError as error:
+        raise RequestRefusedError(f"The request cannot be read: {error}.") from None
+
+
+def part_size(layout: PackedLayout, start: int) -> int:
+    """How many bytes the part that begins at `start` has."""
+    return max(0, min(PART_BYTES, layout.packed_bytes - start))
+
+
+def answer_frame(given: DataPart) -> Frame:
+    """The answer."""
+    layout = given.layout
+    numbers = [layout.before_bytes, layout.token_count, layout.item_bytes, layout.after_bytes]
+    part = TensorPart(TensorSpec("part", "uint8", (len(given.data),)), given.data)
+    return Frame(DATA, {"layout": numbers}, (part,))
+
+
+def read_answer(frame: Frame, start: int) -> DataPart:
+    """The part that begins at `start`. Raises MalformedFrameError, UnexpectedTensorError."""
+    try:
+        fields = exact_object(cast("JsonValue", frame.header), {"layout"}, "the header")
+        numbers = [whole_field(item, 0, _MAX_BYTES, "layout") for item in list_field(fields["layout"], 4, "layout")]
+        before, tokens, item_bytes, after = numbers  # ValueError for fewer
+        layout = PackedLayout(before, tokens, item_bytes, after)
+    except ValueError as error:
+        raise MalformedFrameError(f"A part of the data cannot be read: {error}.") from None
+    expected = TensorSpec("part", "uint8", (part_size(layout, start),))
+    if not expected.byte_count or [part.spec for part in frame.tensors] != [expected]:
+        raise UnexpectedTensorError("A part of the data has another size than it should have.")
+    return DataPart(layout, bytes(frame.tensors[0].data))
+
+
+_SHARD = re.compile(r"shard_([0-9]{1,9})\.pt", re.ASCII)
+_PAGE = re.compile(r"pages/[0-9]{5}\.bin", re.ASCII)
+_TABLE = re.compile(rf"{re.escape(TOKENIZER_NAME)}|tokenizers/[0-9a-f]{{64}}\.json", re.ASCII)
+
+
+@dataclass
+class DataStore:
+    """`store` is where the descriptions of data sets are kept; `cache` where the shards are, once there is one."""
+
+    store: Path
+    cache: ShardCache | None = None
+
+    def find(self, name: str, address: str) -> PackedFile | None:
+        """The file of this name with exactly these contents; None when it is not here."""
+        shard = _SHARD.fullmatch(name)
+        if shard is not None:
+            return None if self.cache is None else self.cache.packed(ShardId(int(shard[1])), bytes.fromhex(address))
+        copy = _copy_of(name, address)
+        if copy is None:
+            return None
+        try:
+            return whole_file(self.store / copy)
+        except OSError:
+            return None
+
+
+def _copy_of(name: str, address: str) -> str | None:
+    if name == MANIFEST_NAME:
+        return manifest_copy(address)
+    if _PAGE.fullmatch(name):
+        return page_copy(address)
+    return tokenizer_copy(address) if _TABLE.fullmatch(name) else None
+
+
+UPLOAD_SHARE = 0.5  # of the owner's limit: activations and rounds come first
+LONGEST_QUEUE_SECONDS = 10.0  # of what was promised; whoever asks then is sent to another node
+PARTS_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class DataServerLimits:
+    """What others may cost this node."""
+
+    receivers: int = 4  # nodes that fetch at the same time
+    idle_seconds: float = 20.0  # after that a receiver is gone
+    open_files: int = 8
+
+
+@dataclass
+class DataServer:
+    """For one run. Belongs to the event loop; `find` and reading run where blocking is allowed."""
+
+    run_id: RunId
+    find: Callable[[str, str], PackedFile | None]
+    is_of_run: Callable[[NodeId], bool]
+    limits: DataServerLimits = field(default_factory=DataServerLimits)
+    offload: BlockingRunner = anyio.to_thread.run_sync
+    report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None
+
+    def __post_init__(self) -> None:
+        self.bytes_given = 0
+        self._pacer = UploadPacer()
+        self._receivers: dict[NodeId, float] = {}  # until when they have their places
+        self._found: OrderedDict[tuple[str, str], PackedFile] = OrderedDict()
+
+    def limit_upload(self, bytes_per_second: float | None) -> None:
+        """What the owner allows for everything that this node sends; a share of it is for data."""
+        self._pacer.limit(None if bytes_per_second is None else bytes_per_second * UPLOAD_SHARE)
+
+    def serve(self, transport: Transport) -> None:
+        """Answer from now on."""
+        transport.serve(DATA, self.give, REQUEST_LIMITS, max_concurrent=PARTS_AT_ONCE)
+
+    async def give(self, sender: NodeId, frame: Frame) -> Frame:
+        """Answer with a part. Raises RequestRefusedError."""
+        if not self.is_of_run(sender):
+            self.report(sender, ScoreReason.STRANGER)
+            raise RequestRefusedError("Only members of the run get this, and this node has not heard of you.")
+        wanted = read_request(frame)
+        if wanted.run_id != self.run_id:
+            raise RequestRefusedError("This node is not of that run.")
+        if self._pacer.seconds_behind() > LONGEST_QUEUE_SECONDS:
+            raise RequestRefusedError("This node's line is busy; ask another one.")
+        file = await self._file(wanted)
+        self._admit(sender)
+        size = part_size(file.layout, wanted.start)
+        if not size:
+            raise RequestRefusedError("The file has no such part.")
+        try:
+            data = await self.offload(lambda: file.read(wanted.start, size))
+        except OSError:  # removed to make room
+            self._found.pop((wanted.name, wanted.address), None)
+            raise RequestRefusedError(f"{wanted.name} is not here any more.") from None
+        await self._pacer.spend(size)
+        self.bytes_given += size
+        return answer_frame(DataPart(file.layout, data))
+
+    def _admit(self, receiver: NodeId) -> None:
+        """Raises RequestRefusedError when all places are taken."""
+        now = anyio.current_time()
+        self._receivers = {node: until for node, until in self._receivers.items() if until > now}
+        if receiver not in self._receivers and len(self._receivers) >= self.limits.receivers:
+            raise RequestRefusedError("Others fetch from this node; ask another one.")
+        self._receivers[receiver] = now + self.limits.idle_seconds
+
+    async def _file(self, wanted: DataPartRequest) -> PackedFile:
+        """The file, checked when it was first asked for; what comes of it the receiver checks."""
+        key = wanted.name, wanted.address
+        file = self._found.get(key) or await self.offload(lambda: self.find(*key))
+        if file is None:
+            raise RequestRefusedError(f"{wanted.name} is not here.")
+        self._found[key] = file
+        self._found.move_to_end(key)
+        while len(self._found) > self.limits.open_files:
+            self._found.popitem(last=False)
+        return file
+
+
+PART_SECONDS = 60.0
+MOST_ASKED = 8  # nodes for one file at a time
+LIAR_SECONDS = 3600.0
+
+
+class PeerRequests(Protocol):
+    """Transport.request, to a peer that is dialled first when it must be."""
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """See Transport."""
+        ...
+
+
+class _LyingError(Exception):
+    """A node gave what is not the file."""
+
+    def __init__(self, message: str, reason: ScoreReason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass
+class DataClient:
+    """The other nodes as AlternativeSource; `holders` tells who may have a file. Belongs to one event loop."""
+
+    run_id: RunId
+    requester: PeerRequests
+    holders: Callable[[str], Sequence[NodeId]]
+    random: Random
+    report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None
+    bytes_received: int = 0
+    _liars: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # until when they are left alone
+
+    def may_have(self, name: str, address: str) -> bool:
+        """Whether somebody is known who may have it."""
+        return bool(self._candidates(name))
+
+    @asynccontextmanager
+    async def open(self, name: str, address: str) -> AsyncGenerator[OpenedFile]:
+        """The file from the first node that gives its first part.
+
+        Raises FileMissingError when nobody has it, DataUnavailableError when the giver is lost, FileDamagedError when
+        it lied.
+        """
+        candidates = list(self._candidates(name))
+        self.random.shuffle(candidates)
+        wanted, trouble = DataPartRequest(self.run_id, name, address), ""
+        for peer in candidates[:MOST_ASKED]:
+            try:
+                first = await self.part(peer, wanted)
+            except DataUnavailableError as error:
+                trouble = f" {error}"
+                continue
+            except _LyingError as error:
+                self.accuse(peer, error)
+                continue
+            yield OpenedFile(0, first.layout.file_bytes, None, _Chunks(self, peer, wanted, first))
+            return
+        raise FileMissingError(f"No node of the run gives {name}.{trouble}")
+
+    def _candidates(self, name: str) -> Sequence[NodeId]:
+        now = anyio.current_time()
+        self._liars = {node: until for node, until in self._liars.items() if until > now}
+        return [node for node in self.holders(name) if node not in self._liars]
+
+    async def part(self, peer: NodeId, wanted: DataPartRequest) -> DataPart:
+        """One part from one node. Raises DataUnavailableError, _LyingError."""
+        try:
+            with anyio.move_on_after(PART_SECONDS):  # it may have to be dialled first
+                answer = await self.requester.request(
+                    peer, request_frame(wanted), reply=ANSWER_LIMITS, timeout_seconds=PART_SECONDS
+                )
+                given = read_answer(answer, wanted.start)
+                self.bytes_received += len(given.data)
+                return given
+        except (PeerUnreachableError, PeerRefusedError, TransportClosedError) as error:
+            raise DataUnavailableError(error.message) from None
+        except WireError as error:
+            raise _LyingError(error.message, ScoreReason.UNEXPECTED_TENSOR) from None
+        raise DataUnavailableError(f"Node {peer} did not answer within {PART_SECONDS:g} s.")
+
+    def accuse(self, peer: NodeId, error: _LyingError) -> None:
+        """Leave a node alone for a while, and let its reputation fall."""
+        self._liars[peer] = anyio.current_time() + LIAR_SECONDS
+        self.report(peer, error.reason)
+
+
+class _Chunks:
+    """A file from one node, whose end comes only when all of it has its digest.
+
+    No generator: one left half-way would be collected uncleanly.
+    """
+
+    def __init__(self, asker: DataClient, peer: NodeId, wanted: DataPartRequest, first: DataPart) -> None:
+        self._asker = asker
+        self._peer = peer
+        self._wanted = wanted
+        self._layout = first.layout
+        self._unpacker = Unpacker(first.layout)
+        self._digest = sha256()
+        self._start = 0
+        self._next: DataPart | None = first
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._unpacker.is_done:
+            raise StopAsyncIteration
+        try:
+            given = self._next or await self._asker.part(self._peer, replace(self._wanted, start=self._start))
+            return self._checked(given)
+        except _LyingError as error:
+            self._asker.accuse(self._peer, error)
+            raise FileDamagedError(f"{self._wanted.name} from node {self._peer} is refused: {error}") from None
+
+    def _checked(self, given: DataPart) -> bytes:
+        if given.layout != self._layout:
+            raise _LyingError("It gave parts of different files.", ScoreReason.UNEXPECTED_TENSOR)
+        chunk = self._unpacker.feed(given.data)
+        self._digest.update(chunk)
+        self._next, self._start = None, self._start + len(given.data)
+        # the address of all but a manifest is its digest; a manifest's is checked by whoever reads it
+        is_checked = self._unpacker.is_done and self._wanted.name != MANIFEST_NAME
+        if is_checked and self._digest.hexdigest() != self._wanted.address:
+            raise _LyingError("It does not match its digest.", ScoreReason.DIGEST_MISMATCH)
+        return chunk

@@ -1,0 +1,217 @@
+"""JSON from and for strangers: the canonical bytes that are signed, a strict parser, and strict readers of fields.
+
+The readers check that every field is named, every number is in its range, every text is printable and every list is
+short.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any, NoReturn, cast
+
+from neuroshard.types import JsonValue, LayerRange, Role, RunId
+
+MAX_JSON_DEPTH = 64
+
+
+def canonical_json(value: JsonValue) -> bytes:
+    """Sorted keys, no spaces, UTF-8, floats in shortest form: equal values give equal bytes.
+
+    Raises ValueError for a number that is not finite and for text that is not valid Unicode.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def parse_json(data: bytes, max_bytes: int) -> JsonValue:
+    """Read JSON that others wrote: at most max_bytes, no key twice, only finite numbers, only text that is Unicode.
+
+    So whatever it gives can be written and signed again.
+
+    Raises ValueError that says what is wrong.
+    """
+    if len(data) > max_bytes:
+        raise ValueError(f"{len(data)} bytes of JSON, at most {max_bytes} are allowed")
+    try:
+        value = json.loads(
+            data.decode(),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+        )
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+    _check_depth(value)
+    if b"\\u" in data:  # only an escape can stand for half a surrogate pair
+        _check_unicode(value)
+    return cast("JsonValue", value)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        if not level:
+            return
+        level = [child for item in level for child in _children(item)]
+    # what is written again must not meet the interpreter's recursion limit
+    raise ValueError(f"JSON is nested more than {MAX_JSON_DEPTH} deep")
+
+
+def _check_unicode(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("JSON has text that is not Unicode") from None
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).values()
+    return cast("list[Any]", value) if isinstance(value, list) else ()
+
+
+def _unique_keys(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a JSON object has one key twice")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+MAX_NUMBER = 10**300
+
+
+def exact_object(value: JsonValue, names: set[str], where: str) -> Mapping[str, JsonValue]:
+    """`value` as an object with exactly these fields. Raises ValueError that names the missing or unknown one."""
+    return object_fields(value, names, set(), where)
+
+
+def object_fields(value: JsonValue, names: set[str], optional: set[str], where: str) -> Mapping[str, JsonValue]:
+    """`value` as an object with these fields and perhaps the optional ones. Raises ValueError as exact_object does."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be a JSON object")  # noqa: TRY004 - malformed input, not a wrong call
+    for name in sorted(names - value.keys()):
+        raise ValueError(f"{where} lacks the field {name!r}")
+    for name in sorted(value.keys() - names - optional):
+        raise ValueError(f"{where} has the unknown field {name[:40]!r}")
+    return value
+
+
+def hex_field(value: JsonValue, length: int, where: str) -> bytes:
+    """Exactly `length` bytes written in lower-case hex digits. Raises ValueError that names the field."""
+    if not isinstance(value, str) or len(value) != 2 * length or value != value.lower():
+        raise ValueError(f"{where} must be {2 * length} lower-case hex digits")
+    try:
+        data = bytes.fromhex(value)
+    except ValueError:
+        raise ValueError(f"{where} must be {2 * length} lower-case hex digits") from None
+    if len(data) != length:  # fromhex skips spaces
+        raise ValueError(f"{where} must be {2 * length} lower-case hex digits")
+    return data
+
+
+def number_field(value: JsonValue, where: str) -> float:
+    """A finite number. Raises ValueError that names the field."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{where} must be a number")  # noqa: TRY004 - malformed input, not a wrong call
+    if abs(value) > MAX_NUMBER:  # a whole number may be too large for a float
+        raise ValueError(f"{where} is too large a number")
+    return float(value)
+
+
+def flag_field(value: JsonValue, where: str) -> bool:
+    """True or false. Raises ValueError that names the field."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{where} must be true or false")  # noqa: TRY004 - malformed input, not a wrong call
+    return value
+
+
+def text_field(value: JsonValue, max_characters: int, where: str) -> str:
+    """Text of at most so many characters. Raises ValueError that names the field."""
+    if not isinstance(value, str) or len(value) > max_characters:
+        raise ValueError(f"{where} must be text of at most {max_characters} characters")
+    return value
+
+
+MAX_LAYERS = 4096
+_HASH = re.compile(r"[0-9a-f]{64}")
+_PRINTABLE = re.compile(r"[ -~]*")
+
+
+def whole_field(value: JsonValue, low: int, high: int, where: str) -> int:
+    """A whole number in [low, high]. Raises ValueError that names the field."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{where} must be a whole number from {low} to {high}")
+    return value
+
+
+def real_field(value: JsonValue, low: float, high: float, where: str) -> float:
+    """A number in [low, high]. Raises ValueError that names the field."""
+    number = number_field(value, where)
+    if not low <= number <= high:
+        raise ValueError(f"{where} must be from {low:g} to {high:g}")
+    return number
+
+
+def line_field(value: JsonValue, max_characters: int, where: str) -> str:
+    """Printable ASCII text. Raises ValueError that names the field."""
+    text = text_field(value, max_characters, where)
+    if not _PRINTABLE.fullmatch(text):
+        raise ValueError(f"{where} must be printable ASCII text")
+    return text
+
+
+def list_field(value: JsonValue, max_items: int, where: str) -> Sequence[JsonValue]:
+    """A list of at most so many items. Raises ValueError that names the field."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > max_items:
+        raise ValueError(f"{where} must be a list of at most {max_items} items")
+    return value
+
+
+def run_field(value: JsonValue, where: str) -> RunId:
+    """A run id. Raises ValueError that names the field."""
+    return RunId(hash_field(value, where))
+
+
+def hash_field(value: JsonValue, where: str) -> str:
+    """64 lower-case hex digits. Raises ValueError that names the field."""
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
+        raise ValueError(f"{where} must be 64 lower-case hex digits")
+    return value
+
+
+def layers_field(value: JsonValue, where: str) -> LayerRange | None:
+    """[first layer, first layer after them], or null for none. Raises ValueError that names the field."""
+    if value is None:
+        return None
+    bounds = list_field(value, 2, where)
+    numbers = [whole_field(bound, 0, MAX_LAYERS, where) for bound in bounds]
+    if len(numbers) != 2 or numbers[0] >= numbers[1]:
+        raise ValueError(f"{where} must be the first layer and a larger number, the first one after them")
+    return LayerRange(numbers[0], numbers[1])
+
+
+def layers_to_json(layers: LayerRange | None) -> JsonValue:
+    """What `layers_field` reads."""
+    return None if layers is None else [layers.start, layers.stop]
+
+
+def roles_field(value: JsonValue, where: str) -> tuple[Role, ...]:
+    """Distinct roles. Raises ValueError that names the field."""
+    names = list_field(value, len(Role), where)
+    if len(set(map(repr, names))) != len(names) or not all(name in tuple(Role) for name in names):
+        raise ValueError(f"{where} must be distinct roles: {', '.join(Role)}")
+    return tuple(Role(name) for name in names)

@@ -1,0 +1,353 @@
+"""The intake of claims from strangers: each claim is parsed and verified once, then accepted or refused with a reason.
+
+The cheap checks run first. Reports and announcements are the two kinds of claims.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Generic, TypeVar
+
+from neuroshard.errors import DataError
+from neuroshard.identity import (
+    ClaimTooLargeError,
+    DelegationExpiredError,
+    KnownDelegations,
+    NodeIdentity,
+    SignedClaim,
+    VerifiedClaim,
+    sign_claim,
+    verify_claim,
+)
+from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.reports import MAX_PACKED_BYTES, TrainingReport, packed, unpacked
+from neuroshard.network import ScoreReason
+from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_DOMAIN, RECORD_SECONDS
+from neuroshard.types import JsonValue, NodeId, RunId, WalletId
+
+MAX_CACHED_BYTES = 16 * 1024 * 1024
+ENTRY_BYTES = 2048  # of a claim's objects besides its text, which lies there about three times
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Statement(Generic[T]):
+    """What a node said under its signature."""
+
+    node_id: NodeId
+    wallet_id: WalletId
+    issued_at: float  # seconds since the epoch
+    delegated_until: float  # seconds since the epoch
+    value: T
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a claim does not count."""
+
+    explanation: str
+    reason: ScoreReason | None  # None: nobody's fault
+    culprit: NodeId | None = None  # None: whoever brought it
+    is_other_run: bool = False
+    is_repetition: bool = False  # heard just before, in the very same bytes
+
+
+@dataclass(frozen=True)
+class ClaimRules(Generic[T]):
+    """One kind of claim."""
+
+    domain: str
+    decode: Callable[[bytes], SignedClaim]  # raises DataError
+    read: Callable[[JsonValue, NodeId], T]  # payload and node; raises ValueError
+    run_of: Callable[[T], RunId]
+    sequence_of: Callable[[T], int] | None  # must rise from claim to claim of a node; None: may be repeated
+    max_bytes: int
+    max_age_seconds: float
+
+
+@dataclass
+class _Known(Generic[T]):
+    claim: SignedClaim | None  # None once its signatures were checked
+    statement: Statement[T]
+    forged: Refusal | None = None
+
+
+class ClaimCache(Generic[T]):
+    """Remembers what was read, so that the many copies of a claim are parsed and verified once. Bounded."""
+
+    def __init__(self, rules: ClaimRules[T], max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._rules = rules
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._known: dict[bytes, _Known[T] | Refusal] = {}
+        self._delegations = KnownDelegations()
+        self.verifications = 0
+
+    def read(self, data: bytes) -> Statement[T] | Refusal:
+        """The statement in a claim whose signatures may still be false, or why there is none."""
+        known = self._known.get(data)
+        if known is None:
+            known = self._parse(data)
+            self._bytes += _memory_of(data)
+            while self._known and self._bytes > self._max_bytes:
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._bytes -= _memory_of(oldest)
+            self._known[data] = known
+        return known if isinstance(known, Refusal) else known.statement
+
+    def authenticity(self, data: bytes) -> Refusal | None:
+        """Why the signatures of a claim that was read do not hold; None when they do."""
+        known = self._known[data]
+        if isinstance(known, Refusal):
+            return known
+        if known.claim is not None:
+            self.verifications += 1
+            known.forged = _forgery(known.claim, self._rules.domain, self._delegations)
+            known.claim = None
+        return known.forged
+
+    def _parse(self, data: bytes) -> _Known[T] | Refusal:
+        try:
+            claim = self._rules.decode(data)
+            if claim.domain != self._rules.domain:
+                text = f"A claim is about {claim.domain!r}, expected {self._rules.domain!r}."
+                return Refusal(text, ScoreReason.FOREIGN_CLAIM)
+            node_id = claim.delegation.node_id
+            value = self._rules.read(claim.payload, node_id)
+        except ClaimTooLargeError as error:
+            return Refusal(str(error), ScoreReason.OVERSIZED)
+        except (DataError, ValueError) as error:
+            return Refusal(f"A claim cannot be read: {error}", ScoreReason.MALFORMED_CLAIM)
+        delegation = claim.delegation
+        statement = Statement(node_id, delegation.wallet_id, claim.issued_at, delegation.expires_at, value)
+        return _Known(claim, statement)
+
+
+def _memory_of(data: bytes) -> int:
+    """What a claim that was read takes, rather more than less."""
+    return ENTRY_BYTES + 3 * len(data)
+
+
+def _forgery(claim: SignedClaim, domain: str, delegations: KnownDelegations) -> Refusal | None:
+    """What is false about a claim at the very time at which it says it was made."""
+    try:
+        verify_claim(claim, domain, now=claim.issued_at, known=delegations)
+    except DelegationExpiredError as error:
+        return Refusal(str(error), ScoreReason.EXPIRED_CLAIM)
+    except DataError as error:
+        return Refusal(str(error), ScoreReason.BAD_SIGNATURE)
+    return None
+
+
+REPORT_DOMAIN = "report"
+REPORT_SECONDS = MAX_CLOCK_SKEW_SECONDS + 60  # a clock may be as wrong as that, and gossip takes a while
+
+REPORT_RULES: ClaimRules[TrainingReport] = ClaimRules(
+    domain=REPORT_DOMAIN,
+    decode=unpacked,
+    read=lambda payload, _node_id: TrainingReport.from_json(payload),
+    run_of=lambda report: report.run_id,
+    sequence_of=lambda report: report.sequence,
+    max_bytes=MAX_PACKED_BYTES,
+    max_age_seconds=REPORT_SECONDS,
+)
+ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
+    domain=RECORD_DOMAIN,
+    decode=lambda data: SignedClaim.decode(data, MAX_RECORD_BYTES),
+    read=Announcement.from_json,
+    run_of=lambda announcement: announcement.run_id,
+    sequence_of=None,
+    max_bytes=MAX_RECORD_BYTES,
+    max_age_seconds=RECORD_SECONDS,
+)
+
+
+def is_announcement(claim: VerifiedClaim) -> bool:
+    """Whether a record says what an announcement must: whoever keeps the directory's records asks, too."""
+    try:
+        Announcement.from_json(claim.payload, claim.node_id)
+    except (DataError, ValueError):
+        return False
+    return True
+
+
+def signed_report(identity: NodeIdentity, report: TrainingReport, now: float) -> bytes:
+    """A report as it travels."""
+    return packed(sign_claim(identity, REPORT_DOMAIN, report.to_json(), now))
+
+
+def signed_announcement(identity: NodeIdentity, announcement: Announcement, now: float) -> bytes:
+    """An announcement as it travels and lies in the directory."""
+    return sign_claim(identity, RECORD_DOMAIN, announcement.to_json(), now).encode()
+
+
+MAX_SPEAKERS = 8192  # nodes whose newest claim is remembered
+LATE_SECONDS = 60.0  # so much later than a newer claim, an older one may come by another way
+BURST_CLAIMS = 8.0  # of one node; then as many as CLAIMS_PER_SECOND
+CLAIMS_PER_SECOND = 1.0
+CLOCK_WITNESSES = 64
+FEWEST_WITNESSES = 3
+
+
+@dataclass(frozen=True)
+class _Speaker:
+    """What one node said last."""
+
+    sequence: int  # the highest
+    newest: int  # hash of its bytes
+    issued_at: float  # the latest
+    allowance: float  # claims it may make now
+    seen_at: float
+
+
+class ClaimIntake(Generic[T]):
+    """Claims of one kind about one run. `now`: seconds since the epoch; `cache` may be shared by several intakes."""
+
+    def __init__(
+        self,
+        rules: ClaimRules[T],
+        run_id: RunId,
+        now: Callable[[], float],
+        cache: ClaimCache[T] | None = None,
+    ) -> None:
+        self._rules = rules
+        self._run_id = run_id
+        self._now = now
+        self._cache = cache or ClaimCache(rules)
+        self._speakers: dict[NodeId, _Speaker] = {}
+        self._clocks: dict[NodeId, float] = {}  # how far ahead of this computer's each node's clock seems
+        self._refused: Counter[str] = Counter()
+
+    def check(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
+        """Whether a claim is worth passing on: what `take` would give, but it does not count as heard.
+
+        A young claim that this node heard already, perhaps from its author, is: others may not have heard it.
+        """
+        found = self._examine(data, sender, self._now())
+        return self._cache.read(data) if isinstance(found, Refusal) and found.is_repetition else found
+
+    def take(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
+        """The statement, which counts as heard from now on, or why it is refused, which is counted.
+
+        `sender`: the authenticated peer that brought the claim as its own; None when anybody may have forwarded it.
+        """
+        now = self._now()
+        found = self._examine(data, sender, now)
+        if isinstance(found, Refusal):
+            self._refused[found.reason.value if found.reason else "late"] += 1
+            return found
+        self._remember(data, found, now)
+        return found
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many claims were refused for each reason."""
+        return dict(self._refused)
+
+    def count_refusal(self, refusal: Refusal) -> None:
+        """Count what `check` refused and nobody will take."""
+        self._refused[refusal.reason.value if refusal.reason else "late"] += 1
+
+    @property
+    def clock_offset_seconds(self) -> float | None:
+        """How far the others' clocks are ahead of this computer's, once enough of them agree that it is too far."""
+        if len(self._clocks) < FEWEST_WITNESSES:
+            return None
+        offset = median(self._clocks.values())
+        return offset if abs(offset) > MAX_CLOCK_SKEW_SECONDS else None
+
+    def _examine(self, data: bytes, sender: NodeId | None, now: float) -> Statement[T] | Refusal:
+        if len(data) > self._rules.max_bytes:
+            text = f"A claim of {len(data)} bytes; at most {self._rules.max_bytes} are allowed."
+            return Refusal(text, ScoreReason.OVERSIZED)
+        statement = self._cache.read(data)
+        if isinstance(statement, Refusal):
+            return statement
+        return (
+            self._wrong_place(statement, sender)
+            or self._wrong_time(data, statement, now)
+            or self._repeated(data, statement, sender, now)
+            or self._cache.authenticity(data)
+            or self._too_many(statement, now)
+            or statement
+        )
+
+    def _wrong_place(self, statement: Statement[T], sender: NodeId | None) -> Refusal | None:
+        run = self._rules.run_of(statement.value)
+        if run != self._run_id:
+            text = f"This node serves run {self._run_id[:16]}, not run {run[:16]}."
+            return Refusal(text, ScoreReason.FOREIGN_CLAIM, is_other_run=True)
+        if sender is not None and statement.node_id != sender:
+            text = f"A claim of node {statement.node_id} came in the name of {sender}."
+            return Refusal(text, ScoreReason.FOREIGN_CLAIM)
+        return None
+
+    def _wrong_time(self, data: bytes, statement: Statement[T], now: float) -> Refusal | None:
+        ahead = statement.issued_at - now
+        if -self._rules.max_age_seconds <= ahead <= MAX_CLOCK_SKEW_SECONDS:
+            if now < statement.delegated_until:
+                return None
+            return Refusal(f"The delegation of node {statement.node_id} expired.", ScoreReason.EXPIRED_CLAIM)
+        forged = self._cache.authenticity(data)
+        if forged is not None:
+            return forged
+        self._note_clock(statement.node_id, ahead)
+        text = f"A claim of node {statement.node_id} is dated {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'ago'}."
+        return Refusal(text, ScoreReason.EXPIRED_CLAIM)
+
+    def _repeated(self, data: bytes, statement: Statement[T], sender: NodeId | None, now: float) -> Refusal | None:
+        if self._rules.sequence_of is None:
+            return None
+        speaker = self._speakers.get(statement.node_id)
+        sequence = self._rules.sequence_of(statement.value)
+        if speaker is None or sequence > speaker.sequence:
+            return None
+        text = f"Claim {sequence} of node {statement.node_id} is not newer than the last."
+        # the newest may come from its author and by gossip; the same in other bytes is somebody's trick
+        if hash(data) == speaker.newest and (sender is not None or now - speaker.seen_at <= LATE_SECONDS):
+            return Refusal(text, None, is_repetition=True)
+        # what came from its author is passed on by others as well, who may be slower than the author's next claim
+        is_late = sequence != speaker.sequence and statement.issued_at >= speaker.issued_at - LATE_SECONDS
+        return Refusal(text, None if is_late else ScoreReason.REPLAYED_CLAIM)
+
+    def _too_many(self, statement: Statement[T], now: float) -> Refusal | None:
+        if self._rules.sequence_of is None or self._allowance(statement, now) >= 1:
+            return None
+        text = f"Node {statement.node_id} makes more claims than anybody needs."
+        return Refusal(text, ScoreReason.FLOOD, culprit=statement.node_id)
+
+    def _allowance(self, statement: Statement[T], now: float) -> float:
+        """Claims that the node may make; by its own clock too, as a line that stalled brings many in a moment."""
+        speaker = self._speakers.get(statement.node_id)
+        if speaker is None:
+            return BURST_CLAIMS
+        elapsed = max(0.0, now - speaker.seen_at, statement.issued_at - speaker.issued_at)
+        return min(BURST_CLAIMS, speaker.allowance + elapsed * CLAIMS_PER_SECOND)
+
+    def _remember(self, data: bytes, statement: Statement[T], now: float) -> None:
+        self._note_clock(statement.node_id, statement.issued_at - now)
+        if self._rules.sequence_of is None:
+            return
+        allowance = self._allowance(statement, now) - 1
+        before = self._speakers.pop(statement.node_id, None)
+        sequence = self._rules.sequence_of(statement.value)
+        issued_at = max(statement.issued_at, before.issued_at if before else statement.issued_at)
+        _make_room(self._speakers, MAX_SPEAKERS)
+        self._speakers[statement.node_id] = _Speaker(sequence, hash(data), issued_at, allowance, now)
+
+    def _note_clock(self, node_id: NodeId, ahead: float) -> None:
+        self._clocks.pop(node_id, None)
+        _make_room(self._clocks, CLOCK_WITNESSES)
+        self._clocks[node_id] = ahead
+
+
+def _make_room(table: dict[NodeId, T], most: int) -> None:
+    """Drop the entry that was set the longest time ago when the table is full."""
+    if len(table) >= most:
+        del table[next(iter(table))]

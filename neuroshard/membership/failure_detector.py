@@ -1,0 +1,62 @@
+"""The failure detector: drops a node that is disconnected, misses its next report and does not accept a connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import anyio
+
+from neuroshard.errors import NeuroShardError
+from neuroshard.membership.swarm_view import Member, Membership
+from neuroshard.network import Network
+from neuroshard.types import NodeId
+
+LOOK_SECONDS = 1.0
+ABSENCE_SECONDS = 3.0  # without a connection, until a node is called
+CALL_SECONDS = 3.0  # for all its addresses
+OVERDUE = 1.2  # intervals after its last report a node that lives would have reported again
+
+
+class FailureDetector:
+    """Takes nodes out of the membership that others may still report of for a while. One for the life of a node."""
+
+    def __init__(self, membership: Membership, now: Callable[[], float] = time.time) -> None:
+        self._membership = membership
+        self._now = now
+
+    async def watch_forever(self, network: Network) -> None:
+        """Look every second who is connected no more. Ends with TransportClosedError when the network does."""
+        connected = frozenset[NodeId]()
+        lost_at: dict[NodeId, float] = {}
+        async with anyio.create_task_group() as tasks:
+            while True:
+                before, now = connected, anyio.current_time()
+                connected = network.transport.peers()
+                members = self._membership.view.members
+                lost_at |= dict.fromkeys(before - connected, now)
+                lost_at = {peer: at for peer, at in lost_at.items() if peer in members and peer not in connected}
+                for peer in [peer for peer, at in lost_at.items() if self._is_due(members, peer, now - at)]:
+                    del lost_at[peer]
+                    tasks.start_soon(self._call, network, peer)
+                await anyio.sleep(LOOK_SECONDS)
+
+    def _is_due(self, members: Mapping[NodeId, Member], peer: NodeId, absent_seconds: float) -> bool:
+        """Whether a node has been away and silent for so long that it is worth a call."""
+        member = members[peer]
+        is_silent = self._now() - member.last_seen >= OVERDUE * member.report.interval_seconds
+        return absent_seconds >= ABSENCE_SECONDS and is_silent
+
+    async def _call(self, network: Network, peer: NodeId) -> None:
+        """Drop a node that does not answer, unless it reports meanwhile."""
+        member = self._membership.view.members.get(peer)
+        announced = self._membership.announcements.get(peer)
+        with anyio.move_on_after(CALL_SECONDS):
+            for address in () if announced is None else announced.addresses:
+                try:
+                    await network.transport.connect(address)
+                except NeuroShardError:
+                    continue
+                return
+        if member is not None and self._membership.view.members.get(peer) is member:
+            self._membership.drop(peer)

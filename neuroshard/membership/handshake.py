@@ -1,0 +1,319 @@
+"""Handshake and peer exchange: announcements, reports and addresses pass between a node and each peer it connects to.
+
+The node also stores its own record in the directory and reads the records of others, so a newcomer is known at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from random import Random
+from typing import TypeAlias
+
+import anyio
+
+from neuroshard.errors import NeuroShardError
+from neuroshard.identity import NodeIdentity
+from neuroshard.membership.announcements import Announcement, DirectoryGroups, address_field
+from neuroshard.membership.claim_intake import ClaimIntake, Refusal, signed_announcement
+from neuroshard.membership.reports import MAX_PACKED_BYTES, TrainingReport
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.messages import Frame, FrameLimits, WireError, WireValue
+from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, ScoreReason
+from neuroshard.network.transport import MAX_RECORD_BYTES
+from neuroshard.types import NodeId
+
+HANDSHAKE = "hello"
+MAX_SHARED_ADDRESSES = 32
+MAX_HANDSHAKE_BYTES = 32 * 1024
+HANDSHAKE_TIMEOUT_SECONDS = 10.0
+_FIELDS = {"announcement", "report", "addresses"}
+_LOG = logging.getLogger(__name__)
+
+
+class HandshakeRefusedError(NeuroShardError):
+    """A peer's hello that does not count: another run, or a claim that is false, stale or malformed."""
+
+
+@dataclass(frozen=True)
+class HandshakeMessage:
+    """What each side says."""
+
+    announcement: bytes  # signed
+    report: bytes | None  # signed and packed; None before the first one
+    addresses: tuple[str, ...]  # of others
+
+    def to_frame(self) -> Frame:
+        """The message."""
+        header: dict[str, WireValue] = {
+            "announcement": self.announcement,
+            "report": self.report,
+            "addresses": list(self.addresses),
+        }
+        return Frame(HANDSHAKE, header)
+
+    @classmethod
+    def from_frame(cls, frame: Frame) -> HandshakeMessage:
+        """Strict reading. Raises HandshakeRefusedError."""
+        fields = frame.header
+        announcement, report = fields.get("announcement"), fields.get("report")
+        if frame.kind != HANDSHAKE or set(fields) != _FIELDS:
+            raise HandshakeRefusedError("A hello has announcement, report and addresses, and nothing else.")
+        if not isinstance(announcement, bytes) or len(announcement) > MAX_RECORD_BYTES:
+            raise HandshakeRefusedError(f"The announcement must be at most {MAX_RECORD_BYTES} bytes.")
+        if report is not None and (not isinstance(report, bytes) or len(report) > MAX_PACKED_BYTES):
+            raise HandshakeRefusedError(f"The report must be at most {MAX_PACKED_BYTES} bytes.")
+        try:
+            return cls(announcement, report, _addresses(fields["addresses"]))
+        except ValueError as error:
+            raise HandshakeRefusedError(f"A hello cannot be read: {error}.") from None
+
+
+@dataclass(frozen=True)
+class ClaimIntakes:
+    """Where the claims of one run come in."""
+
+    announcements: ClaimIntake[Announcement]
+    reports: ClaimIntake[TrainingReport]
+
+
+class Handshaker:
+    """Says hello and answers hellos, for one node in one run."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        membership: Membership,
+        intakes: ClaimIntakes,
+        make_announcement: Callable[[], Announcement],
+        *,
+        now: Callable[[], float] = time.time,
+        random: Random,
+    ) -> None:
+        self._identity = identity
+        self._membership = membership
+        self._intakes = intakes
+        self._make_announcement = make_announcement
+        self._now = now
+        self._random = random
+
+    def serve(self, network: Network) -> None:
+        """Answer everybody's hello."""
+
+        async def answer(sender: NodeId, request: Frame) -> Frame:
+            try:
+                self._hear(network, sender, HandshakeMessage.from_frame(request))
+            except HandshakeRefusedError as error:
+                raise RequestRefusedError(str(error)) from None
+            return self._hello(sender).to_frame()
+
+        network.transport.serve(HANDSHAKE, answer, FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES))
+
+    async def greet(self, network: Network, peer: NodeId) -> tuple[str, ...]:
+        """Exchange hellos; gives addresses of others that the peer knows.
+
+        Raises HandshakeRefusedError, and what Transport.request raises: PeerRefusedError names the peer's reason.
+        """
+        answer = await network.transport.request(
+            peer,
+            self._hello(peer).to_frame(),
+            reply=FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES),
+            timeout_seconds=HANDSHAKE_TIMEOUT_SECONDS,
+        )
+        hello = HandshakeMessage.from_frame(answer)
+        self._hear(network, peer, hello)
+        network.reputation.report(peer, ScoreReason.GOOD_ANSWER)
+        return hello.addresses
+
+    def announcement(self) -> Announcement:
+        """This node's announcement as of now."""
+        return self._make_announcement()
+
+    def signed(self, announcement: Announcement) -> bytes:
+        """An announcement of this node as others want it."""
+        return signed_announcement(self._identity, announcement, self._now())
+
+    def _hello(self, peer: NodeId) -> HandshakeMessage:
+        others = self._membership.addresses(self._random, MAX_SHARED_ADDRESSES, peer)
+        return HandshakeMessage(self.signed(self.announcement()), self._membership.own_report, others)
+
+    def _hear(self, network: Network, peer: NodeId, hello: HandshakeMessage) -> None:
+        announced = self._intakes.announcements.take(hello.announcement, peer)
+        if isinstance(announced, Refusal):
+            _score(network, peer, announced)
+            raise HandshakeRefusedError(announced.explanation)
+        self._membership.hear_announcement(announced)
+        if hello.report is None:
+            return
+        reported = self._intakes.reports.take(hello.report, peer)
+        if not isinstance(reported, Refusal):
+            self._membership.hear_report(reported, self._now())
+        elif reported.reason is not None:
+            _score(network, peer, reported)
+            raise HandshakeRefusedError(reported.explanation)
+
+
+def _score(network: Network, peer: NodeId, refusal: Refusal) -> None:
+    """A peer of another run does nothing wrong by asking."""
+    if refusal.reason is not None and not refusal.is_other_run:
+        network.reputation.report(refusal.culprit or peer, refusal.reason)
+        _LOG.debug("A hello of node %s is refused: %s", peer, refusal.explanation)
+
+
+def _addresses(value: WireValue) -> tuple[str, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or len(value) > MAX_SHARED_ADDRESSES:
+        raise ValueError(f"addresses must be a list of at most {MAX_SHARED_ADDRESSES}")
+    texts = [text for text in value if isinstance(text, str)]
+    if len(texts) != len(value):
+        raise ValueError("addresses must be text")
+    return tuple(address_field(text, "addresses") for text in texts)
+
+
+WANTED_PEERS = 16  # greeted peers; the others are known by their reports
+HANDSHAKES_AT_ONCE = 8
+LOOK_SECONDS = 0.5  # for new connections
+GREET_AGAIN_SECONDS = 600.0  # what was said may have changed
+FIRST_RETRY_SECONDS = 5.0  # after a hello that failed; a node that has just begun may not answer yet
+LONGEST_RETRY_SECONDS = 300.0
+ANNOUNCE_SECONDS = 600.0
+DIRECTORY_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 120.0)  # between looks into it; then always the last
+MOST_RECORDS = 64  # of one group
+LATER_RECORDS = 16  # once this node has looked as often as above: other ones each time
+
+AddressSink: TypeAlias = Callable[[Iterable[str]], None]
+"""Takes addresses that peers and the directory told; whoever keeps the connections decides what to do with them."""
+
+
+class KnownPeers:
+    """Which connected peers were greeted, and when each may be greeted next. Times are those of one monotonic clock."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._due: dict[NodeId, float] = {}
+        self._failures: dict[NodeId, int] = {}
+        self._known: set[NodeId] = set()
+
+    def next_to_greet(self, connected: set[NodeId], now: float) -> list[NodeId]:
+        """A random few of the connected that were not greeted lately, as long as acquaintances are missing.
+
+        Who is connected no more is forgotten, so that it is greeted at once when it comes back.
+        """
+        self._due = {peer: due for peer, due in self._due.items() if peer in connected}
+        self._failures = {peer: failures for peer, failures in self._failures.items() if peer in connected}
+        self._known &= connected
+        strangers = sorted(peer for peer in connected if self._due.get(peer, now) <= now)
+        missing = max(0, WANTED_PEERS - len(self._known.difference(strangers)))
+        return self._random.sample(strangers, min(len(strangers), missing, HANDSHAKES_AT_ONCE))
+
+    def note_begun(self, peer: NodeId) -> None:
+        """A greeting is under way: the peer counts as known until it is clear how that goes."""
+        self._due[peer] = inf
+        self._known.add(peer)
+
+    def note_success(self, peer: NodeId, now: float) -> None:
+        """The peer is known, and greeted again after a while."""
+        self._due[peer] = now + GREET_AGAIN_SECONDS
+        self._failures.pop(peer, None)
+        self._known.add(peer)
+
+    def note_failure(self, peer: NodeId, now: float) -> int:
+        """The peer did not answer or refused: the next try comes later each time. The number of failures in a row."""
+        failures = self._failures[peer] = self._failures.get(peer, 0) + 1
+        self._due[peer] = now + min(FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_RETRY_SECONDS)
+        self._known.discard(peer)
+        return failures
+
+
+@dataclass(frozen=True)
+class _Announced:
+    words: Announcement
+    at: float
+
+
+class Meeting:
+    """The acquaintances of one node in one run."""
+
+    def __init__(
+        self,
+        greeter: Handshaker,
+        membership: Membership,
+        intake: ClaimIntake[Announcement],
+        groups: DirectoryGroups,
+        learned: AddressSink,
+        *,
+        random: Random,
+    ) -> None:
+        self._greeter = greeter
+        self._membership = membership
+        self._intake = intake
+        self._groups = groups
+        self._learned = learned
+        self._random = random
+        self.announced = anyio.Event()  # this node's record lies in the directory
+
+    async def handshake_forever(self, network: Network) -> None:
+        """Say hello to new connections. Ends with TransportClosedError when the network does."""
+        acquaintances = KnownPeers(self._random)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                allowed = {peer for peer in network.transport.peers() if not network.reputation.is_banned(peer)}
+                for peer in acquaintances.next_to_greet(allowed, anyio.current_time()):
+                    acquaintances.note_begun(peer)
+                    tasks.start_soon(self._greet, network, peer, acquaintances)
+                await anyio.sleep(LOOK_SECONDS)
+
+    async def announce_forever(self, network: Network) -> None:
+        """Keep this node's records in the directory and look for others. Ends with TransportClosedError."""
+        announced: dict[str, _Announced] = {}
+        first = self._random.randrange(self._groups.count)  # nodes that start together ask for different groups
+        for look in count():
+            await self._announce(network, announced)
+            most = MOST_RECORDS if look < len(DIRECTORY_SECONDS) else LATER_RECORDS
+            for namespace in self._groups.asked(first + look):
+                await self._look_around(network, namespace, most)
+            await anyio.sleep(DIRECTORY_SECONDS[min(look, len(DIRECTORY_SECONDS) - 1)])
+
+    async def _announce(self, network: Network, announced: dict[str, _Announced]) -> None:
+        """Tell where this node's stages are looked for; what was told elsewhere before grows too old by itself."""
+        current = self._greeter.announcement()
+        for namespace in self._groups.of(current.layers):
+            before = announced.get(namespace)
+            now = anyio.current_time()
+            if before is not None and before.words == current and now - before.at < ANNOUNCE_SECONDS:
+                continue
+            try:
+                await network.directory.announce(namespace, self._greeter.signed(current))
+            except PeerUnreachableError as error:
+                _LOG.debug("The directory cannot be reached yet: %s", error)
+            else:
+                announced[namespace] = _Announced(current, anyio.current_time())
+                self.announced.set()
+
+    async def _greet(self, network: Network, peer: NodeId, acquaintances: KnownPeers) -> None:
+        try:
+            addresses = await self._greeter.greet(network, peer)
+        except (PeerRefusedError, HandshakeRefusedError, WireError) as error:
+            is_news = acquaintances.note_failure(peer, anyio.current_time()) == 2  # it may just have begun
+            _LOG.log(logging.INFO if is_news else logging.DEBUG, "Node %s is not met: %s", peer, error)
+        except PeerUnreachableError as error:
+            _LOG.debug("Node %s does not answer a hello: %s", peer, error)
+            acquaintances.note_failure(peer, anyio.current_time())
+        else:
+            acquaintances.note_success(peer, anyio.current_time())
+            self._learned(addresses)
+
+    async def _look_around(self, network: Network, namespace: str, most: int) -> None:
+        try:
+            records = await network.directory.find(namespace, most)
+        except PeerUnreachableError as error:
+            _LOG.debug("The directory cannot be asked yet: %s", error)
+            return
+        for record in records:
+            found = self._intake.take(record)
+            if not isinstance(found, Refusal) and found.node_id != self._membership.node_id:
+                self._membership.hear_announcement(found)
+                self._learned(found.value.addresses)

@@ -1,0 +1,128 @@
+"""The membership tasks of one node in one run, put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import anyio
+
+from neuroshard.identity import NodeIdentity
+from neuroshard.membership.announcements import Announcement, DirectoryGroups, report_topic
+from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, REPORT_RULES, ClaimCache, ClaimIntake
+from neuroshard.membership.failure_detector import FailureDetector
+from neuroshard.membership.handshake import AddressSink, ClaimIntakes, Handshaker, Meeting
+from neuroshard.membership.reporting import Listener, Reporter
+from neuroshard.membership.reports import ReportNumbers, TrainingReport
+from neuroshard.membership.swarm_status import ShardCoverage, to_status
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.model.architecture import StagePlan
+from neuroshard.network import Network
+from neuroshard.status.snapshot import PeerStatus, SwarmStatus
+from neuroshard.types import RunId
+
+CLAIM_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class OwnMessages:
+    """What a node says of itself, made anew each time."""
+
+    report: Callable[[], TrainingReport]
+    announcement: Callable[[], Announcement]
+    numbers: ReportNumbers = field(default_factory=ReportNumbers)  # of the reports
+
+
+class Participant:
+    """`live` runs once with every network; what was learnt stays over networks."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        run_id: RunId,
+        total_shards: int,
+        words: OwnMessages,
+        learned: AddressSink,
+        *,
+        plan: StagePlan,
+        claim_bytes: int = CLAIM_BYTES,
+        now: Callable[[], float] = time.time,
+        random: Random | None = None,
+    ) -> None:
+        """`claim_bytes`: what the claims that were read and the announcements that are known may take in memory."""
+        chance = random or Random()  # noqa: S311 - when to speak and to whom, no secrets
+        topic = report_topic(run_id)
+        part = claim_bytes // 4
+        self.membership = Membership(identity.node_id, identity.wallet_id, part)
+        self.intakes = ClaimIntakes(
+            ClaimIntake(ANNOUNCEMENT_RULES, run_id, now, ClaimCache(ANNOUNCEMENT_RULES, part)),
+            ClaimIntake(REPORT_RULES, run_id, now, ClaimCache(REPORT_RULES, 2 * part)),
+        )
+        self._coverage = ShardCoverage(run_id, total_shards)
+        self._greeter = Handshaker(identity, self.membership, self.intakes, words.announcement, now=now, random=chance)
+        self._reporter = Reporter(
+            identity, run_id, topic, words.report, self.membership, now=now, random=chance, numbers=words.numbers
+        )
+        self._listener = Listener(self.intakes.reports, self.membership, topic, now=now)
+        self._departures = FailureDetector(self.membership, now)
+        self._meeting = Meeting(
+            self._greeter,
+            self.membership,
+            self.intakes.announcements,
+            DirectoryGroups(run_id, plan),
+            learned,
+            random=chance,
+        )
+
+    @property
+    def announced(self) -> anyio.Event:
+        """Set as soon as this node's record lies in the directory."""
+        return self._meeting.announced
+
+    def report_soon(self) -> None:
+        """What this node does has changed: the others shall know within a second."""
+        self._reporter.report_soon()
+
+    async def live(self, network: Network) -> None:
+        """Take part until cancelled, which says good-bye; ends with TransportClosedError when the network does."""
+        self._greeter.serve(network)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._listener.listen_forever, network)
+            tasks.start_soon(self._reporter.report_forever, network)
+            tasks.start_soon(self._departures.watch_forever, network)
+            tasks.start_soon(self._meeting.handshake_forever, network)
+            tasks.start_soon(self._meeting.announce_forever, network)
+
+    def status(self, network: Network | None) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
+        """Peers and the numbers of all nodes together, for the snapshot."""
+        view = self.membership.view
+        covered = self._coverage.covered(view)
+        if network is None:
+            return to_status(view, announcements=self.membership.announcements, shards_covered=covered)
+        return to_status(
+            view,
+            connections=network.transport.connections(),
+            announcements=self.membership.announcements,
+            score_of=network.reputation.score,
+            shards_covered=covered,
+        )
+
+    @property
+    def clock_warning(self) -> str | None:
+        """What to tell the owner when the others' clocks agree that this computer's is wrong; None while it is fine."""
+        offset = self.intakes.reports.clock_offset_seconds
+        if offset is None:
+            return None
+        behind = "behind" if offset > 0 else "ahead of"
+        return (
+            f"This computer's clock seems to be {_duration(abs(offset))} {behind} the other nodes' clocks, "
+            "so they refuse what this node reports. Set the clock."
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.0f} hours"

@@ -1,0 +1,300 @@
+"""The view of the swarm: a pure fold of verified reports, and the one object that keeps it for a node. Bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from types import MappingProxyType
+
+import anyio
+
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.reports import TrainingReport, silence_limit
+from neuroshard.network.transport import RECORD_SECONDS
+from neuroshard.status.snapshot import NodeState
+from neuroshard.types import NodeId, WalletId
+
+MAX_MEMBERS = 10_000
+MAX_DEPARTED = 16_384
+
+
+@dataclass(frozen=True)
+class ReportedMaximum:
+    """The most that one node ever reported, so that a node that goes back to a checkpoint is not counted twice.
+
+    Steps and tokens are what it did itself while it held the first layers, through which every microbatch goes once:
+    nodes with later layers and trainers report the same microbatches again.
+    """
+
+    sequence: int = -1  # of its newest report
+    steps: int = 0
+    tokens: int = 0
+    shards: int = 0
+
+
+NOTHING = ReportedMaximum()
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node that reports."""
+
+    node_id: NodeId
+    wallet_id: WalletId
+    report: TrainingReport
+    best: ReportedMaximum
+    first_seen: float  # seconds since the epoch by this computer's clock, as all times here
+    last_seen: float
+    is_local: bool = False
+
+
+@dataclass(frozen=True)
+class GlobalView:
+    """Everybody of one run. `total_steps` and `total_tokens` never fall, whoever leaves and comes back.
+
+    They rise by what a node reports above the most it had reported before. Nodes that left stay known for that; only
+    when more than MAX_DEPARTED left is the one that left first forgotten: should it return, it counts as new.
+    """
+
+    members: Mapping[NodeId, Member] = field(default_factory=dict[NodeId, Member])
+    departed: Mapping[NodeId, ReportedMaximum] = field(
+        default_factory=dict[NodeId, ReportedMaximum]
+    )  # first gone first
+    total_steps: int = 0
+    total_tokens: int = 0
+    min_loss: float | None = None  # the lowest ever reported
+
+    def with_reports(self, heard: Iterable[tuple[Statement[TrainingReport], float]]) -> GlobalView:
+        """The view after verified reports, each with the time at which it came.
+
+        One that is not newer than the node's last changes nothing.
+        """
+        fold = _Fold(self)
+        for said, now in heard:
+            fold.add(said.node_id, said.wallet_id, said.value, now, is_local=False)
+        return fold.view()
+
+    def with_local(self, node_id: NodeId, wallet_id: WalletId, report: TrainingReport, now: float) -> GlobalView:
+        """The view after a report of this very node, which does not fall silent."""
+        fold = _Fold(self)
+        fold.add(node_id, wallet_id, report, now, is_local=True)
+        return fold.view()
+
+    def expired(self, now: float) -> GlobalView:
+        """The view without nodes that have been silent for too long."""
+        count = len(self.members)
+        last_heard = now - silence_limit(0, count)  # who was heard since then needs no closer look
+        quiet = (member for member in self.members.values() if member.last_seen < last_heard and not member.is_local)
+        silent = [m for m in quiet if now - m.last_seen > silence_limit(m.report.interval_seconds, count)]
+        if not silent:
+            return self
+        gone = {member.node_id: member.best for member in silent}
+        members = {node: member for node, member in self.members.items() if node not in gone}
+        return replace(self, members=members, departed=_bounded({**self.departed, **gone}))
+
+    def without(self, node_id: NodeId) -> GlobalView:
+        """The view without a node that is gone; its next report brings it back."""
+        member = self.members.get(node_id)
+        if member is None or member.is_local:
+            return self
+        members = {node: other for node, other in self.members.items() if node != node_id}
+        return replace(self, members=members, departed=_bounded({**self.departed, node_id: member.best}))
+
+    @property
+    def global_loss(self) -> float | None:
+        """Mean of the nodes' loss EMAs weighted by their tokens; plain while nobody has any; None without a loss."""
+        known = [(m.report.loss_ema, m.report.tokens) for m in self.members.values() if m.report.loss_ema is not None]
+        total = sum(tokens for _, tokens in known)
+        if total > 0:
+            return sum(loss * (tokens / total) for loss, tokens in known)
+        return sum(loss for loss, _ in known) / len(known) if known else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all nodes that train now."""
+        return sum(m.report.tokens_per_second for m in self.members.values() if m.report.state is NodeState.TRAINING)
+
+    @property
+    def training_nodes(self) -> int:
+        """How many train now."""
+        return sum(member.report.state is NodeState.TRAINING for member in self.members.values())
+
+    @property
+    def model_hashes(self) -> Mapping[NodeId, str]:
+        """The state after each node's last outer step, where there was one."""
+        return {node: member.report.state_hash for node, member in self.members.items() if member.report.state_hash}
+
+
+class _Fold:
+    """A view in the making: copied once, however many reports come."""
+
+    def __init__(self, view: GlobalView) -> None:
+        self._members = dict(view.members)
+        self._departed = view.departed
+        self._steps = view.total_steps
+        self._tokens = view.total_tokens
+        self._min_loss = view.min_loss
+
+    def view(self) -> GlobalView:
+        """The result."""
+        return GlobalView(self._members, self._departed, self._steps, self._tokens, self._min_loss)
+
+    def add(self, node_id: NodeId, wallet_id: WalletId, report: TrainingReport, now: float, *, is_local: bool) -> None:
+        """Count one report."""
+        known = self._members.get(node_id)
+        before = known.best if known else self._departed.get(node_id, NOTHING)
+        if report.sequence <= before.sequence or (known is None and len(self._members) >= MAX_MEMBERS):
+            return
+        best = _better(before, report)
+        self._steps += best.steps - before.steps
+        self._tokens += best.tokens - before.tokens
+        self._min_loss = _least(self._min_loss, report.loss_ema)
+        if node_id in self._departed:
+            self._departed = {node: other for node, other in self._departed.items() if node != node_id}
+        if report.leaving:
+            self._members.pop(node_id, None)
+            self._departed = _bounded({**self._departed, node_id: best})
+        else:
+            first_seen = known.first_seen if known else now
+            self._members[node_id] = Member(node_id, wallet_id, report, best, first_seen, now, is_local)
+
+
+def _better(best: ReportedMaximum, report: TrainingReport) -> ReportedMaximum:
+    steps = tokens = 0
+    if report.layers is not None and report.layers.start == 0:
+        steps, tokens = report.steps - report.inherited_steps, report.tokens - report.inherited_tokens
+    return ReportedMaximum(
+        report.sequence,
+        max(best.steps, steps),
+        max(best.tokens, tokens),
+        max(best.shards, report.shards_seen),
+    )
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)
+
+
+def _bounded(departed: dict[NodeId, ReportedMaximum]) -> dict[NodeId, ReportedMaximum]:
+    for node_id in list(departed)[: max(0, len(departed) - MAX_DEPARTED)]:
+        del departed[node_id]
+    return departed
+
+
+MAX_ANNOUNCED_BYTES = 16 * 1024 * 1024
+ENTRY_BYTES = 1024  # of an announcement besides its addresses
+MOST_UNFOLDED = 1000  # reports; a fold copies the table of members, so several at once cost little more than one
+
+
+class Membership:
+    """The view of all reports and everybody's newest announcement. Belongs to one event loop."""
+
+    def __init__(self, node_id: NodeId, wallet_id: WalletId, max_announced_bytes: int = MAX_ANNOUNCED_BYTES) -> None:
+        self.node_id = node_id
+        self._wallet_id = wallet_id
+        self._view = GlobalView()
+        self._announced: dict[NodeId, Statement[Announcement]] = {}
+        self._announced_bytes = 0
+        self._max_announced_bytes = max_announced_bytes
+        self._heard: list[tuple[Statement[TrainingReport], float]] = []  # not folded yet
+        self._strangers: set[NodeId] = set()  # among them, who is no member of the view yet
+        self._meeting: anyio.Event | None = None  # while somebody waits for it
+        self.own_report: bytes | None = None  # the newest, as it travels
+        self.met_at: float | None = None  # when a node was last heard of that was not known, by the callers' clock
+
+    @property
+    def view(self) -> GlobalView:
+        """The fold of all reports."""
+        if self._heard:
+            self._view = self._view.with_reports(self._heard)
+            self._heard = []
+            self._strangers = set()
+        return self._view
+
+    async def next_meeting(self) -> None:
+        """Wait until the next node appears."""
+        self._meeting = self._meeting or anyio.Event()
+        await self._meeting.wait()
+
+    def tell(self, report: TrainingReport, packed_report: bytes, now: float) -> None:
+        """Count this node's own report; to itself, it is a member also when it leaves."""
+        self.own_report = packed_report
+        report = replace(report, leaving=False)
+        self._view = self.view.with_local(self.node_id, self._wallet_id, report, now)
+
+    def hear_report(self, said: Statement[TrainingReport], now: float) -> None:
+        """Count another node's report; this node's own, come back, changes nothing."""
+        if said.node_id == self.node_id:
+            return
+        self._heard.append((said, now))
+        known = self._view.members.get(said.node_id)
+        has_just_started = known is None or known.report.started_at < said.value.started_at
+        if has_just_started and said.node_id not in self._strangers:
+            self._strangers.add(said.node_id)
+            self.met_at = now
+            if self._meeting is not None:
+                self._meeting.set()
+                self._meeting = None
+        if len(self._heard) >= MOST_UNFOLDED:
+            _ = self.view
+
+    def hear_announcement(self, said: Statement[Announcement]) -> None:
+        """Keep another node's announcement, unless a newer one is known."""
+        known = self._announced.get(said.node_id)
+        if said.node_id == self.node_id or (known is not None and known.issued_at >= said.issued_at):
+            return
+        self._drop_announcement(said.node_id)
+        self._announced_bytes += _memory_of(said.value)
+        while self._announced and self._announced_bytes > self._max_announced_bytes:
+            self._drop_announcement(next(iter(self._announced)))  # heard the longest time ago
+        self._announced[said.node_id] = said
+
+    def forget_silent(self, now: float) -> None:
+        """Drop nodes that have been silent for too long, and announcements that are too old."""
+        self._view = self.view.expired(now)
+        old = [node for node, said in self._announced.items() if said.issued_at < now - RECORD_SECONDS]
+        for node_id in old:
+            self._drop_announcement(node_id)
+
+    def drop(self, node_id: NodeId) -> None:
+        """A node is gone without a good-bye; its next report brings it back."""
+        self._view = self.view.without(node_id)
+
+    def knows(self, node_id: NodeId) -> bool:
+        """Whether a node has reported or announced itself for this run, and not too long ago."""
+        return node_id in self._announced or node_id in self.view.members
+
+    @property
+    def announcements(self) -> Mapping[NodeId, Announcement]:
+        """Everybody's newest announcement."""
+        return MappingProxyType({node: said.value for node, said in self._announced.items()})
+
+    def addresses(self, random: Random, most: int, but: NodeId) -> tuple[str, ...]:
+        """One address each of a random choice of known nodes, for a peer (`but`) that looks for others."""
+        known = [node for node, said in self._announced.items() if said.value.addresses and node != but]
+        chosen = random.sample(known, min(most, len(known)))
+        return tuple(_first_of(self._announced[node].value.addresses) for node in chosen)
+
+    def _drop_announcement(self, node_id: NodeId) -> None:
+        dropped = self._announced.pop(node_id, None)
+        if dropped is not None:
+            self._announced_bytes -= _memory_of(dropped.value)
+
+
+def _memory_of(announcement: Announcement) -> int:
+    """What it takes, rather more than less."""
+    return ENTRY_BYTES + sum(map(len, announcement.addresses))
+
+
+def _first_of(addresses: tuple[str, ...]) -> str:
+    return next(_direct_first(addresses))
+
+
+def _direct_first(addresses: tuple[str, ...]) -> Iterator[str]:
+    """An address through a relay is the second choice."""
+    yield from (address for address in addresses if "/p2p-circuit" not in address)
+    yield from (address for address in addresses if "/p2p-circuit" in address)

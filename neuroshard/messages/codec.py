@@ -1,0 +1,380 @@
+"""Frames to bytes and bytes to frames, without a socket.
+
+Encoding does not copy tensors: the body is views of their memory. Decoding accepts bytes in portions of any size and
+knows the head before it allocates the body. Chunks of the body may arrive in any order. Each one is verified before it
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from blake3 import blake3
+
+from neuroshard.messages.frame import (
+    CHUNK_BYTES,
+    PREFIX_BYTES,
+    DamagedChunkError,
+    Frame,
+    FrameHead,
+    FrameLimits,
+    MalformedFrameError,
+    TensorPart,
+    check_body_size,
+    check_header_size,
+    check_prefix,
+    check_specs,
+    encode_head,
+    encode_header,
+    parse_kind,
+    parse_prefix,
+    parse_rest,
+)
+
+
+@dataclass(frozen=True)
+class EncodedFrame:
+    """A frame ready to be sent: `head`, then every view of `body`. The memory must not change until it is sent."""
+
+    head: bytes = field(repr=False)
+    body: tuple[memoryview, ...] = field(repr=False)  # the tensors in order, read-only, without empty ones
+    chunks: tuple[tuple[memoryview, ...], ...] = field(repr=False)  # the same bytes, CHUNK_BYTES in each entry
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(len(view) for view in self.body)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of head and body."""
+        return len(self.head) + self.body_bytes
+
+
+def encode(frame: Frame) -> EncodedFrame:
+    """Bytes that FrameDecoder reads; hashes the body once.
+
+    Raises MalformedFrameError for a kind, header or tensor that cannot travel, FrameTooLargeError for a long header.
+    """
+    body = tuple(view for part in frame.tensors if (view := _bytes_of(part)))
+    chunks = tuple(_chunks(body))
+    digests = [_digest(chunk) for chunk in chunks]
+    head = encode_head(frame, digests, sum(len(view) for view in body))
+    return EncodedFrame(head, body, chunks)
+
+
+def check_limits(frame: Frame, limits: FrameLimits) -> None:
+    """Raises the WireError that a receiver with these limits would raise, for a frame that is in memory already."""
+    views = [_bytes_of(part) for part in frame.tensors]
+    check_header_size(frame.kind, len(encode_header(frame)), limits)
+    check_body_size(frame.kind, sum(len(view) for view in views), limits)
+    check_specs(frame.kind, tuple(part.spec for part in frame.tensors), limits)
+
+
+def _bytes_of(part: TensorPart) -> memoryview:
+    view = memoryview(part.data)
+    if view.nbytes != part.spec.byte_count:
+        raise MalformedFrameError(
+            f"The tensor {part.spec.name!r} has {view.nbytes} bytes; its shape needs {part.spec.byte_count}."
+        )
+    if not view.c_contiguous:
+        raise MalformedFrameError(f"The bytes of the tensor {part.spec.name!r} are not in one piece.")
+    return view.cast("B").toreadonly() if view.nbytes else memoryview(b"")
+
+
+def _chunks(body: tuple[memoryview, ...]) -> Iterator[tuple[memoryview, ...]]:
+    """The views cut at every multiple of CHUNK_BYTES."""
+    pieces: list[memoryview] = []
+    room = CHUNK_BYTES
+    for view in body:
+        start = 0
+        while start < len(view):
+            piece = view[start : start + room]
+            pieces.append(piece)
+            start += len(piece)
+            room -= len(piece)
+            if room == 0:
+                yield tuple(pieces)
+                pieces, room = [], CHUNK_BYTES
+    if pieces:
+        yield tuple(pieces)
+
+
+def _digest(pieces: tuple[memoryview, ...]) -> bytes:
+    hasher = blake3()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
+
+
+class ChunkCheck:
+    """The check of one chunk in the memory of a body, which may run in any thread while nobody writes there."""
+
+    def __init__(self, index: int, data: memoryview, digest: bytes) -> None:
+        self.index = index
+        self._data = data
+        self._digest = digest
+        self._is_good: bool | None = None
+
+    @property
+    def byte_count(self) -> int:
+        """Of the chunk."""
+        return len(self._data)
+
+    def run(self) -> None:
+        """Hash the chunk."""
+        self._is_good = blake3(self._data).digest() == self._digest
+
+    def end(self) -> None:
+        """Let go of the memory. Raises DamagedChunkError unless it is what was promised, ValueError before `run`."""
+        if self._is_good is None:
+            raise ValueError(f"chunk {self.index} was not checked")
+        self._data.release()
+        if not self._is_good:
+            raise DamagedChunkError(self.index)
+
+
+class ChunkAssembly:
+    """Memory for one body and a record of which chunks are in it.
+
+    A chunk comes whole with `accept`, or is written into the memory itself: inside `receiving(index)`, or between
+    `lend(index)` and `check(index)`, whose result `settle` takes.
+    The memory (head.body_bytes) is allocated here and nowhere else.
+    """
+
+    def __init__(self, head: FrameHead) -> None:
+        self._head = head
+        # Not a bytearray: zeroing it costs page faults before a byte came, and a peer that never sends would hold real
+        # memory. What is not verified is never read, so what stood there before does not matter.
+        self._body = np.empty(head.body_bytes, np.uint8).data
+        self._missing = set(range(len(head.chunk_digests)))
+        self._lent: set[int] = set()
+
+    @property
+    def head(self) -> FrameHead:
+        """The head this body belongs to."""
+        return self._head
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every chunk is here."""
+        return not self._missing
+
+    def missing(self) -> tuple[int, ...]:
+        """Indices of the chunks that are not here yet, ascending; those being received count too."""
+        return tuple(sorted(self._missing))
+
+    def accept(self, index: int, data: bytes | bytearray | memoryview) -> bool:
+        """Take a whole chunk; False when it is here or being received already, then `data` is not looked at.
+
+        Raises IndexError, MalformedFrameError for a wrong length or DamagedChunkError; the chunk then stays missing.
+        """
+        size = self._head.chunk_bytes(index)
+        if index not in self._missing or index in self._lent:
+            return False
+        if len(data) != size:
+            raise MalformedFrameError(f"Chunk {index} of a frame has {len(data)} bytes; it needs {size}.")
+        self._verify(index, data)
+        start = index * CHUNK_BYTES
+        self._body[start : start + size] = data
+        self._missing.discard(index)
+        return True
+
+    @contextmanager
+    def receiving(self, index: int) -> Generator[memoryview]:
+        """The memory of a missing chunk, to be filled inside the block; verified when it ends, given back if it raises.
+
+        Raises IndexError, ValueError for a chunk that is here or being received, or at the end DamagedChunkError; the
+        chunk then stays missing.
+        """
+        memory = self.lend(index)
+        try:
+            with memory as view:
+                yield view
+                self._verify(index, view)
+        finally:
+            self._lent.discard(index)
+        self._missing.discard(index)
+
+    def lend(self, index: int) -> memoryview:
+        """The memory of a missing chunk, to be filled and then checked.
+
+        Raises IndexError, ValueError for a chunk that is here or being received.
+        """
+        view = self._memory_of(index)
+        if index not in self._missing or index in self._lent:
+            raise ValueError(f"chunk {index} is here or being received already")
+        self._lent.add(index)
+        return view
+
+    def check(self, index: int) -> ChunkCheck:
+        """The check of a chunk that was lent and is filled. Raises ValueError for one that was not lent."""
+        if index not in self._lent:
+            raise ValueError(f"chunk {index} is not being received")
+        return ChunkCheck(index, self._memory_of(index), self._head.chunk_digests[index])
+
+    def settle(self, check: ChunkCheck) -> None:
+        """A check has run. Raises DamagedChunkError; the chunk then stays missing."""
+        self._lent.discard(check.index)
+        check.end()
+        self._missing.discard(check.index)
+
+    def frame(self) -> Frame:
+        """The whole frame; its tensors are writable views of the one body. Raises MalformedFrameError if incomplete."""
+        if self._missing:
+            raise MalformedFrameError(f"A frame lacks {len(self._missing)} of {len(self._head.chunk_digests)} chunks.")
+        start = 0
+        parts: list[TensorPart] = []
+        for spec in self._head.specs:
+            parts.append(TensorPart(spec, self._body[start : start + spec.byte_count]))
+            start += spec.byte_count
+        return Frame(self._head.kind, self._head.header, tuple(parts))
+
+    def _memory_of(self, index: int) -> memoryview:
+        size = self._head.chunk_bytes(index)
+        return self._body[index * CHUNK_BYTES : index * CHUNK_BYTES + size]
+
+    def _verify(self, index: int, data: bytes | bytearray | memoryview) -> None:
+        if blake3(data).digest() != self._head.chunk_digests[index]:
+            raise DamagedChunkError(index)
+
+
+class FrameDecoder:
+    """Reads one frame.
+
+    Either hand over what arrived (`feed`), or let a socket write into `receive_buffer()` and tell how much with
+    `commit`. Before the head is known at most 64 KiB + 32 bytes a chunk that the limits allow are held; they are
+    allocated by the first call after `head_bytes` is known, the body by the first one after the head is, so there is
+    time to reserve the memory. After an error the decoder reads nothing more; chunks that were verified before are
+    in `take_body()`.
+    """
+
+    def __init__(self, limits_of: Callable[[str], FrameLimits]) -> None:
+        """`limits_of` gives the limits of a kind; what it raises for an unknown one is raised to the caller."""
+        self._limits_of = limits_of
+        self._head: FrameHead | None = None
+        self._head_bytes = 0
+        self._assembly: ChunkAssembly | None = None
+        self._received = 0
+        self._steps = self._reading()
+        self._view = next(self._steps)  # what is being filled
+        self._filled = 0
+
+    @property
+    def head(self) -> FrameHead | None:
+        """Known as soon as its last byte arrived."""
+        return self._head
+
+    @property
+    def head_bytes(self) -> int:
+        """Size of the head behind the name of its kind; 0 until that is known."""
+        return self._head_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole frame is here."""
+        return self._head is not None and (not self._head.body_bytes or self._has_body())
+
+    def feed(self, data: bytes | bytearray | memoryview) -> int:
+        """Take bytes; returns how many were used. It stops after the head, and after the frame, where others begin.
+
+        Raises WireError, or what `limits_of` raises.
+        """
+        source, used = memoryview(data), 0
+        while used < len(source) and not self.is_complete:
+            view = self.receive_buffer()
+            count = min(len(view), len(source) - used)
+            view[:count] = source[used : used + count]
+            used += count
+            had_head = self._head is not None
+            self.commit(count)
+            if self._head is not None and not had_head:
+                break
+        return used
+
+    def receive_buffer(self) -> memoryview:
+        """Where the next bytes belong, at least one and at most a chunk. Raises ValueError when complete, WireError."""
+        if self.is_complete:
+            raise ValueError("the frame is complete")
+        if self._filled == len(self._view):
+            self._advance()
+        return self._view[self._filled :]
+
+    def commit(self, count: int) -> None:
+        """The first `count` bytes of the receive buffer were filled. Raises WireError, or what `limits_of` raises."""
+        if not 0 <= count <= len(self._view) - self._filled:
+            raise ValueError(f"{count} bytes do not fit the receive buffer")
+        self._filled += count
+        self._received += count
+        if self._filled == len(self._view):
+            self._advance()
+
+    def take_body(self) -> ChunkAssembly:
+        """The body as far as it is here, for whoever fetches the rest otherwise; this decoder reads nothing more.
+
+        Raises ValueError before the head is known.
+        """
+        if self._head is None:
+            raise ValueError("the head of the frame is not known yet")
+        self._view = memoryview(b"")
+        self._filled = 0
+        self._steps.close()
+        if self._assembly is None:
+            self._assembly = ChunkAssembly(self._head)
+        return self._assembly
+
+    def frame(self) -> Frame:
+        """The frame. Raises MalformedFrameError while it is incomplete: the way to tell that the bytes ended."""
+        if self._head is None or not self.is_complete:
+            raise MalformedFrameError(f"A frame ends after {self._received} bytes; more were announced.")
+        return (self._assembly or ChunkAssembly(self._head)).frame()
+
+    def _has_body(self) -> bool:
+        return self._assembly is not None and self._assembly.is_complete
+
+    def _advance(self) -> None:
+        self._filled = 0
+        self._view = memoryview(b"")
+        view = next(self._steps, None)
+        if view is not None:
+            self._view = view
+        elif not self.is_complete:
+            raise MalformedFrameError("A frame was refused already; what follows cannot be read.")
+
+    def _reading(self) -> Generator[memoryview]:
+        """Yields memory to be filled, one piece after the other; each piece is sized by what was checked before."""
+        prefix_data = bytearray(PREFIX_BYTES)
+        yield memoryview(prefix_data)
+        prefix = parse_prefix(bytes(prefix_data))
+        kind_data = bytearray(prefix.kind_bytes)
+        yield memoryview(kind_data)
+        kind = parse_kind(bytes(kind_data))
+        limits = self._limits_of(kind)
+        check_prefix(prefix, kind, limits)
+        self._head_bytes = prefix.rest_bytes
+        yield memoryview(b"")  # nothing to fill: the caller may reserve memory first
+        rest = bytearray(prefix.rest_bytes)
+        yield memoryview(rest)
+        head = parse_rest(bytes(prefix_data + kind_data), bytes(rest), prefix, kind, limits)
+        self._head = head
+        if not head.body_bytes:
+            return
+        yield memoryview(b"")  # nothing to fill: the caller may reserve memory first
+        assembly = self._assembly = ChunkAssembly(head)
+        for index in assembly.missing():
+            with assembly.receiving(index) as view:
+                yield view
+
+
+def decode(data: bytes | bytearray | memoryview, limits_of: Callable[[str], FrameLimits]) -> Frame:
+    """The one frame in `data`. Raises WireError, also for bytes after it, or what `limits_of` raises."""
+    decoder, source, used = FrameDecoder(limits_of), memoryview(data), 0
+    while used < len(source) and not decoder.is_complete:
+        used += decoder.feed(source[used:])
+    frame = decoder.frame()
+    if used != len(source):
+        raise MalformedFrameError(f"There are {len(source) - used} bytes after a frame.")
+    return frame

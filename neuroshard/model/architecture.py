@@ -1,0 +1,94 @@
+"""The family of architectures behind one dial, their sizes, and the plan that cuts layers into stages.
+
+It does not load PyTorch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.types import Architecture, LayerRange
+
+HEAD_SIZE = 64
+SMALLEST_DEPTH = 2
+LARGEST_DEPTH = 128
+
+
+def architecture_for(depth: int, vocabulary_size: int, sequence_length: int = 512) -> Architecture:
+    """The family's member with `depth` layers; more depth never gives fewer parameters.
+
+    Heads of 64: depth - 1 of them up to depth 5, then the next even number; two query heads share a key/value head.
+    Width is 64 x heads; the feed-forward is 8/3 of it, rounded up to 64. Raises ValueError outside 2..128.
+    """
+    if not SMALLEST_DEPTH <= depth <= LARGEST_DEPTH:
+        raise ValueError(f"depth must be in {SMALLEST_DEPTH}..{LARGEST_DEPTH}, got {depth}")
+    if vocabulary_size < 1 or sequence_length < 1:
+        raise ValueError("vocabulary_size and sequence_length must be positive")
+    heads = depth - 1 if depth <= 5 else 2 * (depth // 2)
+    hidden = HEAD_SIZE * heads
+    return Architecture(
+        hidden_size=hidden,
+        layer_count=depth,
+        head_count=heads,
+        key_value_head_count=heads // 2 if heads % 2 == 0 else 1,
+        feed_forward_size=-(-hidden * 8 // (3 * 64)) * 64,
+        vocabulary_size=vocabulary_size,
+        sequence_length=sequence_length,
+    )
+
+
+def layer_parameter_count(architecture: Architecture) -> int:
+    """Parameters of one layer: attention, feed-forward and two norms."""
+    hidden = architecture.hidden_size
+    key_value = architecture.key_value_head_count * architecture.head_size
+    attention = 2 * hidden * hidden + 2 * hidden * key_value
+    return attention + 3 * hidden * architecture.feed_forward_size + 2 * hidden
+
+
+def parameter_count(architecture: Architecture, layers: LayerRange | None = None) -> int:
+    """Parameters of a stage: its layers, with the embedding in the first stage and final norm and head in the last."""
+    layers = LayerRange(0, architecture.layer_count) if layers is None else layers
+    vocabulary_matrix = architecture.vocabulary_size * architecture.hidden_size
+    count = len(layers) * layer_parameter_count(architecture)
+    if layers.start == 0:
+        count += vocabulary_matrix
+    if layers.stop == architecture.layer_count:
+        count += vocabulary_matrix + architecture.hidden_size
+    return count
+
+
+def flops_per_token(architecture: Architecture) -> int:
+    """Floating-point operations of forward and backward for one token: 6 a matrix parameter used, 6 T d a layer.
+
+    The embedding is a look-up and is not counted; causal attention is counted as half (Kaplan et al. 2020, corrected).
+    """
+    matrices = parameter_count(architecture) - architecture.vocabulary_size * architecture.hidden_size
+    attention = architecture.layer_count * architecture.sequence_length * architecture.hidden_size
+    return 6 * matrices + 6 * attention
+
+
+class StagePlan(tuple[LayerRange, ...]):
+    """Contiguous layer ranges that cover a model once, in order."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, *stages: LayerRange) -> StagePlan:
+        """The plan with these stages. Raises ValueError unless they start at 0 and follow each other without a gap."""
+        if not stages or stages[0].start != 0 or any(a.stop != b.start for a, b in pairwise(stages)):
+            raise ValueError(f"stages must cover the layers from 0 without gaps, got {stages}")
+        return cls(stages)
+
+    @classmethod
+    def even(cls, layer_count: int, stage_count: int) -> StagePlan:
+        """Sizes that differ by at most one, the larger ones first. Raises ValueError unless 1 <= stages <= layers."""
+        if not 1 <= stage_count <= layer_count:
+            raise ValueError(f"{layer_count} layers cannot make {stage_count} stages")
+        size, extra = divmod(layer_count, stage_count)
+        edges = [stage * size + min(stage, extra) for stage in range(stage_count + 1)]
+        return cls.of(*(LayerRange(start, stop) for start, stop in pairwise(edges)))
+
+
+def plan_of(parameters: RunParameters) -> StagePlan:
+    """The layers of each stage of a run."""
+    return StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)

@@ -1,0 +1,102 @@
+"""The Hugging Face layout of a stage's weights; with these weights their Llama computes the same logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from neuroshard.model.transformer import StageModel
+from neuroshard.types import Architecture, JsonValue
+
+_PAD, _BEGIN, _END, _FIRST_BYTE = 0, 1, 2, 10  # the tokenizer's ids, which this room does not know
+
+
+@dataclass(frozen=True)
+class LlamaPart:
+    """Some rows of one of our matrices under their name in that layout; they follow each other in memory."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def llama_parts(name: str, rows: int, architecture: Architecture) -> tuple[LlamaPart, ...]:
+    """What a parameter of ours with so many rows (its first dimension) is there, in the order of its rows.
+
+    Rotary pairs are already in the half-split order of that layout, so nothing is permuted.
+    """
+    prefix, _, kind = name.removesuffix(".weight").rpartition(".")
+    match kind:
+        case "query_key_value":
+            layer = f"model.{prefix.removesuffix('.attention')}.self_attn"
+            queries = architecture.head_count * architecture.head_size
+            keys = queries + architecture.key_value_head_count * architecture.head_size
+            edges = (("q_proj", 0, queries), ("k_proj", queries, keys), ("v_proj", keys, rows))
+        case "gate_up":
+            layer = f"model.{prefix.removesuffix('.feed_forward')}.mlp"
+            gates = architecture.feed_forward_size
+            edges = (("gate_proj", 0, gates), ("up_proj", gates, rows))
+        case _:
+            return (LlamaPart(_llama_name(name), 0, rows),)
+    return tuple(LlamaPart(f"{layer}.{part}.weight", start, stop) for part, start, stop in edges)
+
+
+def to_llama_state_dict(model: StageModel) -> dict[str, Tensor]:
+    """Weights under Llama's names: detached views of the model's own memory; a stage gives the part that it holds."""
+    exported: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach()
+        for part in llama_parts(name, len(weight), model.architecture):
+            exported[part.name] = weight[part.start : part.stop]
+    return exported
+
+
+def llama_config(architecture: Architecture) -> dict[str, JsonValue]:
+    """The config.json that goes with the exported weights."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": architecture.hidden_size,
+        "num_hidden_layers": architecture.layer_count,
+        "num_attention_heads": architecture.head_count,
+        "num_key_value_heads": architecture.key_value_head_count,
+        "head_dim": architecture.head_size,
+        "intermediate_size": architecture.feed_forward_size,
+        "vocab_size": architecture.vocabulary_size,
+        "max_position_embeddings": architecture.sequence_length,
+        "rope_theta": architecture.rope_theta,
+        "rms_norm_eps": architecture.norm_epsilon,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "pad_token_id": _PAD,
+        "bos_token_id": _BEGIN,
+        "eos_token_id": _END,
+        "torch_dtype": "float32",
+    }
+
+
+def generation_config(architecture: Architecture, ids_in_use: int) -> dict[str, JsonValue]:
+    """The generation_config.json beside it: programs draw what a node does, no special id but EOS and no unused one."""
+    never = [i for i in range(_FIRST_BYTE) if i != _END]
+    return {
+        "pad_token_id": _PAD,
+        "bos_token_id": _BEGIN,
+        "eos_token_id": _END,
+        "suppress_tokens": [*never, *range(ids_in_use, architecture.vocabulary_size)],
+    }
+
+
+def _llama_name(name: str) -> str:
+    match name:
+        case "embedding.weight":
+            return "model.embed_tokens.weight"
+        case "head.weight":
+            return "lm_head.weight"
+        case _:
+            renamed = name.replace("attention_norm", "input_layernorm")
+            renamed = renamed.replace("feed_forward_norm", "post_attention_layernorm")
+            renamed = renamed.replace(".attention.output.", ".self_attn.o_proj.")
+            return "model." + renamed.replace(".feed_forward.down.", ".mlp.down_proj.")

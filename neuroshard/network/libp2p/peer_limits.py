@@ -1,0 +1,227 @@
+"""Limits on peers: connections, streams and receive memory, and the containment of errors that their data causes.
+
+The limits only count; nothing here opens a socket. Such an error ends its connection or stream, not the node.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Protocol, TypeVar
+
+_Peer = TypeVar("_Peer")
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Bounds of one node."""
+
+    connections: int = 512
+    connections_of_peer: int = 4
+    handshakes: int = 64  # not yet authenticated, all together
+    handshakes_of_ip: int = 16
+    identities_of_ip: int = 64
+    identities_of_loopback: int = 1024
+    streams: int = 2048  # opened by others
+    streams_of_peer: int = 32
+
+
+class StreamAdmission:
+    """Streams that others have opened and not closed, counted by peer over all its connections."""
+
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
+        self._limits = limits or ConnectionLimits()
+        self._open: Counter[object] = Counter()
+        self._total = 0
+        self.refused = 0
+
+    def enter(self, peer: object) -> bool:
+        """Whether the peer may have one stream more; counted when it may."""
+        if self._total >= self._limits.streams or self._open[peer] >= self._limits.streams_of_peer:
+            self.refused += 1
+            return False
+        self._open[peer] += 1
+        self._total += 1
+        return True
+
+    def leave(self, peer: object) -> None:
+        """A stream that entered is closed."""
+        self._total -= 1
+        self._open[peer] -= 1
+        if not self._open[peer]:
+            del self._open[peer]
+
+    def open_streams(self, peer: object) -> int:
+        """Streams the peer has open now."""
+        return self._open[peer]
+
+
+class ConnectionAdmission:
+    """Connections to and from others, by IP address and by identity."""
+
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
+        self.limits = limits or ConnectionLimits()
+        self._handshakes: Counter[str] = Counter()
+        self._established: Counter[tuple[str, str]] = Counter()  # (ip, identity)
+        self.refused: Counter[str] = Counter()  # by reason
+
+    @property
+    def connections(self) -> int:
+        """Established connections."""
+        return self._established.total()
+
+    def may_shake_hands(self, ip: str) -> bool:
+        """Whether a connection from this address may begin its handshake; counted when it may."""
+        is_full = self.connections + self._handshakes.total() >= self.limits.connections
+        is_crowded = self._handshakes.total() >= self.limits.handshakes or (
+            self._handshakes[ip] >= self.limits.handshakes_of_ip and not is_loopback(ip)
+        )
+        if is_full or is_crowded:
+            self.refused["connections" if is_full else "handshakes"] += 1
+            return False
+        self._handshakes[ip] += 1
+        return True
+
+    def end_handshake(self, ip: str) -> None:
+        """A handshake that began is over, well or not."""
+        _decrease(self._handshakes, ip)
+
+    def enter(self, ip: str, identity: str) -> bool:
+        """Whether this identity may connect from this address; counted when it may."""
+        reason = self._obstacle(ip, identity)
+        if reason is not None:
+            self.refused[reason] += 1
+            return False
+        self._established[ip, identity] += 1
+        return True
+
+    def leave(self, ip: str, identity: str) -> None:
+        """A connection that entered is closed."""
+        _decrease(self._established, (ip, identity))
+
+    def _obstacle(self, ip: str, identity: str) -> str | None:
+        if self.connections >= self.limits.connections:
+            return "connections"
+        if sum(count for (_, who), count in self._established.items() if who == identity) >= (
+            self.limits.connections_of_peer
+        ):
+            return "connections of peer"
+        others = sum(1 for (where, who) in self._established if where == ip and who != identity)
+        most = self.limits.identities_of_loopback if is_loopback(ip) else self.limits.identities_of_ip
+        return "identities of address" if others >= most else None
+
+
+def is_loopback(ip: str) -> bool:
+    """Whether an IP address (or an empty text, for an unknown one) is this computer's own."""
+    try:
+        return ip_address(ip).is_loopback
+    except ValueError:
+        return False
+
+
+def _decrease(counts: Counter[_Peer], key: _Peer) -> None:
+    counts[key] -= 1
+    if counts[key] <= 0:
+        del counts[key]
+
+
+MIB = 1024 * 1024
+
+
+class Unread(Protocol):
+    """A stream, as far as its memory goes."""
+
+    def abandon(self) -> None:
+        """End it and forget what it holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class ReceiveLimits:
+    """Bytes of one node."""
+
+    unread: int = 128 * MIB
+    growth: int = 64 * MIB  # of windows, above those with which streams begin
+    growth_of_peer: int = 8 * MIB
+
+    @classmethod
+    def within(cls, unread: int) -> ReceiveLimits:
+        """Those of a node whose streams may hold so many bytes."""
+        return cls(unread, growth=unread // 2, growth_of_peer=min(unread // 8, cls.growth_of_peer))
+
+
+@dataclass
+class _Held:
+    peer: object
+    unread: int = 0
+    growth: int = 0
+
+
+class ReceiveMemory:
+    """When too much waits to be read, the peer of which most waits loses the stream that holds most of it."""
+
+    def __init__(self, limits: ReceiveLimits | None = None) -> None:
+        self._limits = limits or ReceiveLimits()
+        self._held: dict[Unread, _Held] = {}
+        self._growth_of: Counter[object] = Counter()
+        self.unread = 0
+
+    def may_grow(self, stream: Unread, peer: object, byte_count: int) -> bool:
+        """Whether a window may become so much larger; counted when it may."""
+        of_peer, of_all = self._growth_of[peer], self._growth_of.total()
+        if of_peer + byte_count > self._limits.growth_of_peer or of_all + byte_count > self._limits.growth:
+            return False
+        self._growth_of[peer] += byte_count
+        self._held.setdefault(stream, _Held(peer)).growth += byte_count
+        return True
+
+    def arrived(self, stream: Unread, peer: object, byte_count: int) -> None:
+        """Bytes wait to be read."""
+        self._held.setdefault(stream, _Held(peer)).unread += byte_count
+        self.unread += byte_count
+        while self.unread > self._limits.unread:
+            fullest = self._fullest()
+            fullest.abandon()
+            self.leave(fullest)
+
+    def taken(self, stream: Unread, byte_count: int) -> None:
+        """Bytes were read; those of a stream that has left count no more."""
+        held = self._held.get(stream)
+        if held is not None:
+            held.unread -= byte_count
+            self.unread -= byte_count
+
+    def leave(self, stream: Unread) -> None:
+        """A stream is over."""
+        held = self._held.pop(stream, None)
+        if held is not None:
+            self.unread -= held.unread
+            self._growth_of[held.peer] -= held.growth
+            if not self._growth_of[held.peer]:
+                del self._growth_of[held.peer]
+
+    def _fullest(self) -> Unread:
+        by_peer: Counter[object] = Counter()
+        for held in self._held.values():
+            by_peer[held.peer] += held.unread
+        ((peer, _),) = by_peer.most_common(1)
+        return max((stream for stream, held in self._held.items() if held.peer == peer), key=self._unread_of)
+
+    def _unread_of(self, stream: Unread) -> int:
+        return self._held[stream].unread
+
+
+_Result = TypeVar("_Result")
+_LOG = logging.getLogger(__name__)
+
+
+async def contain_errors(work: Awaitable[_Result], doing: str) -> _Result | Exception:
+    """What `work` gives. An error of it is logged at debug level and returned."""
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - the inbound-message handler: libp2p lets almost any error through
+        _LOG.debug("%s failed.", doing, exc_info=True)
+        return error

@@ -1,0 +1,362 @@
+"""Circuit relay v2: the client of a node that peers cannot dial, and the server that forwards its connections.
+
+The server limits the rate of each circuit and cannot read its bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import anyio
+from libp2p.abc import INetStream
+from libp2p.connection_types import ConnectionType
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Reservation, Status, StopMessage
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
+from multiaddr import Multiaddr
+
+from neuroshard.network.libp2p.address_book import PeerAddressBook
+from neuroshard.network.libp2p.addresses import PeerAddress
+from neuroshard.network.libp2p.connections import Connections
+from neuroshard.network.libp2p.host import NodeSwarm, stream_of
+from neuroshard.network.libp2p.muxer import BoundedMuxer
+from neuroshard.network.libp2p.negotiation import confirm, proposal
+from neuroshard.network.libp2p.peer_limits import contain_errors, is_loopback
+from neuroshard.network.libp2p.relay_messages import (
+    HOP_PROTOCOL,
+    MESSAGE_SECONDS,
+    STOP_PROTOCOL,
+    RelayedBytes,
+    RelayError,
+    bytes_of,
+    encode_message,
+    node_of,
+    read_message,
+)
+from neuroshard.network.libp2p.streams import INITIAL_WINDOW, YamuxStream
+from neuroshard.network.limits import UploadPacer
+from neuroshard.network.transport import PeerUnreachableError
+from neuroshard.status.snapshot import ConnectionKind
+from neuroshard.types import NodeId
+
+WANTED_RELAYS = 2
+LOOK_SECONDS = 2.0
+REFRESH_SECONDS = 1200.0  # well before a reservation ends
+REFUSED_SECONDS = 300.0  # until a relay that refused is asked again
+ADDRESSES_OF_RELAY = 2
+_LOG = logging.getLogger(__name__)
+
+
+class RelayClient:
+    """Keeps places at relays while this node cannot be reached otherwise, and dials through relays."""
+
+    def __init__(
+        self,
+        swarm: NodeSwarm,
+        connections: Connections,
+        contacts: PeerAddressBook,
+        when_relayed: Callable[[NodeId], Awaitable[None]] | None = None,
+    ) -> None:
+        self._swarm = swarm
+        self._connections = connections
+        self._contacts = contacts
+        self._when_relayed = when_relayed
+        self._places: dict[NodeId, float] = {}  # at relays, since when by the loop's clock
+        self._refused: dict[NodeId, float] = {}
+
+    def relays(self) -> set[NodeId]:
+        """Where this node has a place."""
+        return set(self._places)
+
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs through the relays at which this node has a place."""
+        local = self._connections.local_id
+        return tuple(
+            f"{address.text}/p2p-circuit/p2p/{local}"
+            for relay in self._places
+            for address in self._contacts.vouched(relay)[:ADDRESSES_OF_RELAY]
+            if not address.is_relayed
+        )
+
+    async def run(self) -> None:
+        """Keep places at relays, until cancelled."""
+        while True:
+            await self._keep_places()
+            await anyio.sleep(LOOK_SECONDS)
+
+    async def dial(self, address: PeerAddress) -> None:
+        """Connect through a relay. Raises PeerUnreachableError."""
+        relay = address.of_relay()
+        muxer = await self._connections.dial(relay.peer, (relay,))
+        failure: Exception | None = TimeoutError("no answer in time")
+        with anyio.move_on_after(MESSAGE_SECONDS):
+            failure = await contain_errors(self._dial_over(muxer, address), "A circuit")
+        if failure is not None:
+            raise PeerUnreachableError(f"the relay does not reach it ({failure})")
+
+    async def handle_stream(self, net_stream: INetStream) -> None:
+        """A relay brings somebody who wants this node."""
+        stream = stream_of(net_stream)
+        relay = NodeId(str(net_stream.muxed_conn.peer_id))
+        try:
+            with anyio.fail_after(MESSAGE_SECONDS):
+                announced = await read_message(stream, StopMessage())
+            if announced.type != StopMessage.CONNECT or relay not in self._places:
+                await stream.write(
+                    encode_message(StopMessage(type=StopMessage.STATUS, status=Status.PERMISSION_DENIED))
+                )
+                return
+            await stream.write(encode_message(StopMessage(type=StopMessage.STATUS, status=Status.OK)))
+            address = f"/p2p/{relay}/p2p-circuit/p2p/{node_of(announced.peer.id)}"
+            raw = _circuit(stream, initiator=False, address=address)
+            muxer = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(address))
+            if isinstance(muxer, BoundedMuxer):
+                await self._live(muxer)
+        finally:
+            stream.abandon()
+
+    async def _live(self, muxer: BoundedMuxer) -> None:
+        """A circuit lives as long as the task of its stream."""
+        async with anyio.create_task_group() as tasks:
+            if self._when_relayed is not None:
+                tasks.start_soon(contain_errors, self._when_relayed(NodeId(str(muxer.peer_id))), "Punching")
+            await muxer.wait_closed()
+            tasks.cancel_scope.cancel()
+
+    async def _dial_over(self, muxer: BoundedMuxer, address: PeerAddress) -> None:
+        stream = await muxer.open_stream()
+        is_connected = False
+        try:
+            question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=bytes_of(address.peer)))
+            await self._ask(stream, question)
+            raw = _circuit(stream, initiator=True, address=address.text)
+            await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(address.peer))
+            is_connected = True
+        finally:
+            if not is_connected:
+                stream.abandon()
+
+    async def _ask(self, stream: YamuxStream, question: HopMessage) -> HopMessage:
+        """A relay's answer when it agrees. Raises BaseLibp2pError."""
+        await stream.write(proposal(HOP_PROTOCOL) + encode_message(question))
+        await confirm(stream, HOP_PROTOCOL)
+        answer = await read_message(stream, HopMessage())
+        if answer.status != Status.OK:
+            raise RelayError(f"the relay answers {answer.status}")
+        return answer
+
+    async def _keep_places(self) -> None:
+        now = anyio.current_time()
+        connected = {relay for relay in self._places if self._connections.of(relay) is not None}
+        self._places = {relay: since for relay, since in self._places.items() if relay in connected}
+        self._refused = {relay: until for relay, until in self._refused.items() if until > now}
+        if self._connections.is_reached_from_outside:
+            self._places = {}
+            return
+        for relay in self._relays():
+            is_due = now - self._places[relay] > REFRESH_SECONDS if relay in self._places else True
+            if is_due and (relay in self._places or len(self._places) < WANTED_RELAYS):
+                await self._reserve(relay)
+
+    def _relays(self) -> list[NodeId]:
+        """Directly connected peers that relay for others."""
+        found: list[NodeId] = []
+        for peer in tuple(self._swarm.connections):
+            node = NodeId(str(peer))
+            with suppress(PeerStoreError):
+                serves = HOP_PROTOCOL in self._swarm.peerstore.get_protocols(peer)
+                if serves and node not in self._refused and self._connections.kind_of(node) is ConnectionKind.DIRECT:
+                    found.append(node)
+        return found
+
+    async def _reserve(self, relay: NodeId) -> None:
+        muxer = self._connections.of(relay)
+        if muxer is None:
+            return
+        try:
+            stream = await muxer.open_stream()
+        except MuxedConnUnavailable:  # it hung up; whoever looks for relays next finds it gone
+            return
+        try:
+            with anyio.fail_after(MESSAGE_SECONDS):
+                answer = await self._ask(stream, HopMessage(type=HopMessage.RESERVE))
+        except (BaseLibp2pError, TimeoutError) as error:
+            _LOG.debug("The relay %s has no place: %s", relay, error)
+            self._places.pop(relay, None)
+            self._refused[relay] = anyio.current_time() + REFUSED_SECONDS
+            return
+        finally:
+            stream.abandon()
+        self._places[relay] = anyio.current_time()
+        texts = [_text_of(data) for data in answer.reservation.addrs[:8]]
+        self._contacts.learn_texts(relay, texts, host=self._connections.direct_ip(relay))
+
+
+def _circuit(stream: YamuxStream, *, initiator: bool, address: str) -> RawConnection:
+    return RawConnection(RelayedBytes(stream), initiator, ConnectionType.RELAYED, [Multiaddr(address)])
+
+
+def _text_of(data: bytes) -> str:
+    try:
+        return str(Multiaddr(data))
+    except ValueError:
+        return ""  # no address; it is left out
+
+
+RESERVATION_SECONDS = 3600.0
+PORTION_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class RelayLimits:
+    """What a relay gives: a few nodes' control messages and small tensors."""
+
+    reservations: int = 256
+    circuits: int = 256
+    circuits_of_node: int = 24  # fewer than the streams that a peer may open
+    circuits_of_address: int = 64  # asked for from one IP address, this computer's own excepted
+    bytes_per_second: float = 256 * 1024  # of one circuit in one direction
+
+
+class RelayServer:
+    """The relay of one node."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        own_addresses: Callable[[], tuple[str, ...]],
+        now: Callable[[], float],
+        limits: RelayLimits | None = None,
+    ) -> None:
+        self._connections = connections
+        self._own_addresses = own_addresses
+        self._now = now
+        self._limits = limits or RelayLimits()
+        self._reservations: dict[NodeId, float] = {}  # until when
+        self._circuits: Counter[NodeId] = Counter()  # of both ends
+        self._circuits_of_address: Counter[str] = Counter()  # of those who asked for them
+
+    async def handle_stream(self, net_stream: INetStream) -> None:
+        """One question of a client: to be reachable through this relay, or to reach another."""
+        client, stream = NodeId(str(net_stream.muxed_conn.peer_id)), stream_of(net_stream)
+        try:
+            with anyio.fail_after(MESSAGE_SECONDS):
+                question = await read_message(stream, HopMessage())
+            if self._connections.kind_of(client) is ConnectionKind.RELAYED:
+                await _tell(stream, Status.PERMISSION_DENIED)  # no chains of relays
+            elif question.type == HopMessage.RESERVE:
+                await stream.write(encode_message(self._reserved(client)), is_last=True)
+                await _wait_ended(stream)
+            elif question.type == HopMessage.CONNECT:
+                await self._connect(client, node_of(question.peer.id), stream)
+            else:
+                await _tell(stream, Status.UNEXPECTED_MESSAGE)
+        finally:
+            stream.abandon()
+
+    def clients(self) -> set[NodeId]:
+        """Nodes that have a place here."""
+        return set(self._reservations)
+
+    def part(self, node: NodeId) -> None:
+        """A node is gone, and with it its reservation."""
+        self._reservations.pop(node, None)
+
+    def _reserved(self, client: NodeId) -> HopMessage:
+        now = self._now()
+        self._reservations = {node: until for node, until in self._reservations.items() if until > now}
+        if client not in self._reservations and len(self._reservations) >= self._limits.reservations:
+            return HopMessage(type=HopMessage.STATUS, status=Status.RESERVATION_REFUSED)
+        self._reservations[client] = now + RESERVATION_SECONDS
+        addresses = [Multiaddr(text).to_bytes() for text in self._own_addresses() if "p2p-circuit" not in text]
+        reservation = Reservation(expire=int(now + RESERVATION_SECONDS), addrs=addresses)
+        return HopMessage(type=HopMessage.STATUS, status=Status.OK, reservation=reservation)
+
+    async def _connect(self, client: NodeId, target: NodeId, stream: YamuxStream) -> None:
+        if self._reservations.get(target, 0.0) <= self._now():
+            await _tell(stream, Status.NO_RESERVATION)
+            return
+        most = self._limits.circuits_of_node
+        is_full = self._circuits[client] >= most or self._circuits[target] >= most
+        ip = self._connections.direct_ip(client) or ""
+        is_crowded = self._circuits_of_address[ip] >= self._limits.circuits_of_address and not is_loopback(ip)
+        if is_full or is_crowded or self._circuits.total() >= 2 * self._limits.circuits:
+            await _tell(stream, Status.RESOURCE_LIMIT_EXCEEDED)
+            return
+        self._circuits.update((client, target))
+        self._circuits_of_address[ip] += 1
+        try:
+            await self._join(client, target, stream)
+        finally:
+            self._circuits.subtract((client, target))
+            self._circuits_of_address[ip] -= 1
+            self._circuits += Counter()  # forgets zeros
+            self._circuits_of_address += Counter()
+
+    async def _join(self, client: NodeId, target: NodeId, stream: YamuxStream) -> None:
+        try:
+            with anyio.fail_after(MESSAGE_SECONDS):
+                other = await self._opened(client, target)
+        except (BaseLibp2pError, TimeoutError):
+            await _tell(stream, Status.CONNECTION_FAILED)
+            return
+        try:
+            await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=Status.OK)))
+            stream.largest_window = other.largest_window = INITIAL_WINDOW  # enough for the speed of a circuit
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._carry, stream, other)
+                tasks.start_soon(self._carry, other, stream)
+        finally:
+            other.abandon()
+
+    async def _opened(self, client: NodeId, target: NodeId) -> YamuxStream:
+        """A stream to the target, which knows who wants it. Raises BaseLibp2pError."""
+        muxer = self._connections.of(target)
+        if muxer is None:
+            raise RelayError("the target is gone")
+        stream = await muxer.open_stream()
+        try:
+            await _announce(client, stream)
+        except BaseException:
+            stream.abandon()
+            raise
+        return stream
+
+    async def _carry(self, source: YamuxStream, target: YamuxStream) -> None:
+        """Copy until the source ends; then both ends of the circuit are over."""
+        pacer = UploadPacer(self._limits.bytes_per_second)
+        try:
+            while True:
+                data = await source.read(PORTION_BYTES)
+                await pacer.spend(len(data))
+                await target.write(data)
+        except BaseLibp2pError:
+            source.abandon()
+            target.abandon()
+
+
+async def _announce(client: NodeId, stream: YamuxStream) -> None:
+    announcement = StopMessage(type=StopMessage.CONNECT, peer=PeerId(id=bytes_of(client)))
+    await stream.write(proposal(STOP_PROTOCOL) + encode_message(announcement))
+    await confirm(stream, STOP_PROTOCOL)
+    answer = await read_message(stream, StopMessage())
+    if answer.status != Status.OK:
+        raise RelayError("the target does not want it")
+
+
+async def _tell(stream: YamuxStream, status: Status.ValueType) -> None:
+    await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=status)), is_last=True)
+    await _wait_ended(stream)
+
+
+async def _wait_ended(stream: YamuxStream) -> None:
+    """Let the client read the answer before the stream breaks."""
+    with anyio.move_on_after(MESSAGE_SECONDS):
+        await stream.wait_ended()

@@ -1,0 +1,431 @@
+"""Discovery of nodes on the local network by multicast DNS (RFC 6762, RFC 6763), without a server.
+
+A node announces its addresses when it starts and when another node asks, and says goodbye when it ends. In between it
+sends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from random import Random, SystemRandom
+from typing import Protocol, TypeAlias
+
+import anyio
+import psutil
+import trio
+from zeroconf import DNSAddress, DNSIncoming, DNSOutgoing, DNSPointer, DNSQuestion, DNSRecord, DNSService, DNSText
+
+from neuroshard.config.multiaddr import checked_multiaddr
+from neuroshard.network.limits import TokenBucket
+from neuroshard.network.transport import Network
+from neuroshard.types import NodeId
+
+# pyright: reportPrivateImportUsage=false
+# (zeroconf keeps these names importable from its top, as it says there, without listing them in __all__)
+
+SERVICE = "_neuroshard._tcp.local."
+FORM_VERSION = b"1"
+MAX_PACKET_BYTES = 9000  # RFC 6762, section 17
+MAX_ADDRESSES = 16  # that one packet may tell
+MAX_TEXT_BYTES = 512
+
+_A, _PTR, _TXT, _AAAA, _SRV, _ANY = 1, 12, 16, 28, 33, 255
+_INTERNET, _UNIQUE = 1, 0x8000
+_QUERY, _ANSWER = 0x0000, 0x8400
+_HOST_SECONDS, _SERVICE_SECONDS = 120, 4500  # how long others may remember, as RFC 6762 recommends
+
+IpNetwork: TypeAlias = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True)
+class MdnsMessage:
+    """What one packet says to this node."""
+
+    is_question: bool = False  # somebody looks for nodes
+    addresses: tuple[str, ...] = ()  # multiaddrs of nodes, perhaps this one's own among them
+
+
+def question(node_id: NodeId) -> bytes:
+    """The packet that asks who is there besides this node."""
+    packet = DNSOutgoing(_QUERY)
+    packet.add_question(DNSQuestion(SERVICE, _PTR, _INTERNET))
+    packet.add_answer_at_time(_pointer(node_id, _SERVICE_SECONDS), 0)  # known already: nobody answers himself
+    return packet.packets()[0]
+
+
+def announcement(node_id: NodeId, hosts: Sequence[str], port: int, *, is_goodbye: bool = False) -> bytes:
+    """The packet that says where a node is, all in one; `is_goodbye`: that it is there no more."""
+    host_seconds, service_seconds = (0, 0) if is_goodbye else (_HOST_SECONDS, _SERVICE_SECONDS)
+    instance, server = f"{node_id}.{SERVICE}", f"{node_id}.local."
+    own = _INTERNET | _UNIQUE
+    text = b"".join(bytes([len(item)]) + item for item in (b"v=" + FORM_VERSION, b"id=" + node_id.encode()))
+    packet = DNSOutgoing(_ANSWER)
+    records: list[DNSRecord] = [
+        _pointer(node_id, service_seconds),
+        DNSService(instance, _SRV, own, host_seconds, 0, 0, port, server),
+        DNSText(instance, _TXT, own, service_seconds, text),
+    ]
+    for host in map(ip_address, hosts[:MAX_ADDRESSES]):
+        kind = _A if host.version == 4 else _AAAA
+        records.append(DNSAddress(server, kind, own, host_seconds, host.packed))
+    for record in records:
+        packet.add_answer_at_time(record, 0)
+    return packet.packets()[0]
+
+
+def read_packet(packet: bytes, node_id: NodeId, networks: Sequence[IpNetwork]) -> MdnsMessage:
+    """What a packet says to a node. Only others inside `networks` count: nobody is sent to dial a stranger far away."""
+    if len(packet) > MAX_PACKET_BYTES:
+        return MdnsMessage()
+    message = DNSIncoming(packet)
+    if not message.valid:
+        return MdnsMessage()
+    records = message.answers()
+    if message.is_query():
+        return MdnsMessage(is_question=any(map(_is_for_nodes, message.questions)) and not _knows(records, node_id))
+    return MdnsMessage(addresses=tuple(dict.fromkeys(_told(records, networks)))[:MAX_ADDRESSES])
+
+
+def _pointer(node_id: NodeId, seconds: int) -> DNSPointer:
+    return DNSPointer(SERVICE, _PTR, _INTERNET, seconds, f"{node_id}.{SERVICE}")
+
+
+def _is_for_nodes(entry: DNSQuestion) -> bool:
+    return entry.type in {_PTR, _ANY} and entry.name.lower() == SERVICE
+
+
+def _knows(records: Sequence[DNSRecord], node_id: NodeId) -> bool:
+    """Whether somebody who asks says that he knows this node (RFC 6762, section 7.1)."""
+    return any(isinstance(record, DNSPointer) and record.alias == f"{node_id}.{SERVICE}" for record in records)
+
+
+def _told(records: Sequence[DNSRecord], networks: Sequence[IpNetwork]) -> Iterator[str]:
+    """Addresses of the nodes that the packet describes fully: SRV, TXT and host address of each."""
+    texts = {record.key: record.text for record in records if isinstance(record, DNSText) and record.ttl > 0}
+    hosts: dict[str, list[IPv4Address | IPv6Address]] = {}
+    for record in records:
+        if isinstance(record, DNSAddress) and record.ttl > 0 and len(record.address) in {4, 16}:
+            hosts.setdefault(record.key, []).append(ip_address(record.address))
+    for record in records:
+        if isinstance(record, DNSService) and record.ttl > 0 and record.key.endswith(f".{SERVICE}"):
+            node_id = _node_id(texts.get(record.key, b""))
+            for host in hosts.get(record.server_key, ())[:MAX_ADDRESSES] if node_id else ():
+                if any(host in network for network in networks):
+                    yield from _well_formed(f"/ip{host.version}/{host}/tcp/{record.port}/p2p/{node_id}")
+
+
+def _node_id(text: bytes) -> str:
+    """The node id of a TXT record of this version of the form; empty when there is none."""
+    items: dict[bytes, bytes] = {}
+    while text and len(text) <= MAX_TEXT_BYTES:
+        length, text = text[0], text[1:]
+        key, _, value = text[:length].partition(b"=")
+        items.setdefault(key, value)
+        text = text[length:]
+    return items.get(b"id", b"").decode("ascii", "replace") if items.get(b"v") == FORM_VERSION else ""
+
+
+def _well_formed(address: str) -> Iterator[str]:
+    try:
+        yield checked_multiaddr(address)
+    except ValueError:
+        return
+
+
+GROUP = "224.0.0.251"
+PORT = 5353
+MAX_INTERFACES = 8
+_LINK_LOCAL_HOPS = 255  # RFC 6762, section 11
+_LINUX_IP_MULTICAST_ALL = 49  # Python has no name for it
+
+
+class _Entry(Protocol):
+    """An address of an interface, as psutil tells it."""
+
+    @property
+    def family(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def netmask(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class LanInterface:
+    """A network interface with an IPv4 address that can send to many at once."""
+
+    name: str
+    host: str  # IPv4, over which it is used
+    hosts: tuple[str, ...]  # all its addresses
+    networks: tuple[IpNetwork, ...]
+
+
+@dataclass(frozen=True)
+class ReachableInterface:
+    """An interface and where this node is dialled from there."""
+
+    interface: LanInterface
+    hosts: tuple[str, ...]
+    port: int
+
+
+def lan_interfaces() -> tuple[LanInterface, ...]:
+    """The interfaces of this computer that lead into local networks."""
+    states = psutil.net_if_stats()
+    found: list[LanInterface] = []
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        state = states.get(name)
+        if state is None or not state.isup or not _is_of_many(state.flags):
+            continue
+        ips = tuple(_ips(entries))
+        first = next((ip for ip, _ in ips if ip.version == 4), None)
+        if first is not None:
+            hosts, networks = tuple(str(ip) for ip, _ in ips), tuple(network for _, network in ips)
+            found.append(LanInterface(name, str(first), hosts, networks))
+    return tuple(found[:MAX_INTERFACES])
+
+
+def places_of(addresses: Iterable[str], interfaces: Iterable[LanInterface]) -> tuple[ReachableInterface, ...]:
+    """Where a node with these multiaddrs is dialled from each interface; none where it is not."""
+    endpoints = tuple(direct_endpoints(addresses))
+    places: list[ReachableInterface] = []
+    for interface in interfaces:
+        near = [(host, port) for host, port in endpoints if host in interface.hosts]
+        if near:
+            port = near[0][1]
+            places.append(ReachableInterface(interface, tuple(host for host, other in near if other == port), port))
+    return tuple(places)
+
+
+def direct_endpoints(addresses: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """IP address and port of the multiaddrs that lead to a node through nobody else."""
+    for address in addresses:
+        match address.split("/"):
+            case ["", "ip4" | "ip6", host, "tcp", port, "p2p", _]:
+                yield host, int(port)
+            case _:
+                continue
+
+
+def open_socket(interface: LanInterface) -> trio.socket.SocketType:
+    """A socket of the multicast group on one interface, shared with other programs. Raises OSError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if sys.platform == "linux":  # else packets of the other interfaces come in as well
+            sock.setsockopt(socket.IPPROTO_IP, _LINUX_IP_MULTICAST_ALL, 0)
+        own = socket.inet_aton(interface.host)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, _LINK_LOCAL_HOPS)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)  # two nodes on one computer
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
+        sock.bind(("", PORT))
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + own)
+        return trio.socket.from_stdlib_socket(sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _is_of_many(flags: str) -> bool:
+    """Whether an interface reaches many: no loopback and no tunnel. Windows tells no flags."""
+    kinds = set(flags.split(","))
+    return not flags or ({"multicast", "broadcast"} <= kinds and not kinds & {"loopback", "pointopoint"})
+
+
+def _ips(entries: Iterable[_Entry]) -> Iterator[tuple[IPv4Address | IPv6Address, IpNetwork]]:
+    """The addresses that mean something outside this computer, and the networks they are in."""
+    for entry in entries:
+        if entry.family not in {socket.AF_INET, socket.AF_INET6} or not entry.netmask:
+            continue
+        with suppress(ValueError):
+            ip = ip_address(entry.address.partition("%")[0])
+            if not ip.is_loopback and not (ip.version == 6 and ip.is_link_local):
+                prefix = int(ip_address(entry.netmask)).bit_count()
+                yield ip, ip_network(f"{ip}/{prefix}", strict=False)
+
+
+_LOG = logging.getLogger(__name__)
+
+INTRODUCTION_SECONDS = (0.0, 1.0, 2.0)  # pauses before each time that a node says where it is and asks for others
+FIRST_DELAY_SECONDS = 0.1  # at most, random: computers that get power at once shall not speak at once
+ANSWER_DELAY_SECONDS = (0.02, 0.12)
+ANSWER_PAUSE_SECONDS = 1.0  # between two answers, however many ask
+LOOK_SECONDS = 10.0  # between looks whether this computer came into another network
+RETRY_SECONDS = 300.0  # after what failed; also between questions of a node without any connection
+GOODBYE_SECONDS = 1.0
+MAX_DATAGRAM_BYTES = 65_536
+PACKETS_A_SECOND = 100.0  # that are read; what comes beyond that waits in the system's own buffer, or is lost
+MAX_FOUND = 256  # addresses remembered as told
+NEW_ADDRESSES = 64  # at once, then
+NEW_ADDRESSES_A_SECOND = 1.0
+
+
+class DiscoveredAddresses:
+    """Passes addresses on to `tell`; new ones only as fast as real nodes appear."""
+
+    def __init__(self, own_id: NodeId, tell: Callable[[Iterable[str]], None]) -> None:
+        self._own_end = f"/p2p/{own_id}"
+        self._tell = tell
+        self._told: dict[str, None] = {}  # the oldest first
+        self._new = TokenBucket(NEW_ADDRESSES, NEW_ADDRESSES_A_SECOND)
+
+    def add(self, addresses: Iterable[str], now: float) -> None:
+        """Tell what may be told: other nodes' addresses, known ones always."""
+        for address in addresses:
+            if address.endswith(self._own_end) or (address not in self._told and not self._new.take(now)):
+                continue
+            self._told.pop(address, None)
+            self._told[address] = None
+            if len(self._told) > MAX_FOUND:
+                del self._told[next(iter(self._told))]
+            self._tell((address,))
+
+
+@dataclass
+class MdnsDiscovery:
+    """Attached to a node's networking. `tell` gets the multiaddrs of other nodes; they are checked in form only."""
+
+    node_id: NodeId
+    tell: Callable[[Iterable[str]], None]
+    interfaces: Callable[[], tuple[LanInterface, ...]] = lan_interfaces
+    random: Random = field(default_factory=SystemRandom)
+    _has_complained: bool = False
+
+    async def live(self, network: Network) -> None:
+        """Find and be found as long as this network lives; what fails is tried again later."""
+        findings = DiscoveredAddresses(self.node_id, self.tell)
+        while True:
+            places = self._places(network)
+            has_failed = anyio.Event()
+            with ExitStack() as sockets:
+                async with anyio.create_task_group() as tasks:
+                    for place in places:
+                        channel = self._opened(place, sockets)
+                        if channel is None:
+                            has_failed.set()
+                        else:
+                            tasks.start_soon(self._serve, channel, network, findings, has_failed)
+                    await self._wait_for_change(network, places, has_failed)
+                    tasks.cancel_scope.cancel()
+
+    def _places(self, network: Network) -> tuple[ReachableInterface, ...]:
+        return places_of(network.transport.addresses(), self.interfaces())
+
+    async def _wait_for_change(
+        self, network: Network, places: Sequence[ReachableInterface], has_failed: anyio.Event
+    ) -> None:
+        """Until this node is dialled elsewhere, or it is time to try again what failed."""
+        failed_at: float | None = None
+        while self._places(network) == places:
+            await anyio.sleep(LOOK_SECONDS)
+            if has_failed.is_set():
+                failed_at = failed_at or anyio.current_time()
+                if anyio.current_time() - failed_at >= RETRY_SECONDS:
+                    return
+
+    def _opened(self, place: ReachableInterface, sockets: ExitStack) -> _Channel | None:
+        try:
+            sock = open_socket(place.interface)
+        except OSError as error:
+            self._complain(place, error)
+            return None
+        sockets.callback(sock.close)
+        return _Channel(self.node_id, place, sock)
+
+    async def _serve(
+        self, channel: _Channel, network: Network, findings: DiscoveredAddresses, has_failed: anyio.Event
+    ) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._introduce, channel, network)
+                tasks.start_soon(self._answer, channel)
+                tasks.start_soon(_listen, channel, findings)
+        except* OSError as group:
+            self._complain(channel.place, group.exceptions[0])
+            has_failed.set()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(GOODBYE_SECONDS):
+                await channel.say_goodbye()
+
+    async def _introduce(self, channel: _Channel, network: Network) -> None:
+        """Say where this node is and ask who else is there; later only ask, and only while it knows nobody."""
+        await anyio.sleep(self.random.uniform(0, FIRST_DELAY_SECONDS))
+        for seconds in INTRODUCTION_SECONDS:
+            await anyio.sleep(seconds)
+            await channel.ask()
+            await channel.say()
+        while True:
+            await anyio.sleep(RETRY_SECONDS)
+            if not network.transport.peers():
+                await channel.ask()
+
+    async def _answer(self, channel: _Channel) -> None:
+        """Whoever asks is answered, all who ask in the same second together."""
+        while True:
+            await channel.asked.wait()
+            earliest = channel.said_at + ANSWER_PAUSE_SECONDS
+            await anyio.sleep(self.random.uniform(*ANSWER_DELAY_SECONDS))
+            await anyio.sleep_until(earliest)
+            channel.asked = anyio.Event()
+            await channel.say()
+
+    def _complain(self, place: ReachableInterface, error: BaseException) -> None:
+        level = logging.DEBUG if self._has_complained else logging.INFO
+        self._has_complained = True
+        _LOG.log(level, "Nodes on the local network of %s are not looked for now: %s", place.interface.name, error)
+
+
+class _Channel:
+    """One node's multicast socket on one interface."""
+
+    def __init__(self, node_id: NodeId, place: ReachableInterface, sock: trio.socket.SocketType) -> None:
+        self.place = place
+        self.asked = anyio.Event()
+        self.said_at = float("-inf")
+        self._node_id = node_id
+        self._socket = sock
+
+    async def ask(self) -> None:
+        """Ask who is there. Raises OSError."""
+        await self._socket.sendto(question(self._node_id), (GROUP, PORT))
+
+    async def say(self) -> None:
+        """Say where this node is. Raises OSError."""
+        self.said_at = anyio.current_time()
+        await self._socket.sendto(announcement(self._node_id, self.place.hosts, self.place.port), (GROUP, PORT))
+
+    async def say_goodbye(self) -> None:
+        """Say that this node leaves, when it ever said that it is there. A network that is gone needs no good-bye."""
+        if self.said_at == float("-inf"):
+            return
+        packet = announcement(self._node_id, self.place.hosts, self.place.port, is_goodbye=True)
+        try:
+            await self._socket.sendto(packet, (GROUP, PORT))
+        except OSError as error:
+            _LOG.debug("No good-bye on %s: %s", self.place.interface.name, error)
+
+    async def receive(self) -> MdnsMessage:
+        """What the next packet says; nothing when it comes from outside the interface's networks. Raises OSError."""
+        packet, (host, port, *_) = await self._socket.recvfrom(MAX_DATAGRAM_BYTES)
+        source, networks = ip_address(host), self.place.interface.networks
+        is_local = port == PORT and any(source in network for network in networks)
+        return read_packet(packet, self._node_id, networks) if is_local else MdnsMessage()
+
+
+async def _listen(channel: _Channel, findings: DiscoveredAddresses) -> None:
+    pace = TokenBucket(PACKETS_A_SECOND, PACKETS_A_SECOND)
+    while True:
+        while not pace.take(anyio.current_time()):
+            await anyio.sleep(1 / PACKETS_A_SECOND)
+        said = await channel.receive()
+        if said.is_question:
+            channel.asked.set()
+        findings.add(said.addresses, anyio.current_time())

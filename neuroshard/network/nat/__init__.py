@@ -1,0 +1,1 @@
+"""Ports at home routers: NAT-PMP and UPnP port mapping, and the external addresses of a node."""

@@ -1,0 +1,330 @@
+"""Arithmetic of one stage, on the compute thread: forward, backward and optimizer step, in fp32 or bf16."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from neuroshard.model.backward import backward_from_gradient
+from neuroshard.model.transformer import KeyValueCache, StageModel
+from neuroshard.pipeline.tensor_checks import is_loss
+from neuroshard.state.tensor_file import map_to_disk
+
+WORTHWHILE_GAIN = 1.15  # bf16 rounds more coarsely: a few per cent of speed are not worth it
+
+
+class Precision(StrEnum):
+    """Weights, gradients and moments are fp32 in both; it names what matrix products compute in."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True)
+class PrecisionProbe:
+    """Seconds of one forward and backward pass in either precision, and what follows from them."""
+
+    fp32_seconds: float
+    bf16_seconds: float
+
+    @property
+    def gain(self) -> float:
+        """How many times faster bf16 is."""
+        return self.fp32_seconds / self.bf16_seconds
+
+    @property
+    def chosen(self) -> Precision:
+        """The precision to train with."""
+        return Precision.BF16 if self.gain >= WORTHWHILE_GAIN else Precision.FP32
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Context in which a forward pass runs."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision is Precision.BF16)
+
+
+def probe_precision(
+    model: StageModel,
+    device: torch.device,
+    *,
+    sequences: int = 2,
+    rounds: int = 3,
+    max_seconds: float = 4.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> PrecisionProbe:
+    """Time forward and backward in both precisions, in turns; runs on the compute thread, leaves no gradients behind.
+
+    After one untimed pass each there are `rounds` timed ones, fewer when `max_seconds` have passed; the fastest counts.
+    """
+    inputs, labels = _sample(model, sequences, device)
+    started = clock()
+    fastest = {precision: _time_pass(model, inputs, labels, precision, clock) for precision in Precision}  # warm-up
+    for turn in range(rounds):
+        if clock() - started > max_seconds:
+            break
+        for precision in Precision:
+            seconds = _time_pass(model, inputs, labels, precision, clock)
+            fastest[precision] = seconds if turn == 0 else min(fastest[precision], seconds)
+    return PrecisionProbe(fastest[Precision.FP32], fastest[Precision.BF16])
+
+
+def _sample(model: StageModel, sequences: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    architecture = model.architecture
+    shape = (sequences, architecture.sequence_length)
+    ids = (torch.arange(shape[0] * shape[1], device=device) * 7919 % architecture.vocabulary_size).view(shape)
+    inputs = ids if model.is_first else torch.ones((*shape, architecture.hidden_size), device=device)
+    return inputs, ids if model.is_last else None
+
+
+def _time_pass(
+    model: StageModel, inputs: Tensor, labels: Tensor | None, precision: Precision, clock: Callable[[], float]
+) -> float:
+    _synchronise(inputs.device)
+    started = clock()
+    with autocast(inputs.device, precision):
+        output = model(inputs)
+        loss: Tensor = output.sum() if labels is None else model.loss_sum(output, labels)
+    torch.autograd.backward(loss)
+    _synchronise(inputs.device)
+    seconds = clock() - started
+    model.zero_grad(set_to_none=True)
+    return seconds
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step led to."""
+
+    loss: float | None  # mean nats a token of the accumulated microbatches; None on a stage without the loss
+    grad_norm: float  # of the mean gradient, before clipping
+    finite: bool  # False: nothing was changed, the gradients were dropped
+
+
+@dataclass(frozen=True)
+class OpenMicrobatch:
+    """A microbatch between its forward and its backward pass."""
+
+    inputs: Tensor  # a leaf that collects the activation gradient, or token ids in the first stage
+    output: Tensor  # activations (b, t, d)
+    keeps_graph: bool  # else the forward pass is computed again
+
+
+class StageExecutor:
+    """Model and optimizer of one layer range, with gradients accumulated over microbatches.
+
+    Losses are sums over tokens, so gradients add up and are divided once, by the tokens of the step.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        optimizer: torch.optim.AdamW,
+        device: torch.device,
+        precision: Precision = Precision.FP32,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device  # where it computes; while suspended the tensors are on the CPU
+        self.is_suspended = False
+        self.precision = precision
+        self._loss_sums: list[Tensor] = []
+        self._steps = 0
+        self._lies = False
+
+    @property
+    def weights(self) -> tuple[object, ...]:
+        """Compares equal for as long as the weights have their values and their place."""
+        parameters = list(self.model.parameters())
+        # PyTorch counts what is written into each of them, but for the steps of a fused optimizer
+        written = sum(parameter._version for parameter in parameters)
+        return self._steps, written, parameters[0].device
+
+    def forward(self, inputs: Tensor, *, keeps_graph: bool = True) -> OpenMicrobatch:
+        """Token ids (b, t) or activations (b, t, d) -> activations, with what the backward pass needs.
+
+        Without a graph that is the inputs alone: far less memory for a third more work.
+        """
+        leaf = self._leaf(inputs)
+        with torch.set_grad_enabled(keeps_graph):
+            return OpenMicrobatch(leaf, self._activations(leaf), keeps_graph)
+
+    def backward(self, opened: OpenMicrobatch, gradient: Tensor) -> Tensor | None:
+        """Accumulate parameter gradients; returns the gradient of the inputs (b, t, d), None from the first stage.
+
+        `gradient` is that of the output. Uses the microbatch up; the weights must be those of its forward pass.
+        """
+        output = opened.output if opened.keeps_graph else self._activations(opened.inputs)
+        backward_from_gradient(output, gradient.to(self.device))
+        return None if self.model.is_first else opened.inputs.grad
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Forward and backward of the last stage at once: the summed loss, a scalar, and the gradient of the inputs.
+
+        No gradient in a stage that is the first one as well; and none, with nothing accumulated, in another one when
+        the loss is no number or beyond reason: other drivers' work is in the same step.
+        """
+        leaf = self._leaf(inputs)
+        with autocast(self.device, self.precision):
+            loss_sum = self.model.loss_sum(self._outputs(leaf), labels.to(self.device))
+        if not (self.model.is_first or is_loss(loss_sum.item(), labels.numel())):
+            return loss_sum.detach(), None
+        self._loss_sums.append(loss_sum.detach())
+        torch.autograd.backward(loss_sum)
+        return loss_sum.detach(), None if self.model.is_first else leaf.grad
+
+    @torch.no_grad()
+    def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Forward only: activations (b, t, d), or with labels the summed loss (b,) of each sequence."""
+        with autocast(self.device, self.precision):
+            output = self._outputs(inputs.to(self.device))
+            if labels is None:
+                return output
+            labels = labels.to(self.device)
+            return torch.stack([self.model.loss_sum(output[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
+
+    def empty_cache(self) -> KeyValueCache:
+        """For one text, where the weights are now."""
+        device = next(self.model.parameters()).device
+        return KeyValueCache(self.model.architecture, self.model.layer_range, device=device)
+
+    @torch.no_grad()
+    def read(self, inputs: Tensor, cache: KeyValueCache) -> Tensor:
+        """The next tokens of one text, ids (1, t) or activations (1, t, d), as those before them are in the cache.
+
+        Gives activations (1, t, d), or in the last stage the logits (vocabulary,) of what follows. In fp32: a token at
+        a time, casting the weights costs more than computing with them.
+        """
+        forward = cast("Callable[[Tensor, KeyValueCache], Tensor]", self.model)
+        output = forward(inputs.to(next(self.model.parameters()).device), cache)
+        return self.model.logits(output[:, -1:])[0, 0].float() if self.model.is_last else output
+
+    def step(self, learning_rate: float, max_norm: float, token_count: int) -> StepResult:
+        """One AdamW step on the accumulated gradients divided by token_count, their norm clipped to max_norm.
+
+        A non-finite loss or gradient changes nothing. Either way the gradients are gone afterwards.
+        """
+        result = self._measured(token_count)
+        if result.finite:
+            self._apply(learning_rate, token_count * max(1.0, result.grad_norm / max_norm))
+        self.zero()
+        return result
+
+    def take_gradient(self, token_count: int) -> tuple[StepResult, Tensor | None]:
+        """The accumulated gradients as one fp32 CPU vector (d,), not divided; they are gone afterwards.
+
+        None when the loss or a gradient is not finite.
+        """
+        result = self._measured(token_count)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
+        gradient = torch.cat([part.detach().float().flatten().cpu() for part in parts]) if result.finite else None
+        self.zero()
+        return result, gradient
+
+    def _measured(self, token_count: int) -> StepResult:
+        """Loss and norm of what is accumulated."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if not gradients or token_count < 1:
+            raise ValueError("a step needs the gradients of at least one microbatch")
+        summed_norm = torch.nn.utils.get_total_norm(gradients)
+        measured = torch.stack([self._summed_loss(), summed_norm]).cpu() / token_count  # one wait for the accelerator
+        loss = measured[0].item() if self._loss_sums else None
+        norm = measured[1].item()
+        return StepResult(loss, norm, finite=isfinite(norm) and (loss is None or isfinite(loss)))
+
+    def zero(self) -> None:
+        """Forget accumulated gradients and losses."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._loss_sums.clear()
+
+    def suspend(self) -> None:
+        """Free the accelerator: weights, accumulated gradients and moments move to the CPU.
+
+        No microbatch may be open: its activations would stay.
+        """
+        self.is_suspended = True
+        self._move(torch.device("cpu"))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+
+    def offload_tensors(self, folder: Path, is_wanted: Callable[[], bool]) -> bool:
+        """After `suspend`: let weights, gradients and moments lie in a file there until `resume`; whether they do now.
+
+        Raises OSError.
+        """
+        held = list(self._held())
+        if self._lies or (lying := map_to_disk(held, folder, is_wanted)) is None:
+            return False
+        for tensor, place in zip(held, lying, strict=True):
+            tensor.data = place
+        self._lies = True
+        return True
+
+    def resume(self) -> None:
+        """Take memory and accelerator again after `suspend`. Raises OutOfMemoryError; it is suspended then."""
+        if self._lies and self.device.type == "cpu":
+            for tensor in self._held():
+                tensor.data = tensor.data.clone()
+        try:
+            self._move(self.device)
+        except torch.OutOfMemoryError:
+            self.suspend()  # a part of it may be there
+            raise
+        self._lies = self.is_suspended = False
+
+    def _held(self) -> Iterator[Tensor]:
+        """Every tensor that is as large as a parameter."""
+        for parameter in self.model.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+            for moment in self.optimizer.state[parameter].values():
+                if moment.shape == parameter.shape:
+                    yield moment
+
+    def _leaf(self, inputs: Tensor) -> Tensor:
+        inputs = inputs.to(self.device)
+        return inputs if self.model.is_first else inputs.detach().requires_grad_()
+
+    def _activations(self, inputs: Tensor) -> Tensor:
+        with autocast(self.device, self.precision):
+            return self._outputs(inputs)
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        return cast("Callable[[Tensor], Tensor]", self.model)(inputs)
+
+    def _summed_loss(self) -> Tensor:
+        return torch.stack(self._loss_sums).sum() if self._loss_sums else torch.zeros((), device=self.device)
+
+    def _apply(self, learning_rate: float, divisor: float) -> None:
+        """Fused AdamW divides the gradients while it reads them, which saves a pass over all of them."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        scale = torch.tensor(divisor, dtype=torch.float32, device=self.device)
+        self.optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer.found_inf = torch.zeros_like(scale)  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+        self._steps += 1
+
+    def _move(self, device: torch.device) -> None:
+        self.model.to(device)
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    state[name] = value.to(device)

@@ -1,0 +1,412 @@
+"""One microbatch's call through all stages, and statistics of such calls for the dashboard.
+
+A call keeps the inputs of each stage, so that a lost stage can be replaced."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import torch
+from torch import Tensor
+
+from neuroshard.data.held_out_losses import Measured
+from neuroshard.pipeline.microbatch import DisputedTensorError, MicrobatchKey, Retry, StageError, UnknownMicrobatchError
+from neuroshard.pipeline.routing import Dispute, Routing
+from neuroshard.pipeline.stage_client import MicrobatchResult, StageClient
+from neuroshard.pipeline.stage_protocol import RequestTiming
+from neuroshard.pipeline.tensor_checks import are_alike
+from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, StageLoad, Takeover
+from neuroshard.types import NodeId
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.25
+PATIENCE_SECONDS = 30.0  # with a stage that is there but busy, paused or behind; then another replica is tried
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A stage whose work was done again in mid-microbatch, by another replica or by the same one after a step."""
+
+    stage: int
+    before: StageClient
+    after: StageClient
+    is_exact: bool  # both said that their weights are the same, and gave the same
+
+
+class MicrobatchCall:
+    """Forward through the stages and backward in reverse; gradients stay accumulated in the stages.
+
+    A stage that fails is asked again, or replaced by another replica, which does that stage's work of this microbatch
+    from what is kept here and nothing else's (DESIGN 4.2, point 5); a tensor that is refused twice ends it. Law: any
+    split of the layers over the hops gives the same loss and gradients as one hop that holds them all.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        key: MicrobatchKey,
+        input_ids: Tensor,
+        labels: Tensor,
+        *,
+        measured: Callable[[MicrobatchResult], None] = lambda _result: None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """`measured` is told the loss before the backward passes begin, after which stages may step."""
+        stages = routing.stage_count
+        self.key = key
+        self.replacements: list[Replacement] = []
+        self.failures = 0  # after which somebody else was asked
+        self.waits_for: int | None = None  # the stage that somebody is looked for
+        self.hops: list[StageClient | None] = [None] * stages
+        self.asked: dict[
+            tuple[int, int], tuple[int, StageClient]
+        ] = {}  # all that were asked for anything, to be told the end
+        self._routing = routing
+        self._labels = labels
+        self._inputs: list[Tensor] = [input_ids]  # of each stage that was reached
+        self._opened: list[StageClient | None] = [None] * stages  # who did the forward pass and still knows of it
+        self._first: list[StageClient | None] = [
+            None
+        ] * stages  # who did the one whose output the next stage has worked on
+        self._roots: dict[int, str] = {}  # names the weights behind the output that the next stage got
+        self._seconds: dict[int, float] = {}  # of the requests that were answered by those who are not done yet
+        self._measured = measured
+        self._patience_seconds = patience_seconds
+
+    @property
+    def tokens(self) -> int:
+        """Of this microbatch."""
+        return self._labels.numel()
+
+    @property
+    def has_left_first_stage(self) -> bool:
+        """Whether the first stage has taken the data and another one works on what it made of them."""
+        return len(self._inputs) > 1
+
+    async def run(self) -> MicrobatchResult:
+        """Until every stage has accumulated it. Raises StageError for a microbatch that can never succeed."""
+        try:
+            return await self._through()
+        finally:
+            for stage in self._seconds:
+                self._routing.left(stage, _known(self.hops[stage]))
+
+    async def _through(self) -> MicrobatchResult:
+        last = self._routing.stage_count - 1
+        for stage in range(last):
+            self._inputs.append(await self._at(stage, partial(self._forward, stage)))
+        loss_sum, gradient = await self._at(last, self._loss)
+        result = MicrobatchResult(loss_sum, self._labels.numel())
+        self._finished(last)
+        self._measured(result)
+        for stage in reversed(range(last)):
+            if gradient is None:
+                raise ValueError("only the first stage of a run has no gradient to send back")
+            gradient = await self._at(stage, partial(self._backward, stage, gradient))
+            self._finished(stage)
+        return result
+
+    def _finished(self, stage: int) -> None:
+        self._routing.finished(stage, _known(self.hops[stage]), self._seconds.pop(stage))
+
+    async def _forward(self, stage: int, hop: StageClient) -> Tensor:
+        output = await hop.forward(self.key, self._inputs[stage])
+        self._note_opened(stage, hop, output)
+        return output
+
+    async def _loss(self, hop: StageClient) -> tuple[Tensor, Tensor | None]:
+        return await hop.loss(self.key, self._inputs[-1], self._labels)
+
+    async def _backward(self, stage: int, gradient: Tensor, hop: StageClient) -> Tensor | None:
+        if self._opened[stage] is not hop:  # it does not know the forward pass
+            await self._forward(stage, hop)
+        try:
+            return await hop.backward(self.key, gradient)
+        except UnknownMicrobatchError:
+            self._opened[stage] = None
+            raise
+
+    def _note_opened(self, stage: int, hop: StageClient, output: Tensor) -> None:
+        """A replacement is exact when its weights are those whose output the next stage has worked on.
+
+        Who names those weights and gives something else has others, or whoever was replaced had: that is not exact.
+        A node that remembers its answer, or gives it once more, replaces nobody, also over another connection.
+        """
+        self._opened[stage], before = hop, self._first[stage]
+        if before is None:
+            self._first[stage], self._roots[stage] = hop, hop.state_root
+        elif before.node_id != hop.node_id or not torch.equal(output, self._inputs[stage + 1]):
+            root = self._roots[stage]
+            is_exact = bool(root) and hop.state_root == root and are_alike(output, self._inputs[stage + 1])
+            self.replacements.append(Replacement(stage, before, hop, is_exact))
+
+    async def _at(self, stage: int, work: Callable[[StageClient], Awaitable[T]]) -> T:
+        """The answer of whoever does this stage in the end."""
+        waits_until = anyio.current_time() + self._patience_seconds
+        last = self.hops[stage]  # who was asked
+        dispute = Dispute(self._routing, stage)
+        while True:
+            hop = self.hops[stage]
+            if hop is None:
+                self.waits_for = stage
+                hop = self.hops[stage] = await self._routing.hop(stage)
+                self.waits_for = None
+                self.failures += last is not None and last.node_id != hop.node_id
+                last = hop
+                self.asked[stage, id(hop)] = (stage, hop)
+                self._seconds[stage] = 0.0
+                waits_until = anyio.current_time() + self._patience_seconds
+            began = anyio.current_time()
+            try:
+                answer = await work(hop)
+            except StageError as error:
+                if error.retry is Retry.NEVER:
+                    raise
+                dispute.note(hop, error)
+                if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
+                    _LOG.debug("Stage %d is asked elsewhere: %s", stage + 1, error)
+                    self._routing.failed(stage, hop, error)
+                    self.hops[stage] = None
+                    del self._seconds[stage]
+                else:
+                    self._routing.busy(stage, hop, error)
+                    await anyio.sleep(RETRY_SECONDS)
+            else:
+                self._seconds[stage] += anyio.current_time() - began
+                return answer
+
+
+def _known(hop: StageClient | None) -> StageClient:
+    if hop is None:
+        raise ValueError("a stage that was asked has a hop")
+    return hop
+
+
+async def measured_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -> Measured:
+    """The loss of each sequence, (b,) summed over its tokens, without touching gradients. Raises StageError."""
+    *before, last = range(routing.stage_count)
+    activations = input_ids
+    for stage in before:
+        activations = await _told(routing, stage, lambda hop, inputs=activations: hop.infer(inputs))
+    return await _told(routing, last, lambda hop: hop.measure(activations, labels))
+
+
+async def _told(routing: Routing, stage: int, ask: Callable[[StageClient], Awaitable[T]]) -> T:
+    dispute = Dispute(routing, stage)
+    while True:
+        hop = await routing.hop(stage)
+        failure: StageError | None = None
+        try:
+            return await ask(hop)
+        except StageError as error:
+            dispute.note(hop, error)
+            failure = error if error.retry is Retry.ELSEWHERE else None
+            if not isinstance(error, DisputedTensorError):
+                raise
+        finally:
+            if failure is None:
+                routing.left(stage, hop)
+            else:
+                routing.failed(stage, hop, failure)
+
+
+def hop_times(node_id: NodeId, timings: Iterable[RequestTiming]) -> HopTimes:
+    """The requests of one microbatch to one stage, added up."""
+    known = tuple(timings)
+    return HopTimes(
+        node_id,
+        compute_seconds=sum(timing.compute_seconds for timing in known),
+        wait_seconds=sum(timing.wait_seconds for timing in known),
+        wire_seconds=sum(timing.wire_seconds for timing in known),
+        recompute_seconds=sum(timing.recompute_seconds for timing in known),
+        bytes_sent=sum(timing.bytes_sent for timing in known),
+        bytes_received=sum(timing.bytes_received for timing in known),
+    )
+
+
+def passage_of(run: MicrobatchCall, *, ended_at: float, seconds: float) -> MicrobatchTrace:
+    """A microbatch that every stage has accumulated; `ended_at` in seconds since the epoch."""
+    name = (run.key.session, run.key.microbatch)
+    hops = [hop for hop in run.hops if hop is not None]
+    return MicrobatchTrace(
+        *name,
+        ended_at=ended_at,
+        seconds=seconds,
+        tokens=run.tokens,
+        hops=tuple(
+            hop_times(hop.node_id, (one for one in hop.timings if (one.session, one.microbatch) == name))
+            for hop in hops
+        ),
+        takeovers=tuple(
+            Takeover(one.stage, one.before.node_id, one.after.node_id, one.is_exact) for one in run.replacements
+        ),
+        failures=run.failures,
+    )
+
+
+def stage_loads(passages: Sequence[MicrobatchTrace]) -> tuple[StageLoad, ...]:
+    """What each stage took for a microbatch on average; () without any."""
+    if not passages:
+        return ()
+    count = len(passages)
+    return tuple(
+        StageLoad(
+            stage,
+            compute_seconds=sum(hop.compute_seconds for hop in hops) / count,
+            wait_seconds=sum(hop.wait_seconds for hop in hops) / count,
+            wire_seconds=sum(hop.wire_seconds for hop in hops) / count,
+            nodes=len({hop.node_id for hop in hops}),
+        )
+        for stage, hops in enumerate(zip(*(passage.hops for passage in passages), strict=True))
+    )
+
+
+def bottleneck_of(passages: Sequence[MicrobatchTrace]) -> Bottleneck | None:
+    """The stage with the largest compute + wait a microbatch, and the slowest of its nodes; None with one stage."""
+    loads = stage_loads(passages)
+    total = sum(load.stage_seconds for load in loads)
+    if len(loads) < 2 or total <= 0:
+        return None
+    load = max(loads, key=lambda one: one.stage_seconds)
+    taken: dict[NodeId, list[float]] = {}
+    for passage in passages:
+        hop = passage.hops[load.stage]
+        taken.setdefault(hop.node_id, []).append(hop.stage_seconds)
+    slowest = max(sorted(taken), key=lambda node: sum(taken[node]) / len(taken[node]))
+    return Bottleneck(load.stage, slowest, load.stage_seconds, load.stage_seconds / total)
+
+
+def bubble_share(passages: Sequence[MicrobatchTrace], window_seconds: float) -> float | None:
+    """1 - compute / (computers x window): the share of their time in which computers did nothing for this driver.
+
+    Computers are the nodes that did a stage of these microbatches: several stages of one node share its compute
+    thread. Compute is that of forward and backward passes, as the stages told it. Steps, evaluations, saving and work
+    for other drivers count as bubble. None without microbatches.
+    """
+    computers = {hop.node_id for passage in passages for hop in passage.hops}
+    if not computers or window_seconds <= 0:
+        return None
+    compute = sum(hop.compute_seconds for passage in passages for hop in passage.hops)
+    return min(1.0, max(0.0, 1.0 - compute / (len(computers) * window_seconds)))
+
+
+def recompute_share(passages: Sequence[MicrobatchTrace]) -> float | None:
+    """Share of the compute time in which stages did again what they had not kept; None without compute time."""
+    compute = sum(hop.compute_seconds for passage in passages for hop in passage.hops)
+    again = sum(hop.recompute_seconds for passage in passages for hop in passage.hops)
+    return again / compute if compute > 0 else None
+
+
+def wire_bytes_per_token(passages: Sequence[MicrobatchTrace]) -> float | None:
+    """Bytes of tensors that this driver sent and received for a token; None without tokens."""
+    tokens = sum(passage.tokens for passage in passages)
+    moved = sum(hop.bytes_sent + hop.bytes_received for passage in passages for hop in passage.hops)
+    return moved / tokens if tokens else None
+
+
+def flow_of(passages: Sequence[MicrobatchTrace], window_seconds: float) -> PipelineFlow:
+    """The numbers of microbatches that ended within a time of `window_seconds`."""
+    return PipelineFlow(
+        window_seconds=window_seconds,
+        microbatches=len(passages),
+        tokens=sum(passage.tokens for passage in passages),
+        bubble_share=bubble_share(passages, window_seconds),
+        recompute_share=recompute_share(passages),
+        wire_bytes_per_token=wire_bytes_per_token(passages),
+        loads=stage_loads(passages),
+        bottleneck=bottleneck_of(passages),
+    )
+
+
+WINDOW_SECONDS = 60.0
+REMEMBERED_PASSAGES = 32
+MOST_HOPS = 2048  # in the window: where there are more, the numbers cover less than a minute
+FOLD_SECONDS = 1.0  # the numbers are made anew so often at most
+
+
+@dataclass(frozen=True)
+class FlowCounts:
+    """Since the start."""
+
+    exact_takeovers: int = 0
+    approximate_takeovers: int = 0
+    failures: int = 0
+    given_up: int = 0
+
+    def with_run(self, run: MicrobatchCall) -> FlowCounts:
+        """What happened to one more microbatch counts, too."""
+        exact = sum(one.is_exact for one in run.replacements)
+        return replace(
+            self,
+            exact_takeovers=self.exact_takeovers + exact,
+            approximate_takeovers=self.approximate_takeovers + len(run.replacements) - exact,
+            failures=self.failures + run.failures,
+        )
+
+
+class FlowRecord:
+    """Is told when microbatches begin and end. Its window is what ended within the last minute."""
+
+    def __init__(self, stage_count: int, *, monotonic: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        """`wall_clock` in seconds since the epoch."""
+        self._monotonic = monotonic
+        self._wall_clock = wall_clock
+        self._counts = FlowCounts()
+        self._under_way: dict[MicrobatchCall, float] = {}  # and when they began
+        self._window: deque[tuple[float, MicrobatchTrace]] = deque()  # and when they ended
+        self._most = max(REMEMBERED_PASSAGES, MOST_HOPS // stage_count)
+        self._since: float | None = None  # all that ended after it is in the window
+        self._recent: deque[MicrobatchTrace] = deque(maxlen=REMEMBERED_PASSAGES)
+        self._folded = PipelineFlow()
+        self._folded_at = -FOLD_SECONDS
+
+    def began(self, run: MicrobatchCall) -> None:
+        """A microbatch enters the first stage."""
+        now = self._under_way[run] = self._monotonic()
+        if self._since is None:
+            self._since = now
+
+    def accumulated(self, run: MicrobatchCall) -> None:
+        """Every stage has done its work for it."""
+        now = self._monotonic()
+        passage = passage_of(run, ended_at=self._wall_clock(), seconds=now - self._under_way[run])
+        self._recent.append(passage)
+        self._window.append((now, passage))
+        if len(self._window) > self._most:
+            self._since, _ = self._window.popleft()
+
+    def gave_up(self) -> None:
+        """A microbatch was left out for good."""
+        self._counts = replace(self._counts, given_up=self._counts.given_up + 1)
+
+    def ended(self, run: MicrobatchCall) -> None:
+        """It is under way no more, whatever came of it."""
+        del self._under_way[run]
+        self._counts = self._counts.with_run(run)
+
+    def flow(self) -> PipelineFlow:
+        """The numbers now; those of the window may be a second old."""
+        now = self._monotonic()
+        if self._since is not None and now - self._folded_at >= FOLD_SECONDS:
+            self._folded, self._folded_at = flow_of(self._passages(now), now - self._since), now
+        counts = self._counts
+        for run in self._under_way:
+            counts = counts.with_run(run)
+        waited_for = {run.waits_for for run in self._under_way if run.waits_for is not None}
+        return replace(self._folded, recent=tuple(self._recent), unanswered=tuple(sorted(waited_for)), **vars(counts))
+
+    def _passages(self, now: float) -> list[MicrobatchTrace]:
+        oldest = now - WINDOW_SECONDS
+        while self._window and self._window[0][0] < oldest:
+            self._window.popleft()
+        if self._since is not None:
+            self._since = max(self._since, oldest)
+        return [passage for _, passage in self._window]

@@ -1,0 +1,172 @@
+"""Two ways to pick a replica of a stage: a sticky route between two outer steps, or the least busy replica. Pure.
+
+Sticky routes are drawn with a rendezvous hash, so no node can choose its drivers. A hostile replica spoils the work of
+the drivers routed to it, about one in n with n replicas, until the stage's next outer step draws new routes; robust
+aggregation can remove that share.
+
+Balanced routing is the stochastic wiring of SWARM parallelism (Ryabinin et al. 2023, section 3.2): a min-heap of
+virtual runtimes. Every turn adds the average time of the replica, so a replica that is twice as fast gets twice as
+many microbatches. It is the bookkeeping of one driver for one stage: it never waits, and its caller excludes replicas
+that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from math import isfinite
+from types import MappingProxyType
+
+from neuroshard.identity import hash_parts
+from neuroshard.types import NodeId
+
+
+def sticky_order(root: bytes, driver: NodeId, stage: int, replicas: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    """The replicas of a stage in the order in which this driver tries them until the root changes.
+
+    By H(root, driver, stage, replica), so that every order is equally likely, and one replica more or less changes
+    nothing in the order of the others.
+    """
+    return tuple(sorted(set(replicas), key=lambda node: hash_parts("neuroshard/lane", root, driver, stage, node)))
+
+
+@dataclass(frozen=True)
+class StickyRoute:
+    """One driver's way through one stage, from one root to the next. Who appears meanwhile comes last in the order."""
+
+    driver: NodeId
+    stage: int
+    root: bytes  # of the stage's last outer step
+    order: tuple[NodeId, ...]  # the replicas, first the one to use
+
+    @classmethod
+    def drawn(cls, driver: NodeId, stage: int, root: bytes, replicas: Iterable[NodeId]) -> StickyRoute:
+        """A lane through one of the replicas."""
+        return cls(driver, stage, root, sticky_order(root, driver, stage, replicas))
+
+    def seen(self, root: bytes, replicas: Collection[NodeId]) -> StickyRoute:
+        """After a look at the swarm: drawn anew with another root, else changed only when the lane's replica is gone.
+
+        A replica that was gone and comes back comes last.
+        """
+        if root != self.root:
+            return StickyRoute.drawn(self.driver, self.stage, root, replicas)
+        present = set(replicas)
+        kept = tuple(node for node in self.order if node in present)
+        return replace(self, order=kept + sticky_order(root, self.driver, self.stage, present.difference(kept)))
+
+    def after_failure(self, node: NodeId) -> StickyRoute:
+        """The lane when a replica has failed this driver: the next in the order takes over."""
+        if node not in self.order:
+            return self
+        return replace(self, order=(*(other for other in self.order if other != node), node))
+
+    @property
+    def node(self) -> NodeId | None:
+        """The replica to use; None while the stage has none."""
+        return self.order[0] if self.order else None
+
+
+SMOOTHING = 0.2  # weight of the newest time in the moving average
+FIRST_GUESS_SECONDS = 1.0  # of a turn, while nothing was measured anywhere
+LEAST_SECONDS = 1e-3  # nobody is so fast that it may have everything
+_STALE_ENTRIES = 64
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One microbatch at one replica, from `pick` to `finished` or `dropped`."""
+
+    peer: NodeId
+    number: int  # of all turns of this stage
+
+
+@dataclass
+class _Replica:
+    runtime: float  # virtual seconds
+    lot: bytes  # decides between equal runtimes, differently for every driver
+    seconds: float | None = None  # a turn takes on average
+    turns: dict[int, float] = field(default_factory=dict[int, float])  # under way: what was added for each
+
+
+class BalancedRouting:
+    """The replicas of one stage as one driver uses them."""
+
+    def __init__(self, driver: NodeId, stage: int) -> None:
+        self._driver = driver
+        self._stage = stage
+        self._replicas: dict[NodeId, _Replica] = {}
+        self._heap: list[tuple[float, bytes, NodeId]] = []  # also entries that are no longer true
+        self._turns = 0
+
+    def update(self, replicas: Iterable[NodeId]) -> None:
+        """These can be asked now. Who is new, or comes back, enters at the end; who is gone is forgotten."""
+        present = set(replicas)
+        for peer in self._replicas.keys() - present:
+            del self._replicas[peer]
+        last = max((replica.runtime for replica in self._replicas.values()), default=0.0)
+        for peer in sorted(present - self._replicas.keys()):
+            lot = hash_parts("neuroshard/balanced", self._driver, self._stage, peer)
+            self._replicas[peer] = _Replica(last, lot)
+            self._push(peer)
+
+    def pick(self) -> Turn | None:
+        """A turn of the replica with the least runtime; None when there is none."""
+        while self._heap:
+            runtime, _, peer = heappop(self._heap)
+            replica = self._replicas.get(peer)
+            if replica is not None and replica.runtime == runtime:  # else the entry is no longer true
+                return self._begin(peer, replica)
+        return None
+
+    def finished(self, turn: Turn, seconds: float) -> None:
+        """The replica did its work in this time, from the request to the answer. Raises ValueError for no real time."""
+        if not (isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"a turn takes a time of at least 0 seconds, got {seconds}")
+        replica = self._replicas.get(turn.peer)
+        if replica is None or turn.number not in replica.turns:
+            return
+        seconds = max(seconds, LEAST_SECONDS)
+        before = replica.seconds
+        replica.seconds = seconds if before is None else before + SMOOTHING * (seconds - before)
+        replica.runtime += replica.seconds - replica.turns.pop(turn.number)
+        self._push(turn.peer)
+
+    def dropped(self, turn: Turn) -> None:
+        """The turn came to no end that says how long it takes; what was added for it stays."""
+        replica = self._replicas.get(turn.peer)
+        if replica is not None:
+            replica.turns.pop(turn.number, None)
+
+    @property
+    def runtimes(self) -> Mapping[NodeId, float]:
+        """Virtual seconds of every replica."""
+        return MappingProxyType({peer: replica.runtime for peer, replica in self._replicas.items()})
+
+    def expected_seconds(self, peer: NodeId) -> float:
+        """How long a turn of a replica takes on average; before the first one, what the others take."""
+        replica = self._replicas.get(peer)
+        if replica is not None and replica.seconds is not None:
+            return replica.seconds
+        known = [other.seconds for other in self._replicas.values() if other.seconds is not None]
+        return sum(known) / len(known) if known else FIRST_GUESS_SECONDS
+
+    def _begin(self, peer: NodeId, replica: _Replica) -> Turn:
+        self._turns += 1
+        added = self.expected_seconds(peer)
+        replica.turns[self._turns] = added
+        replica.runtime += added
+        self._push(peer)
+        return Turn(peer, self._turns)
+
+    def _push(self, peer: NodeId) -> None:
+        if len(self._heap) > 4 * len(self._replicas) + _STALE_ENTRIES:
+            self._heap = [self._entry(peer) for peer in self._replicas]
+            heapify(self._heap)
+        else:
+            heappush(self._heap, self._entry(peer))
+
+    def _entry(self, peer: NodeId) -> tuple[float, bytes, NodeId]:
+        replica = self._replicas[peer]
+        return replica.runtime, replica.lot, peer

@@ -1,0 +1,368 @@
+"""Bookkeeping of a stage: a bounded table of its drivers' open microbatches, and the intake for the next step."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Container, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import anyio
+from torch import Tensor
+
+from neuroshard.pipeline.executor import OpenMicrobatch
+from neuroshard.pipeline.microbatch import ClosedSessionError, MicrobatchKey, SpoiltMicrobatchError, StageBusyError
+from neuroshard.types import NodeId
+
+_REMEMBERED_CLOSED = 64  # closed sessions of a driver that are known one by one; older ones count as closed too
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """What drivers may keep at a stage. A driver that needs more must close sessions; others are not touched by it."""
+
+    drivers: int = 1024  # with a memory of closed sessions; the longest unused one is forgotten first
+    sessions: int = 64
+    sessions_of_driver: int = 8
+    microbatches_of_session: int = 256
+    open_microbatches: int = 16  # between forward and backward pass: each holds its activations
+    open_of_driver: int = 8
+    kept_bytes: int = 1 << 30  # answers kept for repetition
+    kept_bytes_of_driver: int = 1 << 29
+    idle_seconds: float = 120.0  # after that a session is closed whose driver asks for nothing at all
+    forgotten_seconds: float = 1800.0  # the same while its driver is there: a slow line takes minutes for a tensor
+
+
+@dataclass(eq=False)
+class MicrobatchWork:
+    """One microbatch at this stage, until its session is closed.
+
+    Jobs of the compute thread write the tensors, the event loop's thread everything else.
+    """
+
+    key: MicrobatchKey
+    sequences: int
+    tokens: int
+    kept_bytes: int
+    turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))  # repetitions wait for the first
+    running: bool = False  # a job of it waits or runs
+    dropped: bool = False  # nobody will ask for it again
+    counted: bool = False  # as accumulated or as given up
+    keeps_graph: bool | None = None  # of its forward pass; None: both passes are one job
+    opened: OpenMicrobatch | None = None  # between forward and backward pass
+    output: Tensor | None = None  # activations as they were sent, on the CPU
+    loss_sum: Tensor | None = None  # in the last stage
+    gradient: Tensor | None = None  # of the inputs as it was sent, on the CPU; None in the first stage
+    done: bool = False  # accumulated
+    spoilt: bool = False  # its gradient came out with values that are not numbers
+    compute_seconds: float = 0.0  # what its jobs took
+
+    def gradient_to_send(self) -> Tensor | None:
+        """To the stage before, None from the first one. Raises SpoiltMicrobatchError when it is no numbers."""
+        if self.spoilt:
+            raise SpoiltMicrobatchError("The gradient of this microbatch came out with values that are not numbers.")
+        return self.gradient
+
+
+@dataclass
+class _Session:
+    last_used: float
+    works: dict[int, MicrobatchWork] = field(default_factory=dict[int, MicrobatchWork])
+
+
+class _Driver:
+    """The sessions of one driver. A number that was closed never opens again."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, _Session] = {}
+        self.last_used = 0.0
+        self._closed: set[int] = set()
+        self._all_closed_below = 0
+
+    def works(self) -> Iterator[MicrobatchWork]:
+        return (work for session in self.sessions.values() for work in session.works.values())
+
+    def is_closed(self, session: int) -> bool:
+        return session not in self.sessions and (session < self._all_closed_below or session in self._closed)
+
+    def close(self, session: int) -> list[MicrobatchWork]:
+        closed = self.sessions.pop(session, None)
+        self._closed.add(session)
+        if len(self._closed) > _REMEMBERED_CLOSED:
+            oldest = min(self._closed)
+            self._closed.discard(oldest)
+            self._all_closed_below = max(self._all_closed_below, oldest + 1)
+        return [] if closed is None else list(closed.works.values())
+
+
+class SessionTable:
+    """Everything that drivers have in work here, under limits for each of them and for all together."""
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._drivers: OrderedDict[NodeId, _Driver] = OrderedDict()
+
+    @property
+    def session_count(self) -> int:
+        """Sessions that are not closed."""
+        return sum(len(driver.sessions) for driver in self._drivers.values())
+
+    def works(self) -> list[MicrobatchWork]:
+        """All microbatches of all sessions."""
+        return [work for driver in self._drivers.values() for work in driver.works()]
+
+    def peek(self, key: MicrobatchKey) -> MicrobatchWork | None:
+        """The microbatch, without any effect."""
+        driver = self._drivers.get(key.driver)
+        session = None if driver is None else driver.sessions.get(key.session)
+        return None if session is None else session.works.get(key.microbatch)
+
+    def knows(self, key: MicrobatchKey) -> bool:
+        """Whether `find` has something to say about a microbatch."""
+        driver = self._drivers.get(key.driver)
+        return driver is not None and (driver.is_closed(key.session) or self.peek(key) is not None)
+
+    def find(self, key: MicrobatchKey, now: float) -> MicrobatchWork | None:
+        """The microbatch, whose session counts as used. Raises ClosedSessionError for a session that was closed."""
+        driver = self._drivers.get(key.driver)
+        if driver is None:
+            return None
+        driver.last_used = now
+        if driver.is_closed(key.session):
+            raise ClosedSessionError(f"Session {key.session} was closed.", "Begin a new one.")
+        session = driver.sessions.get(key.session)
+        if session is None:
+            return None
+        session.last_used = now
+        return session.works.get(key.microbatch)
+
+    def obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
+        """Why there is no room for another microbatch, or None."""
+        driver = self._drivers.get(key.driver, _Driver())
+        return self._session_obstacle(driver, key.session) or self._work_obstacle(driver, kept_bytes)
+
+    def admit(self, work: MicrobatchWork, now: float) -> None:
+        """Enter a new microbatch. Raises StageBusyError when there is no room."""
+        key = work.key
+        obstacle = self.obstacle(key, work.kept_bytes)
+        if obstacle is not None:
+            raise StageBusyError(obstacle, "Try again when others have ended.")
+        driver = self._drivers.setdefault(key.driver, _Driver())
+        self._drivers.move_to_end(key.driver)
+        driver.last_used = now
+        driver.sessions.setdefault(key.session, _Session(now)).works[key.microbatch] = work
+        self._forget_drivers()
+
+    def drop(self, work: MicrobatchWork) -> None:
+        """Forget a microbatch, so that its forward pass may come again."""
+        driver = self._drivers.get(work.key.driver)
+        session = None if driver is None else driver.sessions.get(work.key.session)
+        if session is not None and session.works.get(work.key.microbatch) is work:
+            del session.works[work.key.microbatch]
+
+    def close(self, driver: NodeId, session: int) -> list[MicrobatchWork]:
+        """Close a session for good; what was in it."""
+        known = self._drivers.setdefault(driver, _Driver())
+        self._drivers.move_to_end(driver)
+        works = known.close(session)
+        self._forget_drivers()
+        return works
+
+    def of_idle(self, since: float) -> list[MicrobatchWork]:
+        """The microbatches of drivers that have asked for nothing after this time."""
+        return [
+            work
+            for driver in self._drivers.values()
+            if all(session.last_used <= since for session in driver.sessions.values())
+            for work in driver.works()
+        ]
+
+    def keep_only(self, drivers: Container[NodeId]) -> list[MicrobatchWork]:
+        """Close the sessions of all other drivers; what was in them."""
+        gone = [driver for name, driver in self._drivers.items() if name not in drivers]
+        return [work for driver in gone for number in list(driver.sessions) for work in driver.close(number)]
+
+    def expire(self, now: float) -> list[MicrobatchWork]:
+        """Close the sessions that were idle for too long; what was in them."""
+        limits = self._limits
+        idle = [
+            (name, number)
+            for name, driver in self._drivers.items()
+            for number, session in driver.sessions.items()
+            if now - driver.last_used > limits.idle_seconds or now - session.last_used > limits.forgotten_seconds
+            if not any(work.running for work in session.works.values())
+        ]
+        return [work for name, number in idle for work in self._drivers[name].close(number)]
+
+    def _session_obstacle(self, driver: _Driver, number: int) -> str | None:
+        limits, session = self._limits, driver.sessions.get(number)
+        if session is not None:
+            if len(session.works) < limits.microbatches_of_session:
+                return None
+            return f"The session has {limits.microbatches_of_session} microbatches already."
+        if len(driver.sessions) >= limits.sessions_of_driver:
+            return f"This driver has {limits.sessions_of_driver} sessions open already."
+        if self.session_count >= limits.sessions:
+            return f"{limits.sessions} sessions are open already."
+        return None
+
+    def _work_obstacle(self, driver: _Driver, kept_bytes: int) -> str | None:
+        limits, own, every = self._limits, list(driver.works()), self.works()
+        if _open_count(own) >= limits.open_of_driver:
+            return f"This driver has {limits.open_of_driver} microbatches open already."
+        if _open_count(every) >= limits.open_microbatches:
+            return f"{limits.open_microbatches} microbatches are open already."
+        own_room = limits.kept_bytes_of_driver - _kept_bytes(own)
+        if kept_bytes > min(own_room, limits.kept_bytes - _kept_bytes(every)):
+            return "The memory for answers is full until sessions are closed."
+        return None
+
+    def _forget_drivers(self) -> None:
+        """Keep the table bounded: drivers without a session go first, the longest unused one before the others."""
+        while len(self._drivers) > self._limits.drivers:
+            unused = next((name for name, driver in self._drivers.items() if not driver.sessions), None)
+            if unused is None:
+                return
+            del self._drivers[unused]
+
+
+def _open_count(works: list[MicrobatchWork]) -> int:
+    return sum(not work.done for work in works)
+
+
+def _kept_bytes(works: list[MicrobatchWork]) -> int:
+    return sum(work.kept_bytes for work in works)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """What the gradients of the step in work hold so far."""
+
+    sequences: int = 0
+    tokens: int = 0
+    keys: tuple[MicrobatchKey, ...] = ()  # in the order in which they were done
+
+    def plus(self, key: MicrobatchKey, sequences: int, tokens: int) -> Accumulated:
+        """With one more microbatch."""
+        return Accumulated(self.sequences + sequences, self.tokens + tokens, (*self.keys, key))
+
+
+class StepIntake:
+    """Closed at first. Once opened it admits microbatches until those of a step are in, done or on their way.
+
+    Belongs to the event loop's thread.
+    """
+
+    def __init__(self, sequences_per_step: int) -> None:
+        self.accumulated = Accumulated()
+        self.closed_because: str | None = "The stage is not ready yet."
+        self.is_paused = False  # closed until somebody resumes
+        self._target = sequences_per_step
+        self._open_microbatches = 0
+        self._open_sequences = 0
+        self._waiting: dict[anyio.Event, Callable[[], bool]] = {}
+        self._waits: set[anyio.CancelScope] = set()
+
+    @property
+    def wanted(self) -> int:
+        """Sequences of a step."""
+        return self._target
+
+    @property
+    def open_microbatches(self) -> int:
+        """Microbatches between their forward and their backward pass."""
+        return self._open_microbatches
+
+    @property
+    def missing(self) -> int:
+        """Sequences that the step in work still wants."""
+        return max(0, self._target - self.accumulated.sequences - self._open_sequences)
+
+    @property
+    def is_admitting(self) -> bool:
+        """Whether it was opened and not closed since; it may have all it wants."""
+        return self.closed_because is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another microbatch may begin."""
+        return self.is_admitting and self.missing > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the step can be made."""
+        return self.accumulated.sequences >= self._target and self.is_idle
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no microbatch is between its forward and its backward pass."""
+        return self._open_microbatches == 0
+
+    def open(self) -> None:
+        """Admit microbatches."""
+        self.closed_because, self.is_paused = None, False
+        self.notify()
+
+    def close(self, reason: str, *, is_paused: bool = False) -> None:
+        """Admit no more; whoever waits for data to begin another microbatch gives up."""
+        self.closed_because, self.is_paused = reason, is_paused
+        self.notify()
+
+    def begin(self, sequences: int) -> None:
+        """A microbatch was admitted."""
+        self._open_microbatches += 1
+        self._open_sequences += sequences
+        self.notify()
+
+    def finish(self, key: MicrobatchKey, sequences: int, tokens: int) -> None:
+        """A microbatch is accumulated."""
+        self.accumulated = self.accumulated.plus(key, sequences, tokens)
+        self.withdraw(sequences)
+
+    def withdraw(self, sequences: int) -> None:
+        """A microbatch is open no more."""
+        self._open_microbatches -= 1
+        self._open_sequences -= sequences
+        self.notify()
+
+    def take(self) -> Accumulated:
+        """What a step is made of; the next one begins with nothing."""
+        taken, self.accumulated = self.accumulated, Accumulated()
+        return taken
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition on this intake holds; it still does when the caller goes on."""
+        while not condition():
+            holds = anyio.Event()
+            self._waiting[holds] = condition
+            try:
+                await holds.wait()
+            finally:
+                self._waiting.pop(holds, None)
+
+    async def opened(self) -> None:
+        """Wait until a microbatch may begin; it still may when the caller goes on."""
+        await self.until(lambda: self.is_open)
+
+    async def unless_closed(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """The value of `work`, or None when the intake closed first and `work` was cancelled."""
+        if not self.is_open:
+            return None
+        with anyio.CancelScope() as scope:
+            self._waits.add(scope)
+            try:
+                return await work()
+            finally:
+                self._waits.discard(scope)
+        return None
+
+    def notify(self) -> None:
+        """Wake whoever waits for what holds now."""
+        for holds in [event for event, condition in self._waiting.items() if condition()]:
+            holds.set()
+        if not self.is_open:
+            for scope in self._waits:
+                scope.cancel()

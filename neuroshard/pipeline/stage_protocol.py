@@ -1,0 +1,468 @@
+"""Protocol between a driver and a stage: frames, number formats and timings. An invalid frame raises StageError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, isfinite
+from typing import TypeVar, assert_never
+
+import anyio.to_thread
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from neuroshard.data.held_out_losses import claim_bytes
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireError, WireValue
+from neuroshard.messages.tensors import part_of, tensor_of
+from neuroshard.pipeline.microbatch import (
+    ClosedSessionError,
+    RefusedTensorError,
+    SpoiltMicrobatchError,
+    StageBusyError,
+    StageError,
+    StageGoneError,
+    StagePausedError,
+    UnknownMicrobatchError,
+    UnreadTextError,
+)
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.types import LayerRange, RunId
+
+BLOCK = 64  # int8 values that share a scale
+_SCALES = "/scales"
+
+
+class WirePrecision(StrEnum):
+    """What one value of an activation is on the wire."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"  # with an fp32 scale for each block: 1.06 bytes a value
+
+
+def wire_specs(name: str, shape: tuple[int, int, int], precision: WirePrecision) -> tuple[TensorSpec, ...]:
+    """The tensors as which activations (b, t, d) travel."""
+    match precision:
+        case WirePrecision.FP32:
+            return (TensorSpec(name, "float32", shape),)
+        case WirePrecision.BF16:
+            return (TensorSpec(name, "bfloat16", shape),)
+        case WirePrecision.INT8:
+            scales = (*shape[:2], ceil(shape[2] / BLOCK))
+            return (TensorSpec(name, "int8", shape), TensorSpec(name + _SCALES, "float32", scales))
+        case _:
+            assert_never(precision)
+
+
+def wire_bytes(tokens: int, hidden_size: int, precision: WirePrecision = WirePrecision.FP32) -> int:
+    """Bytes of the activations of so many tokens."""
+    return sum(spec.byte_count for spec in wire_specs("", (1, tokens, hidden_size), precision))
+
+
+def to_wire(name: str, activations: Tensor, precision: WirePrecision) -> tuple[TensorPart, ...]:
+    """Activations (b, t, d) fp32 as parts of a frame."""
+    match precision:
+        case WirePrecision.FP32:
+            return (part_of(name, activations),)
+        case WirePrecision.BF16:
+            return (part_of(name, activations.to(torch.bfloat16)),)
+        case WirePrecision.INT8:
+            values, scales = quantised(activations)
+            return (part_of(name, values), part_of(name + _SCALES, scales))
+        case _:
+            assert_never(precision)
+
+
+def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecision) -> Tensor:
+    """The activations (b, t, d) fp32 that `to_wire` made parts of. Raises RefusedTensorError for other parts."""
+    part = parts.get(name)
+    if part is None or len(part.spec.shape) != 3:
+        raise RefusedTensorError(f"The tensor {name!r} is missing, or has not three dimensions.")
+    sequences, tokens, size = part.spec.shape
+    found = tuple(parts[spec].spec for spec in (name, name + _SCALES) if spec in parts)
+    if found != wire_specs(name, (sequences, tokens, size), precision):
+        raise RefusedTensorError(f"The tensor {name!r} is not what {precision.value} activations are.")
+    values = tensor_of(part)
+    if precision is WirePrecision.INT8:
+        return restored(values, tensor_of(parts[name + _SCALES]))
+    return values.to(torch.float32)
+
+
+def quantised(activations: Tensor) -> tuple[Tensor, Tensor]:
+    """(b, t, d) fp32 -> int8 values (b, t, d) and fp32 scales (b, t, ceil(d / block)).
+
+    value = round(x / scale) with scale = largest |x| of the block / 127, so the error is at most scale / 2.
+    """
+    size = activations.shape[2]
+    padded = functional.pad(activations, (0, -size % BLOCK))
+    blocks = padded.view(*padded.shape[:2], -1, BLOCK)  # (b, t, blocks, block)
+    scales = blocks.abs().amax(dim=3) / 127
+    values = torch.round(blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None])
+    return values.flatten(2)[..., :size].to(torch.int8), scales
+
+
+def restored(values: Tensor, scales: Tensor) -> Tensor:
+    """The activations (b, t, d) fp32 that `quantised` made values and scales of, within half a scale."""
+    return values.to(torch.float32) * scales.repeat_interleave(BLOCK, dim=2)[..., : values.shape[2]]
+
+
+REFUSED = "stage/refused"
+MAX_HEADER_BYTES = 2048
+MAX_REASON_CHARACTERS = 300
+INPUTS, LABELS, GRADIENT = "inputs", "labels", "gradient"
+OUTPUT, LOSSES, LOGITS = "output", "losses", "logits"
+_REQUEST_FIELDS = {"run", "layers", "version", "session", "microbatch", "precision"}
+_ANSWER_FIELDS = {
+    "session",
+    "microbatch",
+    "root",
+    "loss_sum",
+    "compute_seconds",
+    "recompute_seconds",
+    "seconds",
+    "claim",
+}
+_LARGEST_NUMBER = 2**63 - 1
+
+
+class Operation(StrEnum):
+    """What a stage is asked for; the value is the kind of the frames."""
+
+    FORWARD = "stage/forward"
+    LOSS = "stage/loss"
+    BACKWARD = "stage/backward"
+    INFER = "stage/infer"
+    CLOSE = "stage/close"
+    READ = "stage/read"  # the next tokens of a text: its session, and as microbatch the position of the first of them
+    FORGET = "stage/forget"  # a text
+
+
+@dataclass(frozen=True)
+class StageAddress:
+    """Which part of which model; both sides must mean the same."""
+
+    run_id: RunId
+    layers: LayerRange
+    version: int  # of the run's parameters
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    """One request to a stage, which answers in the same precision."""
+
+    operation: Operation
+    stage: StageAddress
+    session: int = 0
+    microbatch: int = 0
+    precision: WirePrecision = WirePrecision.FP32
+    inputs: Tensor | None = None  # token ids (b, t) int64 or activations (b, t, d) fp32
+    labels: Tensor | None = None  # (b, t) int64
+    gradient: Tensor | None = None  # (b, t, d) fp32
+
+
+@dataclass(frozen=True)
+class StageAnswer:
+    """What a stage gives back."""
+
+    output: Tensor | None = None  # activations (b, t, d) fp32
+    losses: Tensor | None = None  # (b,) fp32, summed over each sequence
+    gradient: Tensor | None = None  # of the inputs (b, t, d) fp32
+    logits: Tensor | None = None  # (vocabulary,) fp32, of what follows a text
+    loss_sum: float | None = None
+    root: str = ""  # the stage's state root, "" while it has none
+    compute_seconds: float = 0.0
+    recompute_seconds: float = 0.0  # of those for a forward pass that was done before
+    seconds: float = 0.0  # from the request's arrival to this answer: the rest was waiting
+    claim: str = ""  # the stage's signed word for the losses
+
+
+def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
+    """The largest request of a kind that a stage reads; what exactly may come is checked afterwards."""
+    tokens = shapes.batch_size * shapes.sequence_length
+    activations, ids = wire_bytes(tokens, shapes.hidden_size), 4 * tokens
+    inputs = ids if shapes.is_first else activations
+    text = inputs // shapes.batch_size
+    body = {
+        Operation.FORWARD: inputs,
+        Operation.LOSS: inputs + ids,
+        Operation.BACKWARD: activations,
+        Operation.INFER: inputs + ids,
+        Operation.CLOSE: 0,
+        Operation.READ: text,
+        Operation.FORGET: 0,
+    }[operation]
+    return FrameLimits(MAX_HEADER_BYTES, body)
+
+
+def answer_limits(shapes: StageShapes) -> FrameLimits:
+    """The largest answer of a stage."""
+    header = MAX_HEADER_BYTES + claim_bytes(shapes.batch_size)
+    activations = wire_bytes(shapes.batch_size * shapes.sequence_length, shapes.hidden_size)
+    logits = 4 * shapes.vocabulary_size if shapes.is_last else 0
+    return FrameLimits(header, max(activations, logits))
+
+
+def request_frame(request: StageRequest) -> Frame:
+    """A request as a frame. Raises RefusedTensorError for token ids that do not fit in 32 bits."""
+    stage = request.stage
+    header: dict[str, WireValue] = {
+        "run": stage.run_id,
+        "layers": [stage.layers.start, stage.layers.stop],
+        "version": stage.version,
+        "session": request.session,
+        "microbatch": request.microbatch,
+        "precision": request.precision.value,
+    }
+    parts: list[TensorPart] = []
+    if request.inputs is not None:
+        is_ids = request.inputs.dtype is torch.int64
+        parts += _ids_part(INPUTS, request.inputs) if is_ids else to_wire(INPUTS, request.inputs, request.precision)
+    if request.labels is not None:
+        parts += _ids_part(LABELS, request.labels)
+    if request.gradient is not None:
+        parts += to_wire(GRADIENT, request.gradient, request.precision)
+    return Frame(request.operation.value, header, tuple(parts))
+
+
+def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
+    """The request in a frame, for a stage that is first when its layers start at 0.
+
+    Raises RefusedTensorError for a frame that is none, StageGoneError for a request to another stage.
+    """
+    header = frame.header
+    _check_fields(header, _REQUEST_FIELDS)
+    if not _is_addressed(frame, stage):
+        raise StageGoneError("This node does not hold these layers of this run with these parameters.")
+    precision = _precision(header["precision"])
+    parts = _parts(frame)
+    is_first = stage.layers.start == 0
+    inputs = None
+    if INPUTS in parts:
+        inputs = _ids(INPUTS, parts) if is_first else from_wire(INPUTS, parts, precision)
+    return StageRequest(
+        _operation(frame.kind),
+        stage,
+        _number(header, "session"),
+        _number(header, "microbatch"),
+        precision,
+        inputs,
+        _ids(LABELS, parts) if LABELS in parts else None,
+        from_wire(GRADIENT, parts, precision) if GRADIENT in parts else None,
+    )
+
+
+def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
+    """The answer to a request as a frame."""
+    header: dict[str, WireValue] = {
+        "session": request.session,
+        "microbatch": request.microbatch,
+        "root": answer.root,
+        "loss_sum": answer.loss_sum,
+        "compute_seconds": answer.compute_seconds,
+        "recompute_seconds": answer.recompute_seconds,
+        "seconds": answer.seconds,
+        "claim": answer.claim,
+    }
+    parts: list[TensorPart] = []
+    for name, tensor in ((OUTPUT, answer.output), (GRADIENT, answer.gradient)):
+        if tensor is not None:
+            parts += to_wire(name, tensor, request.precision)
+    for name, vector in ((LOSSES, answer.losses), (LOGITS, answer.logits)):
+        if vector is not None:
+            parts.append(part_of(name, vector))
+    return Frame(request.operation.value, header, tuple(parts))
+
+
+def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
+    """The answer in a frame. Raises RefusedTensorError for what cannot be an answer to this request."""
+    header = frame.header
+    _check_fields(header, _ANSWER_FIELDS)
+    told = (frame.kind, header["session"], header["microbatch"])
+    if told != (request.operation.value, request.session, request.microbatch):
+        raise RefusedTensorError("The answer is for another microbatch.")
+    parts = _parts(frame)
+    loss_sum = header["loss_sum"]
+    return StageAnswer(
+        from_wire(OUTPUT, parts, request.precision) if OUTPUT in parts else None,
+        _vector(LOSSES, parts) if LOSSES in parts else None,
+        from_wire(GRADIENT, parts, request.precision) if GRADIENT in parts else None,
+        _vector(LOGITS, parts) if LOGITS in parts else None,
+        None if loss_sum is None else _real(loss_sum),
+        _text(header, "root"),
+        _seconds(header["compute_seconds"]),
+        _seconds(header["recompute_seconds"]),
+        _seconds(header["seconds"]),
+        _text(header, "claim"),
+    )
+
+
+def refusal_frame(error: StageError) -> Frame:
+    """A refusal that tells what the driver may do next."""
+    name = next((name for name, kind in _REFUSALS.items() if type(error) is kind), "busy")
+    return Frame(REFUSED, {"error": name, "reason": error.message[:MAX_REASON_CHARACTERS]})
+
+
+_REFUSALS: Mapping[str, type[StageError]] = {
+    "busy": StageBusyError,
+    "paused": StagePausedError,
+    "unknown": UnknownMicrobatchError,
+    "gone": StageGoneError,
+    "tensor": RefusedTensorError,
+    "spoilt": SpoiltMicrobatchError,
+    "closed": ClosedSessionError,
+    "unread": UnreadTextError,
+}
+
+
+def read_refusal(frame: Frame) -> StageError | None:
+    """The refusal in a frame; None when it is something else. Raises RefusedTensorError for one that is malformed."""
+    if frame.kind != REFUSED:
+        return None
+    _check_fields(frame.header, {"error", "reason"})
+    reason = _text(frame.header, "reason")
+    kind = _REFUSALS.get(_text(frame.header, "error"))
+    if kind is None or len(reason) > MAX_REASON_CHARACTERS:
+        raise RefusedTensorError("The stage refused in a way that cannot be read.")
+    return kind(reason)
+
+
+def is_for_layers(frame: Frame, layers: LayerRange) -> bool:
+    """Whether a request names exactly these layers."""
+    named = frame.header.get("layers")
+    return isinstance(named, Sequence) and list(named) == [layers.start, layers.stop]
+
+
+def _is_addressed(frame: Frame, stage: StageAddress) -> bool:
+    header = frame.header
+    return is_for_layers(frame, stage.layers) and (header["run"], header["version"]) == (stage.run_id, stage.version)
+
+
+def _check_fields(header: Mapping[str, WireValue], fields: set[str]) -> None:
+    if set(header) != fields:
+        raise RefusedTensorError(f"The header must have {', '.join(sorted(fields))}, and nothing else.")
+
+
+def _parts(frame: Frame) -> dict[str, TensorPart]:
+    parts = {part.spec.name: part for part in frame.tensors}
+    if len(parts) != len(frame.tensors):
+        raise RefusedTensorError("Two tensors have one name.")
+    return parts
+
+
+def _ids_part(name: str, ids: Tensor) -> tuple[TensorPart, ...]:
+    travelling = ids.to(torch.int32)
+    if not torch.equal(travelling, ids):
+        raise RefusedTensorError(f"The token ids of {name!r} do not fit in 32 bits.")
+    return (part_of(name, travelling),)
+
+
+def _vector(name: str, parts: Mapping[str, TensorPart]) -> Tensor:
+    part = parts[name]
+    if part.spec.dtype != "float32" or len(part.spec.shape) != 1:
+        raise RefusedTensorError(f"The {name} are fp32 values in one row.")
+    return tensor_of(part)
+
+
+def _ids(name: str, parts: Mapping[str, TensorPart]) -> Tensor:
+    part = parts[name]
+    if part.spec.dtype != "int32":
+        raise RefusedTensorError(f"The tensor {name!r} must be int32.")
+    try:
+        return tensor_of(part).to(torch.int64)
+    except WireError as error:
+        raise RefusedTensorError(error.message) from None
+
+
+def _operation(kind: str) -> Operation:
+    try:
+        return Operation(kind)
+    except ValueError:
+        raise RefusedTensorError("No stage does this.") from None
+
+
+def _precision(value: WireValue) -> WirePrecision:
+    try:
+        return WirePrecision(str(value))
+    except ValueError:
+        raise RefusedTensorError("Activations do not travel in this precision.") from None
+
+
+def _number(header: Mapping[str, WireValue], name: str) -> int:
+    value = header[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_NUMBER:
+        raise RefusedTensorError(f"The field {name!r} must be a number that counts.")
+    return value
+
+
+def _text(header: Mapping[str, WireValue], name: str) -> str:
+    value = header[name]
+    if not isinstance(value, str):
+        raise RefusedTensorError(f"The field {name!r} must be text.")
+    return value
+
+
+def _real(value: WireValue) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RefusedTensorError("A measured value must be a number.")
+    return float(value)
+
+
+def _seconds(value: WireValue) -> float:
+    seconds = _real(value)
+    if not (isfinite(seconds) and seconds >= 0):
+        raise RefusedTensorError("A time must be a number of seconds.")
+    return seconds
+
+
+REMEMBERED_TIMINGS = 64  # of a hop: more than a driver's microbatches under way can have
+TIMED = frozenset({Operation.FORWARD, Operation.LOSS, Operation.BACKWARD})  # a microbatch's requests
+
+
+@dataclass(frozen=True)
+class RequestTiming:
+    """One request that was answered."""
+
+    operation: Operation
+    session: int
+    microbatch: int
+    seconds: float  # from the request to the answer
+    stage_seconds: float  # of those at the stage, says the stage
+    compute_seconds: float  # of those at work, says the stage
+    recompute_seconds: float = 0.0  # of those for a forward pass done again, says the stage
+    bytes_sent: int = 0  # tensors only
+    bytes_received: int = 0
+
+    @property
+    def wire_seconds(self) -> float:
+        """On the way there and back."""
+        return max(0.0, self.seconds - self.stage_seconds)
+
+    @property
+    def wait_seconds(self) -> float:
+        """At the stage, but not at work."""
+        return max(0.0, self.stage_seconds - self.compute_seconds)
+
+
+def recompute_seconds(operation: Operation, forward_seconds: float, compute_seconds: float) -> float:
+    """What a stage that keeps only its inputs spends again in a request: in the backward pass the forward pass."""
+    return min(forward_seconds, compute_seconds) if operation is Operation.BACKWARD else 0.0
+
+
+T = TypeVar("T")
+
+SMALL_BYTES = 64 * 1024  # done at once: going to another thread takes longer
+
+
+async def run_off_loop(work: Callable[[], T], *tensors: Tensor | TensorPart | None) -> T:
+    """The value of `work`, done on another thread when the tensors that it is about are large."""
+    if sum(map(_bytes, tensors)) <= SMALL_BYTES:
+        return work()
+    return await anyio.to_thread.run_sync(work)
+
+
+def _bytes(tensor: Tensor | TensorPart | None) -> int:
+    if tensor is None:
+        return 0
+    return tensor.nbytes if isinstance(tensor, Tensor) else tensor.spec.byte_count

@@ -1,0 +1,190 @@
+"""Handlers for the requests of peers, which enter the same stage server as this node's own requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from neuroshard.data.held_out_losses import LossSigner
+from neuroshard.messages import Frame
+from neuroshard.network import ScoreReason, Transport
+from neuroshard.pipeline.microbatch import (
+    MicrobatchKey,
+    RefusedTensorError,
+    SpoiltMicrobatchError,
+    StageBusyError,
+    StageError,
+    StageGoneError,
+)
+from neuroshard.pipeline.stage_protocol import (
+    Operation,
+    StageAddress,
+    StageAnswer,
+    StageRequest,
+    answer_frame,
+    is_for_layers,
+    read_request,
+    recompute_seconds,
+    refusal_frame,
+    request_limits,
+    run_off_loop,
+)
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.tensor_checks import StageShapes, is_loss
+from neuroshard.types import LayerRange, NodeId
+
+MAX_CONCURRENT = 16
+
+
+class StageRequestHandler:
+    """Answers the requests of drivers. A driver's sessions are its own: the transport has proved who it is."""
+
+    def __init__(
+        self,
+        service: StageServer,
+        stage: StageAddress,
+        shapes: StageShapes,
+        *,
+        root: Callable[[], str] = lambda: "",
+        may_drive: Callable[[NodeId], bool] = lambda _: True,
+        report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
+        sign: LossSigner = lambda _labels, _summed: "",
+    ) -> None:
+        """`root` is the stage's present state root, `report` is told what a peer did wrong.
+
+        `sign` gives this node's word for losses.
+        """
+        self._service = service
+        self._stage = stage
+        self._shapes = shapes
+        self._root = root
+        self._may_drive = may_drive
+        self._report = report
+        self._sign = sign
+
+    @property
+    def layers(self) -> LayerRange:
+        """Of this stage."""
+        return self._stage.layers
+
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """See StageServer.keep_only."""
+        self._service.keep_only(nodes)
+
+    def serve(self, transport: Transport) -> None:
+        """Answer from now on. Raises ValueError when this transport has a stage already."""
+        for operation in Operation:
+            limits = request_limits(operation, self._shapes)
+            transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
+
+    async def answer(self, sender: NodeId, frame: Frame) -> Frame:
+        """The answer to one request; a refusal is an answer as well. A stranger may be a member not heard of yet."""
+        began = time.perf_counter()
+        if not self._may_drive(sender):
+            return refusal_frame(StageBusyError("This node works for members of its run only."))
+        try:
+            request = await run_off_loop(lambda: read_request(frame, self._stage), *frame.tensors)
+            key = MicrobatchKey(sender, request.session, request.microbatch)
+            computed = self._service.compute_seconds(key)
+            found = await self._carry_out(key, request)
+        except RefusedTensorError as error:
+            self._report(sender, ScoreReason.UNEXPECTED_TENSOR)
+            return refusal_frame(error)
+        except StageError as error:
+            return refusal_frame(error)
+        worked = max(0.0, self._service.compute_seconds(key) - computed)
+        again = recompute_seconds(request.operation, computed, worked) if self._service.is_recomputed(key) else 0.0
+        answer = replace(
+            found,
+            root=self._root(),
+            compute_seconds=worked,
+            recompute_seconds=again,
+            seconds=time.perf_counter() - began,
+            claim=self._claim(request.labels, found.losses),
+        )
+        return await run_off_loop(lambda: answer_frame(request, answer), answer.output, answer.gradient)
+
+    def _claim(self, labels: Tensor | None, losses: Tensor | None) -> str:
+        """What is told of losses that are numbers."""
+        if labels is None or losses is None or not bool(torch.isfinite(losses).all()):
+            return ""
+        return self._sign(labels, losses)
+
+    async def _carry_out(self, key: MicrobatchKey, request: StageRequest) -> StageAnswer:
+        """What was asked for, without times."""
+        service = self._service
+        match request.operation:
+            case Operation.FORWARD:
+                return StageAnswer(output=await service.forward(key, _given(request.inputs)))
+            case Operation.LOSS:
+                labels = _given(request.labels)
+                loss_sum, gradient = await service.loss(key, _given(request.inputs), labels)
+                return StageAnswer(gradient=gradient, loss_sum=_loss(loss_sum, labels))
+            case Operation.BACKWARD:
+                return StageAnswer(gradient=await service.backward(key, _given(request.gradient)))
+            case Operation.INFER:
+                result = await service.infer(_given(request.inputs), request.labels)
+                return StageAnswer(output=result) if request.labels is None else StageAnswer(losses=result)
+            case Operation.READ:
+                result = await service.read(key.driver, key.session, key.microbatch, _given(request.inputs))
+                return StageAnswer(logits=result) if self._shapes.is_last else StageAnswer(output=result)
+            case Operation.CLOSE | Operation.FORGET:
+                forget = service.close if request.operation is Operation.CLOSE else service.texts.forget
+                forget(key.driver, key.session)
+                return StageAnswer()
+            case _:
+                assert_never(request.operation)
+
+
+class StageRequestHandlers:
+    """The stages that a node holds at present, behind one door: a request finds its stage by the layers it names."""
+
+    def __init__(self, shapes: Iterable[StageShapes]) -> None:
+        """`shapes` of every stage of the run: any of them may come to be held here."""
+        self._shapes = tuple(shapes)
+        self._held: dict[LayerRange, StageRequestHandler] = {}
+
+    def add(self, endpoint: StageRequestHandler) -> None:
+        """Let requests to this stage in."""
+        self._held[endpoint.layers] = endpoint
+
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """See StageServer.keep_only."""
+        for endpoint in self._held.values():
+            endpoint.keep_only(nodes)
+
+    def clear(self) -> None:
+        """Send all requests elsewhere."""
+        self._held.clear()
+
+    def serve(self, transport: Transport) -> None:
+        """Answer from now on. Raises ValueError when this transport has stages already."""
+        for operation in Operation:
+            every = [request_limits(operation, shapes) for shapes in self._shapes]
+            limits = max(every, key=lambda one: one.max_body_bytes)
+            transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
+
+    async def answer(self, sender: NodeId, frame: Frame) -> Frame:
+        """See StageRequestHandler.answer."""
+        endpoint = next((one for one in self._held.values() if is_for_layers(frame, one.layers)), None)
+        if endpoint is None:
+            return refusal_frame(StageGoneError("This node does not hold these layers now."))
+        return await endpoint.answer(sender, frame)
+
+
+def _loss(loss_sum: Tensor, labels: Tensor) -> float:
+    loss = loss_sum.item()
+    if not is_loss(loss, labels.numel()):
+        raise SpoiltMicrobatchError("The loss of this microbatch is not a number.")
+    return loss
+
+
+def _given(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise RefusedTensorError("A tensor that this needs is missing.")
+    return tensor

@@ -1,0 +1,490 @@
+"""Server of one stage, for this node's driver and for peers alike: each microbatch is accumulated exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import isfinite, sqrt
+from statistics import median
+from typing import assert_never
+
+import anyio
+from torch import Tensor
+
+from neuroshard.aggregation.slices import dot_product
+from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.microbatch import (
+    AcceleratorFullError,
+    MicrobatchKey,
+    RefusedTensorError,
+    SpoiltMicrobatchError,
+    StageBusyError,
+    StageError,
+    StageGoneError,
+    StagePausedError,
+    UnknownMicrobatchError,
+)
+from neuroshard.pipeline.sessions import Accumulated, MicrobatchWork, SessionLimits, SessionTable, StepIntake
+from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
+from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, STEPS_BEFORE_RESTORE, StageShapes, is_within
+from neuroshard.types import NodeId
+
+MEDIANS = 3.0  # what is longer is clipped to this many medians
+WINDOW = 64  # gradients the median is taken of
+FEWEST = 8  # nothing is clipped before so many were seen
+
+
+@dataclass(frozen=True)
+class GradientLimit:
+    """Norms of the gradients that came over one edge, a square root of a token each, newest last.
+
+    Gradients are of summed losses, so the norm of n tokens grows like sqrt(n). Clipped ones count with their clipped
+    norm: whoever sends nothing but huge gradients moves the limit slowly.
+    """
+
+    norms: tuple[float, ...] = ()
+    clipped: int = 0  # since the start
+
+    @property
+    def largest(self) -> float:
+        """The largest norm a square root of a token that passes unclipped."""
+        return MEDIANS * median(self.norms) if len(self.norms) >= FEWEST else float("inf")
+
+    def limited(self, gradient: Tensor) -> tuple[Tensor, GradientLimit]:
+        """The gradient (b, t, d), clipped when it is too long, and the limit after it.
+
+        Raises RefusedTensorError when it holds values that are not finite.
+        """
+        values = gradient.flatten()
+        norm = sqrt(dot_product(values, values) / gradient[..., 0].numel())  # in fp32 the squares could overflow
+        if not isfinite(norm):
+            raise RefusedTensorError("A gradient with values that are not numbers was refused.")
+        largest = self.largest
+        kept = replace(self, norms=(*self.norms, min(norm, largest))[-WINDOW:])
+        if norm <= largest:
+            return gradient, kept
+        return gradient * (largest / norm), replace(kept, clipped=self.clipped + 1)
+
+
+class DrainReason(StrEnum):
+    """Why a stage takes no more microbatches for a while, or for good."""
+
+    ROUND = "round"
+    PAUSE = "pause"
+    END = "end"
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """How long others are waited for, and how much they may keep here."""
+
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    texts: TextLimits = field(default_factory=TextLimits)
+    wait_seconds: float = 10.0  # a new microbatch waits so long for the step to end, then it is refused
+    waiting: int = 32  # more than that are refused at once
+    drain_seconds: float = 30.0  # open microbatches may end so long after the intake is closed, then they are given up
+    pause_seconds: float = 0.5  # the same for a pause: whoever sits at the computer has it to themselves at once
+    leave_seconds: float = 10.0  # the same when the node ends, which must leave time for a final checkpoint
+    look_seconds: float = 15.0  # how often idle sessions are looked for
+
+    def patience(self, hold: DrainReason) -> float:
+        """Seconds that open microbatches have to end."""
+        match hold:
+            case DrainReason.ROUND:
+                return self.drain_seconds
+            case DrainReason.PAUSE:
+                return self.pause_seconds
+            case DrainReason.END:
+                return self.leave_seconds
+            case _:
+                assert_never(hold)
+
+
+@dataclass(frozen=True)
+class ServiceCounts:
+    """What happened here since the start."""
+
+    microbatches: int = 0  # accumulated
+    repeated: int = 0  # asked for again and answered from memory
+    given_up: int = 0  # opened but never accumulated
+    recomputed: int = 0  # of the accumulated ones: forward passes that were computed twice
+
+    def plus(
+        self, *, microbatches: int = 0, repeated: int = 0, given_up: int = 0, recomputed: int = 0
+    ) -> ServiceCounts:
+        """With so many more."""
+        return ServiceCounts(
+            self.microbatches + microbatches,
+            self.repeated + repeated,
+            self.given_up + given_up,
+            self.recomputed + recomputed,
+        )
+
+
+class StageServer:
+    """Forward and backward passes of one stage, deduplicated by key, with bounded sessions and a bounded intake.
+
+    Methods belong to the event loop's thread, all arithmetic to the compute thread: a call is one job at most, and one
+    that was answered before is none. A call that is cancelled leaves nothing behind but what it had accumulated.
+    """
+
+    def __init__(
+        self,
+        compute: ComputeThread,
+        executor: StageExecutor,
+        *,
+        sequences_per_step: int,
+        batch_size: int,
+        limits: ServiceLimits | None = None,
+        kept_graphs: int | None = None,
+    ) -> None:
+        """`kept_graphs` microbatches at a time keep what their backward pass needs, the others compute it again.
+
+        None: all keep it.
+        """
+        self.compute = compute
+        self.executor = executor
+        self.intake = StepIntake(sequences_per_step)
+        self.counts = ServiceCounts()
+        self._limits = limits or ServiceLimits()
+        self._shapes = StageShapes.of(executor.model, batch_size)
+        self.texts = StageTexts(compute, executor, self._shapes, self._limits.texts)
+        self._table = SessionTable(self._limits.sessions)
+        self._gradient_limit = GradientLimit()
+        self._kept_graphs = self._limits.sessions.open_microbatches if kept_graphs is None else kept_graphs
+        self._graphs = 0  # of microbatches that are open or about to be
+        self._waiting = 0
+        self._is_leaving = False
+        self._spoilt_in_a_row = 0
+        self.lacks_memory = False  # on the accelerator, since a microbatch failed that may have left half its gradients
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether good inputs give activations that are not numbers, again and again: the weights are spoilt."""
+        return self._spoilt_in_a_row >= STEPS_BEFORE_RESTORE
+
+    @property
+    def gradient_limit(self) -> GradientLimit:
+        """What the activation gradients that came in were like."""
+        return self._gradient_limit
+
+    @property
+    def open_of_driver(self) -> int:
+        """Microbatches that one driver may have open here at a time; more of them would only wait."""
+        return min(self._limits.sessions.open_of_driver, self._limits.sessions.open_microbatches)
+
+    @property
+    def session_count(self) -> int:
+        """Sessions that are not closed."""
+        return self._table.session_count
+
+    def compute_seconds(self, key: MicrobatchKey) -> float:
+        """What a microbatch has cost here so far, without waiting; 0 for one that is not known."""
+        work = self._table.peek(key)
+        return 0.0 if work is None else work.compute_seconds
+
+    def is_recomputed(self, key: MicrobatchKey) -> bool:
+        """Whether a microbatch that is known computes its forward pass twice."""
+        work = self._table.peek(key)
+        return work is not None and work.keeps_graph is False
+
+    async def run(self) -> None:
+        """Close idle sessions until cancelled."""
+        while True:
+            await anyio.sleep(self._limits.look_seconds)
+            self._let_go(self._table.expire(anyio.current_time()))
+            self.texts.expire()
+
+    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+        """Token ids (b, t) or activations (b, t, d) -> activations (b, t, d) for the next stage.
+
+        Raises StageError: StageBusyError when there is no room in time, ClosedSessionError, RefusedTensorError, and
+        SpoiltMicrobatchError for activations that are no numbers.
+        """
+        self._shapes.check_forward(inputs)
+        work = await self._work_of(key, inputs, opens=True)
+        await self._once(work, lambda: work.output is not None, lambda: self._do_forward(work, inputs))
+        return _present(work.output)
+
+    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Both passes of the last stage in one job: the summed loss and the gradient of the inputs (b, t, d).
+
+        The gradient is None when the stage is the first one as well. Raises StageError as `forward` does, and
+        SpoiltMicrobatchError for a gradient that is no number.
+        """
+        self._shapes.check_loss(inputs, labels)
+        work = await self._work_of(key, inputs, opens=False)
+        await self._once(work, lambda: work.done, lambda: self._do_loss(work, inputs, labels))
+        return _present(work.loss_sum), work.gradient_to_send()
+
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
+        """Accumulate; takes the gradient of what `forward` gave, returns that of the inputs, None from the first stage.
+
+        Raises UnknownMicrobatchError without a forward pass, RefusedTensorError, ClosedSessionError,
+        SpoiltMicrobatchError.
+        """
+        self._shapes.check_activations(gradient)
+        work = self._table.find(key, anyio.current_time())
+        if work is None or work.output is None:
+            raise UnknownMicrobatchError(f"Microbatch {key.microbatch} is not open.", "Begin it again.")
+        if gradient.shape != work.output.shape:
+            raise RefusedTensorError(f"A gradient of shape {tuple(gradient.shape)} for {tuple(work.output.shape)}.")
+        await self._once(work, lambda: work.done, lambda: self._do_backward(work, gradient))
+        return work.gradient_to_send()
+
+    async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Forward only, also between steps: activations, or with labels the summed loss (b,) of each sequence.
+
+        Raises RefusedTensorError, StagePausedError, StageGoneError once the node ends.
+        """
+        self._shapes.check_inputs(inputs)
+        if labels is not None:
+            self._shapes.check_loss(inputs, labels)
+        self._require_work()
+
+        def work() -> Tensor:
+            self._shapes.check_values(inputs, labels)
+            return self.executor.infer(inputs, labels).cpu()
+
+        return await self.compute.run(work)
+
+    async def read(self, asker: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
+        """What StageTexts.read gives to others. Raises StagePausedError, StageGoneError as `infer` does."""
+        self._require_work()
+        return await self.texts.read(asker, session, position, inputs)
+
+    def close(self, driver: NodeId, session: int) -> None:
+        """Forget a session for good: what it has open is given up, its late repetitions are refused."""
+        self._let_go(self._table.close(driver, session))
+
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """Forget the texts of all other nodes and close their sessions: they are gone."""
+        self.texts.keep_only(nodes)
+        self._let_go(self._table.keep_only(nodes))
+
+    async def filled(self) -> None:
+        """Wait until a step's sequences are accumulated and nothing is open, or until it cannot come to that.
+
+        When microbatches stay open for too long after the last one was admitted, those of drivers that have asked for
+        nothing all the time are given up, and others take their place.
+        """
+        while not (self.intake.is_full or self.is_spoilt or self.lacks_memory):
+            await self.intake.until(lambda: self.intake.missing == 0 or self.is_spoilt or self.lacks_memory)
+            began = anyio.current_time()
+            with anyio.move_on_after(self._limits.drain_seconds):
+                await self.intake.until(lambda: self.intake.is_full or self.intake.missing > 0)
+                continue
+            self._let_go([work for work in self._table.of_idle(began) if not (work.done or work.running)])
+
+    async def drain(self, reason: str, hold: DrainReason = DrainReason.ROUND, *, began: float | None = None) -> None:
+        """Close the intake and wait until nothing is open; what has not ended a while after `began` is given up.
+
+        `began` is now by default. A pause and an end send whoever asks for more to another replica.
+        """
+        self._is_leaving = self._is_leaving or hold is DrainReason.END
+        self.intake.close(reason, is_paused=hold is DrainReason.PAUSE)
+        until = (anyio.current_time() if began is None else began) + self._limits.patience(hold)
+        with anyio.CancelScope(deadline=until):
+            await self.intake.until(lambda: self.intake.is_idle)
+            return
+        self._give_up_open()
+        await self.intake.until(lambda: self.intake.is_idle)
+
+    def take(self, reason: str) -> Accumulated:
+        """Close the intake and hand over what was accumulated for a step."""
+        self.intake.close(reason)
+        return self.intake.take()
+
+    async def discard(self, reason: str) -> None:
+        """Close the intake and drop the step in work."""
+        self.intake.close(reason)
+        self._give_up_open()
+        await self.intake.until(lambda: self.intake.is_idle)
+        self.intake.take()
+        self._spoilt_in_a_row, self.lacks_memory = 0, False
+        await self.compute.run(self.executor.zero, Priority.SMALL)
+
+    async def leave(self) -> None:
+        """Drop the step in work for good: whoever asks for more is sent to another replica."""
+        self._is_leaving = True
+        await self.discard("The node stops.")
+
+    async def suspend(self) -> None:
+        """Free the accelerator; the intake is drained. The step in work is kept."""
+        self.intake.close("The node is paused.", is_paused=True)
+        self.texts.clear()
+        await self.compute.run(self.executor.suspend, Priority.SMALL)
+
+    async def resume(self) -> None:
+        """Take the accelerator again. Raises AcceleratorFullError."""
+        await self.compute.run(self.executor.resume, Priority.SMALL)
+        self.intake.close("The stage is not ready yet.")
+
+    def _require_work(self) -> None:
+        if self._refuses_more:
+            raise self._refusal(self.intake.closed_because or "The node stops.")
+
+    async def _work_of(self, key: MicrobatchKey, inputs: Tensor, *, opens: bool) -> MicrobatchWork:
+        """The microbatch of a key: a known one, or a new one that waited until there was room.
+
+        One that `opens` stays open until its backward pass.
+        """
+        sequences, tokens = inputs.shape[0], inputs.shape[0] * inputs.shape[1]
+        kept_bytes = self._shapes.kept_bytes(tokens)
+        await self._room_for(key, kept_bytes)
+        known = self._table.find(key, anyio.current_time())
+        if known is not None:
+            return known
+        work = MicrobatchWork(key, sequences, tokens, kept_bytes)
+        self._table.admit(work, anyio.current_time())
+        if opens:
+            work.keeps_graph = self._graphs < self._kept_graphs
+            self._graphs += work.keeps_graph
+        self.intake.begin(sequences)
+        return work
+
+    async def _room_for(self, key: MicrobatchKey, kept_bytes: int) -> None:
+        """Wait until a microbatch can begin, unless it is known.
+
+        Raises StageBusyError when that takes too long, StagePausedError and StageGoneError at once.
+        """
+        obstacle = self._obstacle(key, kept_bytes)
+        if obstacle is not None and not self._refuses_more:
+            if self._waiting >= self._limits.waiting:
+                raise StageBusyError(obstacle, "Many others wait already.")
+            self._waiting += 1
+            try:
+                with anyio.move_on_after(self._limits.wait_seconds):
+                    await self.intake.until(lambda: self._refuses_more or self._obstacle(key, kept_bytes) is None)
+            finally:
+                self._waiting -= 1
+            obstacle = self._obstacle(key, kept_bytes)
+        if obstacle is not None:
+            raise self._refusal(obstacle)
+
+    @property
+    def _refuses_more(self) -> bool:
+        """Whether nobody needs to wait for it to take more."""
+        return self._is_leaving or self.intake.is_paused
+
+    def _refusal(self, obstacle: str) -> StageError:
+        """What whoever asks for more is told: to go elsewhere for good, or for a while, or to wait."""
+        kind = StagePausedError if self.intake.is_paused else StageBusyError
+        return (StageGoneError if self._is_leaving else kind)(obstacle)
+
+    def _obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
+        """Why a new microbatch must wait; None for a known one, which has its place or its answer."""
+        if self._table.knows(key):
+            return None
+        if self.intake.is_open:
+            return self._table.obstacle(key, kept_bytes)
+        return self.intake.closed_because or "The stage makes its step."
+
+    async def _once(self, work: MicrobatchWork, is_answered: Callable[[], bool], job: Callable[[], None]) -> None:
+        """Run a job unless an earlier call has its answer; calls for one microbatch wait for each other."""
+        async with work.turn:
+            if is_answered():
+                self.counts = self.counts.plus(repeated=1)
+            else:
+                await self._run(work, job)
+
+    async def _run(self, work: MicrobatchWork, job: Callable[[], None]) -> None:
+        """Run a job for a microbatch and book what came of it, also when the caller was cancelled meanwhile."""
+        if work.dropped:
+            raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} was given up.", "Begin it again.")
+        work.running = True
+        try:
+            await self.compute.run(lambda: self._timed(work, job))
+        except AcceleratorFullError:
+            self.lacks_memory = True
+            raise
+        finally:
+            work.running = False
+            self._book(work)
+
+    def _timed(self, work: MicrobatchWork, job: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        try:
+            job()
+        finally:
+            work.compute_seconds += time.perf_counter() - began
+
+    def _book(self, work: MicrobatchWork) -> None:
+        if work.counted:
+            return
+        if work.done:
+            self._settle(work)
+            self.intake.finish(work.key, work.sequences, work.tokens)
+            self.counts = self.counts.plus(microbatches=1, recomputed=work.keeps_graph is False)
+        elif work.dropped or work.opened is None:
+            self._give_up(work)
+
+    def _give_up(self, work: MicrobatchWork) -> None:
+        """Drop a microbatch that is not accumulated; one whose job runs is dropped when the job has ended."""
+        work.dropped = True
+        if work.running or work.counted:
+            return
+        self._settle(work)
+        work.opened = work.output = None
+        self._table.drop(work)
+        self.intake.withdraw(work.sequences)
+        self.counts = self.counts.plus(given_up=1)
+
+    def _settle(self, work: MicrobatchWork) -> None:
+        """From now on it counts as accumulated or given up, and its graph is gone."""
+        work.counted = True
+        self._graphs -= work.keeps_graph is True
+
+    def _give_up_open(self) -> None:
+        self._let_go([work for work in self._table.works() if not work.done])
+
+    def _let_go(self, works: list[MicrobatchWork]) -> None:
+        for work in works:
+            self._give_up(work)
+        self.intake.notify()
+
+    def _do_forward(self, work: MicrobatchWork, inputs: Tensor) -> None:
+        self._shapes.check_values(inputs)
+        opened = self.executor.forward(inputs, keeps_graph=work.keeps_graph is not False)
+        output = opened.output.detach().cpu()
+        self._note_spoilt(not is_within(output, LARGEST_VALUE), "activations")
+        work.opened, work.output = opened, output
+
+    def _do_loss(self, work: MicrobatchWork, inputs: Tensor, labels: Tensor) -> None:
+        self._shapes.check_values(inputs, labels)
+        loss_sum, gradient = self.executor.loss(inputs, labels)
+        if not self._shapes.is_first:  # alone the step finds out, without waiting for the accelerator here
+            self._note_spoilt(gradient is None, "loss")
+        work.loss_sum = loss_sum
+        self._finish(work, gradient)
+
+    def _do_backward(self, work: MicrobatchWork, gradient: Tensor) -> None:
+        self._shapes.check_bounded(gradient)
+        limited, self._gradient_limit = self._gradient_limit.limited(gradient)
+        opened, work.opened = work.opened, None
+        if opened is None:
+            raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} is not open.", "Begin it again.")
+        self._finish(work, self.executor.backward(opened, limited))
+
+    def _note_spoilt(self, is_spoilt: bool, what: str) -> None:
+        """Inputs are bounded: what comes out as no number, again and again, is the fault of the weights."""
+        if is_spoilt:
+            self._spoilt_in_a_row += 1
+            raise SpoiltMicrobatchError(f"The {what} of this microbatch came out with values that are not numbers.")
+        self._spoilt_in_a_row = 0
+
+    @staticmethod
+    def _finish(work: MicrobatchWork, gradient: Tensor | None) -> None:
+        work.gradient = None if gradient is None else gradient.cpu()
+        work.spoilt = gradient is not None and not is_within(gradient, LARGEST_VALUE)
+        work.done = True
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    """What a job has left. Raises UnknownMicrobatchError when the microbatch was given up meanwhile."""
+    if tensor is None:
+        raise UnknownMicrobatchError("The microbatch was given up.", "Begin it again.")
+    return tensor

@@ -1,0 +1,133 @@
+"""Texts that a stage continues: a bounded table with the keys and values of each text's tokens.
+
+A cache belongs to one state of the weights. Once the weights have changed, the text is read again from its
+beginning, so that every token comes from the present weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+import anyio
+import torch
+from torch import Tensor
+
+from neuroshard.model.memory_need import CACHED_TEXTS
+from neuroshard.model.transformer import KeyValueCache
+from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.microbatch import SpoiltMicrobatchError, StageBusyError, UnreadTextError
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.types import NodeId
+
+
+@dataclass(frozen=True)
+class TextLimits:
+    """What askers may keep at a stage."""
+
+    texts: int = CACHED_TEXTS
+    of_asker: int = 2
+    idle_seconds: float = 30.0  # after that a text is forgotten
+    most_seconds: float = 900.0  # however often it was asked for
+
+
+@dataclass(eq=False)
+class Text:
+    """One text at this stage. Jobs of the compute thread write cache and weights, the event loop the rest."""
+
+    began: float
+    last_used: float
+    cache: KeyValueCache | None = None  # None: nothing that holds was read
+    weights: tuple[object, ...] = ()  # those of the cache
+
+
+class StageTexts:
+    """The table of texts. Its methods belong to the event loop's thread, but for `advance`."""
+
+    def __init__(
+        self,
+        compute: ComputeThread,
+        executor: StageExecutor,
+        shapes: StageShapes,
+        limits: TextLimits | None = None,
+        clock: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        self._compute = compute
+        self._executor = executor
+        self._shapes = shapes
+        self._limits = limits or TextLimits()
+        self._clock = clock
+        self._texts: dict[tuple[NodeId, int], Text] = {}
+
+    @property
+    def count(self) -> int:
+        """Texts that are remembered."""
+        return len(self._texts)
+
+    async def read(self, asker: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
+        """Read the next tokens: ids (1, t) or activations (1, t, d), of which the first has this position in the text.
+
+        Position 0 begins it anew. Gives activations (1, t, d), or in the last stage the logits (vocabulary,) of what
+        follows. Between two of all texts' jobs a microbatch that waits is done. Raises
+        StageError: UnreadTextError when the tokens before these were not read with the present weights,
+        StageBusyError without room, RefusedTensorError, SpoiltMicrobatchError.
+        """
+        self._shapes.check_text(inputs)
+        text = self.text(asker, session)
+        output = await self._compute.run(lambda: self.advance(text, position, inputs).cpu(), Priority.TEXT)
+        text.last_used = self._clock()
+        return output
+
+    def text(self, asker: NodeId, session: int) -> Text:
+        """A known text or a new one. Raises StageBusyError when there is no room for another."""
+        now = self._clock()
+        self.expire()
+        text = self._texts.get((asker, session))
+        if text is None:
+            self._check_room(asker)
+            text = self._texts[asker, session] = Text(now, now)
+        text.last_used = now
+        return text
+
+    def advance(self, text: Text, position: int, inputs: Tensor) -> Tensor:
+        """See `read`; runs on the compute thread. What comes out stays on the device."""
+        self._shapes.check_values(inputs)
+        weights = self._executor.weights
+        if position == 0:
+            text.cache, text.weights = self._executor.empty_cache(), weights
+        cache, text.cache = text.cache, None  # a text whose reading fails half-way is unread
+        if cache is None or cache.position != position or text.weights != weights:
+            raise UnreadTextError("The weights have changed or the text is not known: read it from its beginning.")
+        output = self._executor.read(inputs, cache)
+        if not bool(torch.isfinite(output).all()):
+            raise SpoiltMicrobatchError("The activations of this text came out with values that are not numbers.")
+        text.cache = cache
+        return output
+
+    def forget(self, asker: NodeId, session: int) -> None:
+        """Free the memory of a text."""
+        self._texts.pop((asker, session), None)
+
+    def keep_only(self, askers: Container[NodeId]) -> None:
+        """Forget the texts of all others: they are gone."""
+        self._texts = {name: text for name, text in self._texts.items() if name[0] in askers}
+
+    def expire(self) -> None:
+        """Forget texts that were idle for too long, or are too old."""
+        now, limits = self._clock(), self._limits
+        self._texts = {
+            name: text
+            for name, text in self._texts.items()
+            if now - text.last_used <= limits.idle_seconds and now - text.began <= limits.most_seconds
+        }
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self._texts.clear()
+
+    def _check_room(self, asker: NodeId) -> None:
+        limits = self._limits
+        if sum(name == asker for name, _ in self._texts) >= limits.of_asker:
+            raise StageBusyError(f"{limits.of_asker} texts of this node are kept here already.", "Forget one first.")
+        if len(self._texts) >= limits.texts:
+            raise StageBusyError(f"{limits.texts} texts are kept here already.", "Try again a little later.")

@@ -1,0 +1,1 @@
+"""Runs: creating, finding, joining and pinning them."""

@@ -1,0 +1,241 @@
+"""Run offers: the initial parameters of a run and every later version, all signed by the owner. Pure.
+
+The initial parameters prove the run id, and the owner's signatures prove the later versions, so an offer from any node
+can be trusted. A version applies from the outer step that it names until a higher version applies. A node that joins
+at any outer step, or is behind, therefore knows the parameters of every step. No sockets and no files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters
+from neuroshard.errors import DataError
+from neuroshard.identity import SignedRunParameters, canonical_json, parse_json, run_id
+from neuroshard.identity.strict_json import object_fields
+from neuroshard.types import JsonValue, RunId, WalletId
+
+MAX_OFFER_BYTES = 48 * 1024  # fits into the header of a frame; about 30 usual versions, or three of the largest
+# What a later version may change (DESIGN 3.9). Everything else is part of what the run is; seeds only tell where it is.
+MAY_CHANGE = frozenset(
+    {
+        "version",
+        "holds_from_outer_step",
+        "seeds",
+        "inner.learning_rate",
+        "outer.learning_rate",
+        "outer.aggregator",
+        "outer.codec",
+        "outer.max_round_seconds",
+        "outer.strategy",
+        "outer.overlap",
+    }
+)
+
+
+class RunOfferError(DataError):
+    """An offer that is malformed, of another run, or not what the run's owner may do."""
+
+
+@dataclass(frozen=True)
+class RunOffer:
+    """A run: its initial parameters and the versions after them, all signed by the owner."""
+
+    initial: SignedRunParameters
+    current: SignedRunParameters  # the newest version; the initial one while there is no other
+    between: tuple[SignedRunParameters, ...] = ()  # those that hold before the newest does, in order
+
+    @classmethod
+    def of_new_run(cls, signed: SignedRunParameters) -> RunOffer:
+        """The offer of a run that has only its first version."""
+        return cls(signed, signed)
+
+    @cached_property
+    def run_id(self) -> RunId:
+        """SHA-256(owner key, initial parameters), 64 hex digits. Asked for with every hello and report."""
+        return run_id(self.initial.owner_public_key, self.initial.parameters)
+
+    @property
+    def owner(self) -> WalletId:
+        """The wallet that signed them all."""
+        return self.initial.owner_wallet_id
+
+    @property
+    def parameters(self) -> RunParameters:
+        """The newest parameters, whether they hold already or not: for what no version changes, and for the seeds."""
+        return self.current.parameters
+
+    @property
+    def versions(self) -> tuple[SignedRunParameters, ...]:
+        """All of them, the lowest first."""
+        later = () if self.current.parameters == self.initial.parameters else (*self.between, self.current)
+        return (self.initial, *later)
+
+    def parameters_at(self, outer_step: int) -> RunParameters:
+        """Those that hold for the inner steps after this many outer steps, and for the round that ends them."""
+        known = (signed.parameters for signed in self.versions)
+        return max((each for each in known if each.holds_from_outer_step <= outer_step), key=lambda each: each.version)
+
+    def with_version(self, signed: SignedRunParameters) -> RunOffer:
+        """With one more version, which takes the place of those that would hold from no earlier outer step."""
+        return _offer_of((*self.versions, signed))
+
+    def to_value(self) -> Mapping[str, JsonValue]:
+        """The JSON object; the run id in it is for readers, `read_offer` computes it again."""
+        value = {"run_id": self.run_id, "initial": self.initial.to_value(), "current": self.current.to_value()}
+        return {**value, "between": [signed.to_value() for signed in self.between]} if self.between else value
+
+    def to_json(self) -> bytes:
+        """`to_value` as canonical JSON; readers take at most MAX_OFFER_BYTES."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> bytes:
+        """Made once: a node tells it to every peer, and compares it with what every peer tells."""
+        return canonical_json(self.to_value())
+
+
+@dataclass(frozen=True)
+class OfferChoice:
+    """Which of two offers of a run holds, and why the other does not when that is worth a word."""
+
+    offer: RunOffer
+    is_new: bool  # the offered one took the place of the one held
+    reason: str = ""
+
+
+def checked_offer(expected: RunId, data: bytes) -> RunOffer:
+    """The offer of one run, whoever sent it.
+
+    Raises RunOfferError, RunParametersError or SignatureError, all of them DataErrors that say what is wrong.
+    """
+    offer = read_offer(data)
+    if offer.run_id != expected:
+        raise RunOfferError(f"An offer is of run {offer.run_id[:16]}, expected {expected[:16]}.")
+    return offer
+
+
+def read_offer(data: bytes) -> RunOffer:
+    """The offer of any run, verified: id, signatures, one owner, allowed changes only. Raises as checked_offer."""
+    try:
+        names = {"run_id", "initial", "current"}
+        fields = object_fields(parse_json(data, MAX_OFFER_BYTES), names, {"between"}, "run offer")
+        listed = _list_field(fields.get("between", []), "between")
+    except ValueError as error:
+        raise RunOfferError(f"An offer of a run cannot be read: {error}.") from None
+    initial = SignedRunParameters.from_value(fields["initial"])
+    current = initial
+    if fields["current"] != fields["initial"]:
+        current = SignedRunParameters.from_value(fields["current"])
+    offer = RunOffer(initial, current, tuple(map(SignedRunParameters.from_value, listed)))
+    if fields["run_id"] != offer.run_id:
+        raise RunOfferError("An offer names another run id than its initial parameters lead to.")
+    for signed in (current, *offer.between):
+        check_succession(initial, signed)
+    if offer != _offer_of((initial, *offer.between, current)):
+        raise RunOfferError("The versions in an offer must each hold after the one before, from a later outer step.")
+    return offer
+
+
+def check_succession(initial: SignedRunParameters, current: SignedRunParameters) -> None:
+    """Raises RunOfferError unless `current` is what the owner of a run may make of its initial parameters."""
+    if initial.parameters.holds_from_outer_step != 0:
+        raise RunOfferError("The initial parameters of a run must hold from outer step 0.")
+    if current.owner_public_key != initial.owner_public_key:
+        raise RunOfferError(
+            f"The current parameters of a run of wallet {initial.owner_wallet_id} are signed by another wallet, "
+            f"{current.owner_wallet_id}."
+        )
+    versions = f"version {current.parameters.version} after version {initial.parameters.version}"
+    changed = changed_fields(initial.parameters, current.parameters)
+    if current.parameters.version < initial.parameters.version:
+        raise RunOfferError(f"A run goes on with {versions}: an older one counts for nothing.")
+    if changed and current.parameters.version == initial.parameters.version:
+        raise RunOfferError(f"A run goes on with {versions}, but {', '.join(changed)} changed.")
+    fixed = [name for name in changed if name not in MAY_CHANGE]
+    if fixed:
+        raise RunOfferError(f"A run goes on with another {', '.join(fixed)}, which no version may change.")
+    before, after = (_kept_beside(signed.parameters.outer) for signed in (initial, current))
+    if before != after:
+        raise RunOfferError(
+            f"A run goes on with {after} after {before}: what replicas keep beside the weights would be another thing."
+        )
+
+
+def _kept_beside(outer: OuterOptimization) -> str:
+    """What the outer state of a run has beside the weights, in words."""
+    if outer.strategy != "averaging":
+        return "rounds of trained weights"
+    return "averaged gradients with powersgd" if outer.codec == "powersgd" else "averaged gradients without powersgd"
+
+
+def better_of(held: RunOffer, offered: RunOffer) -> OfferChoice:
+    """What both know together of one run; of two versions of one number, the one held.
+
+    Both must be checked. Raises ValueError when they are of different runs.
+    """
+    if held.run_id != offered.run_id:
+        raise ValueError(f"offers of different runs, {held.run_id[:16]} and {offered.run_id[:16]}")
+    both = _offer_of((*held.versions, *offered.versions))
+    if both != held and len(both.to_json()) <= MAX_OFFER_BYTES:
+        return OfferChoice(both, is_new=True)
+    return OfferChoice(held, is_new=False, reason=_why_not(held, offered))
+
+
+def _why_not(held: RunOffer, offered: RunOffer) -> str:
+    """Why an offer brings nothing new, when that is worth a word."""
+    known = {signed.parameters.version: signed.parameters for signed in held.versions}
+    for signed in offered.versions:
+        version = signed.parameters.version
+        changed = changed_fields(known.get(version, signed.parameters), signed.parameters)
+        if changed:
+            return (
+                f"The owner of run {held.run_id[:16]} signed two versions {version} that differ in "
+                f"{', '.join(changed)}: the one known first stays."
+            )
+    held_version, version = held.parameters.version, offered.parameters.version
+    if version < held_version:
+        return f"Version {version} of run {held.run_id[:16]} is ignored: version {held_version} is known."
+    if version > held_version:
+        return f"Run {held.run_id[:16]} has more versions than an offer may carry: version {version} is ignored."
+    return ""
+
+
+def _list_field(value: JsonValue, where: str) -> Sequence[JsonValue]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where} must be a list")  # noqa: TRY004 - malformed input, not a wrong call
+    return value
+
+
+def _offer_of(versions: Iterable[SignedRunParameters]) -> RunOffer:
+    """The offer of these versions, the initial one among them. Of equal numbers the first counts.
+
+    A version that a higher one replaces before it holds is left out: it never holds.
+    """
+    by_number: dict[int, SignedRunParameters] = {}
+    for signed in versions:
+        by_number.setdefault(signed.parameters.version, signed)
+    initial, *later = (by_number[number] for number in sorted(by_number))
+    holding: list[SignedRunParameters] = []
+    for signed in reversed(later):
+        if not holding or signed.parameters.holds_from_outer_step < holding[0].parameters.holds_from_outer_step:
+            holding.insert(0, signed)
+    return RunOffer(initial, holding[-1] if holding else initial, tuple(holding[:-1]))
+
+
+def changed_fields(old: RunParameters, new: RunParameters) -> tuple[str, ...]:
+    """Names of the fields that differ, with a dot before those of inner, outer, architecture and genesis; in order."""
+    return tuple(_differences(old, new, ""))
+
+
+def _differences(old: Any, new: Any, prefix: str) -> Iterator[str]:
+    for item in dataclasses.fields(old):
+        before, after = getattr(old, item.name), getattr(new, item.name)
+        if dataclasses.is_dataclass(before):
+            yield from _differences(before, after, f"{prefix}{item.name}.")
+        elif before != after:
+            yield f"{prefix}{item.name}"

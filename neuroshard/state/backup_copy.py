@@ -1,0 +1,112 @@
+"""The second copy of a stage that another node trains: a complete state on this disk, replaced by newer ones."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+
+from neuroshard.config.state_file import sync_folder, write_atomically
+from neuroshard.errors import StorageError
+from neuroshard.state.checkpoint_manifest import CheckpointManifest, CheckpointMeta
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.receiver import ReceivedState
+from neuroshard.state.replica_status import ReplicaStatus
+from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.types import NodeId
+
+PARTIAL_FILE = "incoming.part"
+
+
+@dataclass
+class BackupCopy:
+    """See SnapshotSource. Methods that touch the disk block: `load`, `keep`, `newest` and `forget`."""
+
+    folder: Path
+    now: Callable[[], float] = time.time
+    manifest: CheckpointManifest | None = field(default=None, init=False)  # of the copy; None: there is none
+    root: str = field(default="", init=False)
+    taken_at: float | None = field(default=None, init=False)  # its state, by this computer's clock
+
+    @property
+    def meta(self) -> CheckpointMeta | None:
+        """Of the copy."""
+        return None if self.manifest is None else self.manifest.meta
+
+    @property
+    def tensor_file(self) -> Path | None:
+        """Of the copy."""
+        return None if self.manifest is None else self.folder / self.manifest.tensors.file
+
+    @property
+    def work(self) -> tuple[int, int] | None:
+        """Its outer and inner steps."""
+        meta = self.meta
+        return None if meta is None else (meta.outer_step, meta.step)
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Since its state was taken."""
+        return None if self.taken_at is None else max(0.0, self.now() - self.taken_at)
+
+    def load(self) -> None:
+        """Find what an earlier start left; what is not whole is as if it were not there."""
+        store = CheckpointStore(self.folder)
+        with contextlib.suppress(StorageError):
+            for generation in store.generations():
+                manifest = store.read_manifest(Path(generation.path))
+                with contextlib.suppress(OSError):
+                    if (self.folder / manifest.tensors.file).stat().st_size == manifest.tensors.bytes:
+                        # The holder's clock: what its age was is not known any more.
+                        self.manifest, self.taken_at = manifest, manifest.meta.time
+                        return
+
+    def keep(self, received: ReceivedState, taken_at: float) -> None:
+        """Make a received state of this time the copy; the one before is deleted. Raises StorageError."""
+        manifest = received.manifest.checkpoint
+        path = self.folder / f"step-{manifest.meta.step}.json"
+        try:
+            received.path.replace(self.folder / manifest.tensors.file)
+            sync_folder(self.folder)
+            write_atomically(path, received.manifest.document)
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+        self.manifest, self.root, self.taken_at = manifest, received.root, taken_at
+        self._remove_all_but(path.name, manifest.tensors.file)
+
+    def forget(self) -> None:
+        """Delete the copy."""
+        self.manifest, self.root, self.taken_at = None, "", None
+        self._remove_all_but()
+
+    def standing(self) -> ReplicaStatus | None:
+        """See SnapshotSource."""
+        meta, age = self.meta, self.age_seconds
+        if meta is None or age is None:
+            return None
+        return ReplicaStatus(False, meta.step, meta.outer_step, self.root, age_seconds=age)
+
+    def newest(self) -> CheckpointGeneration | None:
+        """See SnapshotSource."""
+        generations = CheckpointStore(self.folder).generations()
+        return generations[0] if generations else None
+
+    def want(self) -> float:
+        """See SnapshotSource: it cannot be made newer."""
+        return inf
+
+    def may_be_taken(self, waited_seconds: float) -> bool:
+        """See SnapshotSource: nothing happens to a copy."""
+        return True
+
+    def copied(self, peer: NodeId, taken_at: float) -> None:
+        """See SnapshotSource: nobody copies copies."""
+
+    def _remove_all_but(self, *names: str) -> None:
+        with contextlib.suppress(OSError):  # what cannot be deleted only costs space
+            for path in self.folder.iterdir():
+                if path.name not in names and path.is_file():
+                    path.unlink(missing_ok=True)

@@ -1,0 +1,376 @@
+"""Saves checkpoints while training runs: the schedule, the writer thread, and their owner."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor
+
+from neuroshard.errors import StorageError
+from neuroshard.state.checkpoint_manifest import CheckpointMeta
+from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, Restoration
+from neuroshard.state.staging_buffers import StagingBuffers
+from neuroshard.state.system_resources import lower_thread_priority
+from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
+
+SECONDS_A_DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """What the owner of the computer allows."""
+
+    every_steps: int = 10
+    min_seconds: float = 30.0
+    bytes_per_day: float = 200e9
+
+    def interval_seconds(self, generation_bytes: int) -> float:
+        """Least time between two writes: the minimum, or more when the day's budget asks for it."""
+        return max(self.min_seconds, self.budget_seconds(generation_bytes))
+
+    def budget_seconds(self, generation_bytes: int) -> float:
+        """Time between two writes that spreads the day's budget evenly."""
+        return generation_bytes / self.bytes_per_day * SECONDS_A_DAY
+
+
+@dataclass(frozen=True)
+class CheckpointSchedule:
+    """Decides from what was taken last. `taken` and `outer_step_done` return the next schedule."""
+
+    policy: CheckpointPolicy
+    generation_bytes: int
+    last_step: int = 0  # of the state taken last, or the step training started from
+    last_started: float | None = None  # monotonic seconds
+    outer_step_waiting: bool = False  # an outer step was done that no checkpoint holds yet
+
+    def is_due(self, step: int, now: float, *, write_in_flight: bool) -> bool:
+        """Whether to take the state after `step`: every 10 steps or after an outer step, when time and budget allow."""
+        if write_in_flight or step <= self.last_step:
+            return False
+        if not self.outer_step_waiting and step - self.last_step < self.policy.every_steps:
+            return False
+        return self.last_started is None or now - self.last_started >= self.interval_seconds
+
+    def may_write(self, step: int, now: float, *, write_in_flight: bool) -> bool:
+        """Whether the state after `step` may be taken because somebody needs it: sooner, but within the budget."""
+        if write_in_flight or step <= self.last_step:
+            return False
+        return self.seconds_to_write(now) == 0.0
+
+    def seconds_to_write(self, now: float) -> float:
+        """Until the write budget allows another state."""
+        if self.last_started is None:
+            return 0.0
+        return max(0.0, self.last_started + self.policy.budget_seconds(self.generation_bytes) - now)
+
+    @property
+    def interval_seconds(self) -> float:
+        """Least time between two writes of this size."""
+        return self.policy.interval_seconds(self.generation_bytes)
+
+    def taken(self, step: int, now: float) -> CheckpointSchedule:
+        """After a state was handed to the writer (also when the write then fails: the next try waits its turn)."""
+        return replace(self, last_step=step, last_started=now, outer_step_waiting=False)
+
+    def written(self, now: float) -> CheckpointSchedule:
+        """After as many bytes as a state has were written to something else."""
+        return replace(self, last_started=now)
+
+    def outer_step_done(self) -> CheckpointSchedule:
+        """After an outer step: the next allowed moment is due, wherever in the ten steps it falls."""
+        return replace(self, outer_step_waiting=True)
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What a kill at this moment could lose at most."""
+
+    steps: int
+    seconds: float
+    sentence: str
+
+
+def exposure(
+    schedule: CheckpointSchedule,
+    *,
+    step: int,
+    saved_step: int | None,
+    seconds_since_saved: float | None,
+    step_seconds: float,
+    write_seconds: float,
+) -> Exposure:
+    """The interval plus ten steps plus one write, or the present distance to the saved state when that is more.
+
+    `saved_step` is the step of the newest complete generation, `seconds_since_saved` the age of that state;
+    None when nothing was saved yet.
+    """
+    if saved_step is None or seconds_since_saved is None:
+        return Exposure(step, 0.0, "everything since the start: no checkpoint yet")
+    every, interval = schedule.policy.every_steps, schedule.interval_seconds
+    waiting = max(interval, write_seconds)
+    bound = waiting + every * step_seconds + write_seconds
+    behind = step - saved_step
+    if seconds_since_saved > bound and behind > every:
+        told = f"{behind} steps, {seconds_since_saved:.0f} s: no checkpoint since step {saved_step}"
+        return Exposure(behind, seconds_since_saved, told)
+    steps = every + (math.ceil((waiting + write_seconds) / step_seconds) if step_seconds > 0 else 0)
+    told = (
+        f"at most {bound:.0f} s of work, about {steps} steps: "
+        f"{interval:.0f} s between checkpoints, {every} steps, {write_seconds:.1f} s for a write"
+    )
+    return Exposure(max(steps, behind), bound, told)
+
+
+_LOG = logging.getLogger(__name__)
+
+NICENESS = 10
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """How one write went. `alarm` is what people must be told when it failed."""
+
+    step: int
+    started: float  # by the writer's clock; the state was taken just before
+    seconds: float
+    generation: CheckpointGeneration | None
+    alarm: str | None = None
+
+
+class CheckpointWriter:
+    """Owns the writer thread and, while a write is in flight, the staging buffers."""
+
+    def __init__(self, store: CheckpointStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._cancel = threading.Event()
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="checkpoint", initializer=partial(lower_thread_priority, NICENESS)
+        )
+        self._current: Future[WriteReport] | None = None
+        self._last: WriteReport | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a write is going on."""
+        return self._current is not None and not self._current.done()
+
+    def submit(
+        self, meta: CheckpointMeta, staging: StagingBuffers, residual: Tensor | None = None
+    ) -> Future[WriteReport]:
+        """Write what the buffers hold. Raises RuntimeError while another write is in flight (nothing is queued)."""
+        self.last_report()
+        staging.claim()
+        try:
+            self._current = self._pool.submit(self._write, meta, staging, residual)
+        except BaseException:
+            staging.release()
+            raise
+        return self._current
+
+    def last_report(self) -> WriteReport | None:
+        """The newest finished write, or None. A defect in the writer's own code rises here instead of vanishing."""
+        if self._current is not None and self._current.done():
+            self._last = self._current.result()
+        return self._last
+
+    def wait(self, timeout_seconds: float | None = None) -> WriteReport | None:
+        """Wait for the write in flight, then like last_report."""
+        if self._current is not None:
+            wait_for([self._current], timeout_seconds)
+        return self.last_report()
+
+    def cancel(self) -> None:
+        """Give up the write in flight at its next chunk: for a user who does not want to wait."""
+        self._cancel.set()
+
+    def close(self) -> WriteReport | None:
+        """Wait for the write in flight and end the thread."""
+        self._pool.shutdown(wait=True)
+        return self.last_report()
+
+    def _write(self, meta: CheckpointMeta, staging: StagingBuffers, residual: Tensor | None) -> WriteReport:
+        started = self._clock()
+        try:
+            generation = self._store.write(meta, staging, self._cancel.is_set, residual)
+        except InterruptedError:
+            return WriteReport(meta.step, started, self._clock() - started, None, "The last checkpoint was given up.")
+        except StorageError as error:
+            alarm = f"{error} No checkpoint of step {meta.step} was saved; training goes on, older checkpoints stay."
+            _LOG.error("%s", alarm)  # a full disk needs no traceback
+            return WriteReport(meta.step, started, self._clock() - started, None, alarm)
+        finally:
+            staging.release()
+        seconds = self._clock() - started
+        _LOG.info("checkpoint of step %d saved in %.1f s (%.0f MB)", meta.step, seconds, generation.bytes / 1e6)
+        return WriteReport(meta.step, started, seconds, generation)
+
+
+ASSUMED_BYTES_PER_SECOND = 200e6
+
+
+@dataclass(frozen=True)
+class StateCapture:
+    """A state to save: the tensors are read on the calling thread, before `offer` or `save` returns."""
+
+    meta: CheckpointMeta
+    tensors: Mapping[str, Tensor]
+    residual: Tensor | None = None  # (d,), kept by reference: it is replaced and never changed in place
+
+
+class CheckpointSaver:
+    """Lives on the compute thread, except status(), which any thread may call. Ended by close()."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        staging: StagingBuffers,
+        policy: CheckpointPolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self._staging = staging
+        self._clock = clock
+        self._writer = CheckpointWriter(store, clock)
+        self._schedule = CheckpointSchedule(policy, staging.layout.file_bytes)
+        self._status = CheckpointStatus(folder=str(store.folder), interval_seconds=self._schedule.interval_seconds)
+        self._saved: tuple[int, float] | None = None  # step and monotonic time of the newest complete state
+        self._stall_seconds = 0.0
+        self._write_seconds = staging.layout.file_bytes / ASSUMED_BYTES_PER_SECOND  # until one was measured
+        self._restored: str | None = None
+        self._seen: WriteReport | None = None
+        self._is_wanted = False
+        self._generations = store.generations()
+
+    def restore(self, expected: Expectation) -> Restoration:
+        """Load the newest whole state into the buffers and start counting from it. Raises StorageError."""
+        restoration = self.store.load_newest(expected, self._staging)
+        sentences = list(restoration.warnings)
+        if restoration.loaded is not None:
+            meta = restoration.loaded.meta
+            self._schedule = CheckpointSchedule(self._schedule.policy, self._schedule.generation_bytes, meta.step)
+            self._saved = (meta.step, self._clock())
+            sentences.append(f"Restored step {meta.step}.")
+        self._restored = " ".join(sentences) or None
+        self._generations = self.store.generations()
+        return restoration
+
+    def change_policy(self, policy: CheckpointPolicy) -> None:
+        """Obey other limits from now on."""
+        old = self._schedule
+        self._schedule = CheckpointSchedule(
+            policy, old.generation_bytes, old.last_step, old.last_started, old.outer_step_waiting
+        )
+
+    def outer_step_done(self) -> None:
+        """Tell that an outer step was completed: the next offer that time and budget allow is taken."""
+        self._schedule = self._schedule.outer_step_done()
+
+    def want(self) -> float:
+        """Somebody needs a new state: the next offer that the write budget allows is taken. From any thread.
+
+        Returns seconds until the budget allows it.
+        """
+        self._is_wanted = True
+        return self.seconds_to_write()
+
+    def seconds_to_write(self) -> float:
+        """Until the write budget allows another state."""
+        return self._schedule.seconds_to_write(self._clock())
+
+    def count_write(self) -> None:
+        """As many bytes as a state has were written to something else."""
+        self._schedule = self._schedule.written(self._clock())
+
+    def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
+        """After every step: save in the background when it is due. Returns whether the state was taken."""
+        self._notice()
+        in_flight, now = self._writer.in_flight, self._clock()
+        is_wanted = self._is_wanted and self._schedule.may_write(step, now, write_in_flight=in_flight)
+        if not is_wanted and not self._schedule.is_due(step, now, write_in_flight=in_flight):
+            return False
+        self._take(capture())
+        return True
+
+    def save(self, capture: Callable[[], StateCapture]) -> WriteReport:
+        """Save now, whatever the schedule says, and wait until it is on disk (or has failed, see `alarm`)."""
+        self._writer.wait()
+        self._notice()
+        self._take(capture())
+        report = self._writer.wait()
+        self._notice()
+        if report is None:
+            raise AssertionError("a write was submitted and waited for")
+        return report
+
+    def status(self, step: int, step_seconds: float) -> CheckpointStatus:
+        """For the snapshot: what is safe, and what a kill now could lose."""
+        self._notice()
+        saved, now = self._saved, self._clock()
+        lost = exposure(
+            self._schedule,
+            step=step,
+            saved_step=saved[0] if saved else None,
+            seconds_since_saved=now - saved[1] if saved else None,
+            step_seconds=step_seconds,
+            write_seconds=self._write_seconds,
+        )
+        newest = self._generations[0] if self._generations else None
+        return CheckpointStatus(
+            folder=str(self.store.folder),
+            generations=self._generations,
+            last_saved_step=newest.step if newest else None,
+            last_saved_time=newest.time if newest else None,
+            interval_seconds=self._schedule.interval_seconds,
+            could_lose=lost.sentence,
+            could_lose_steps=lost.steps,
+            could_lose_seconds=lost.seconds,
+            last_write_seconds=self._write_seconds,
+            last_stall_seconds=self._stall_seconds,
+            alarm=self._seen.alarm if self._seen else None,
+            restored=self._restored,
+        )
+
+    def wait(self) -> None:
+        """Wait for the write in flight, if there is one."""
+        self._writer.wait()
+        self._notice()
+
+    def close(self) -> WriteReport | None:
+        """Wait for the write in flight and end the writer thread."""
+        report = self._writer.close()
+        self._notice()
+        return report
+
+    def cancel(self) -> None:
+        """Give up the write in flight."""
+        self._writer.cancel()
+
+    def _take(self, state: StateCapture) -> None:
+        started = self._clock()
+        self._staging.copy_from(state.tensors)
+        self._stall_seconds = self._clock() - started
+        self._writer.submit(state.meta, self._staging, state.residual)
+        beside = 0 if state.residual is None else state.residual.nbytes
+        size = self._staging.layout.file_bytes + beside
+        self._schedule = replace(self._schedule.taken(state.meta.step, started), generation_bytes=size)
+        self._is_wanted = False
+
+    def _notice(self) -> None:
+        """Take over what the writer finished since the last look."""
+        report = self._writer.last_report()
+        if report is None or report is self._seen:
+            return
+        self._seen = report
+        if report.generation is not None:
+            self._write_seconds = report.seconds
+            self._saved = (report.step, report.started)
+        self._generations = self.store.generations()

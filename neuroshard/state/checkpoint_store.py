@@ -1,0 +1,431 @@
+"""The folder of one stage's checkpoints: complete generations only, even after a kill, damage or a full disk.
+
+PyTorch is imported where tensors are read or written, so that a list of the checkpoints starts quickly."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuroshard.config.folders import NodePaths, make_folder, reason_of
+from neuroshard.config.state_file import TEMPORARY_PREFIX, is_disk_full, sync_folder, write_atomically
+from neuroshard.errors import CheckpointError, DiskFullError, StorageError
+from neuroshard.state.checkpoint_manifest import (
+    MAX_META_BYTES,
+    CheckpointManifest,
+    CheckpointMeta,
+    IncompatibleCheckpointError,
+    TensorFile,
+    decode_manifest,
+    encode_manifest,
+    unreadable,
+)
+from neuroshard.state.disk_space import StorageLimits, generations_to_delete_for, superfluous
+from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.types import Architecture, LayerRange, RunId, WalletId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from neuroshard.state.staging_buffers import StagingBuffers
+
+
+def set_aside(folder: Path, generation: str, name: str, *, clear_first: bool = False) -> Path:
+    """Move `generation`'s files ("step-120") to folder/name, or name-2, ... when that has such files already.
+
+    With `clear_first` what lay in folder/name is deleted first. Raises StorageError when a file cannot be moved.
+    """
+    files = [
+        path
+        for path in folder.iterdir()
+        if re.fullmatch(rf"{generation}(-\d+)?\.(json|safetensors|residual)", path.name)
+    ]
+    target, number = folder / name, 1
+    try:
+        target.mkdir(mode=0o700, exist_ok=True)
+        if clear_first:
+            for old in target.iterdir():
+                with contextlib.suppress(OSError):  # it only costs space
+                    old.unlink()
+        while any((target / path.name).exists() for path in files):
+            number += 1
+            target = folder / f"{name}-{number}"
+            target.mkdir(mode=0o700, exist_ok=True)
+        for path in files:
+            path.rename(target / path.name)
+    except OSError as error:
+        raise StorageError(
+            f"{generation} in {folder} cannot be set aside: {error.strerror or error}.",
+            "Move its files away by hand, or make the folder writable.",
+        ) from error
+    return target
+
+
+def go_back(store: CheckpointStore, at: float) -> tuple[CheckpointGeneration | None, tuple[Path, ...]]:
+    """Set aside what is newer than `at` (seconds since the epoch), so that the next start goes on from the rest.
+
+    Returns the state it will go on from and where the newer ones went. When nothing is that old, nothing is moved.
+    """
+    older = next((item for item in store.generations() if item.time <= at), None)
+    return (None, ()) if older is None else (older, set_newer_aside(store, at, f"newer-than-step-{older.step}"))
+
+
+def set_newer_aside(store: CheckpointStore, at: float, why: str) -> tuple[Path, ...]:
+    """Set aside all that is newer than `at`; where it went."""
+    newer = [item for item in store.generations() if item.time > at]
+    return tuple(set_aside(store.folder, f"step-{item.step}", f"set-aside-{why}") for item in newer)
+
+
+_LOG = logging.getLogger(__name__)
+
+_JSON_NAME = re.compile(r"step-(\d{1,18})\.json")
+_TENSORS_NAME = re.compile(r"step-(\d{1,18})(?:-\d+)?\.safetensors")
+_RESIDUAL_SUFFIX = ".residual"  # of the file that may lie beside a tensor file, see residual_file
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a checkpoint must belong to so that it can be continued here."""
+
+    wallet_id: WalletId
+    run_id: RunId
+    architecture: Architecture
+    layers: LayerRange
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A restored state: `tensors` are those of the staging buffers, valid until their next copy_from."""
+
+    meta: CheckpointMeta
+    tensors: dict[str, Tensor]
+    path: Path
+    residual: Tensor | None = None  # (d,), of the stage on this node; None: there is none
+
+
+@dataclass(frozen=True)
+class _Entry:
+    generation: CheckpointGeneration
+    tensors: str  # file name
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """What the start found: a state or none, and what had to be passed over, in words."""
+
+    loaded: LoadedCheckpoint | None
+    warnings: tuple[str, ...] = ()
+
+
+def stage_folder(data_dir: Path, wallet_id: WalletId, run_id: RunId, layers: LayerRange) -> Path:
+    """checkpoints/<wallet_id>/<run_id>/<stage>/ ; a second node on this machine has a data folder of its own."""
+    return NodePaths.below(data_dir).checkpoints / wallet_id / run_id / f"layers-{layers.start}-{layers.stop}"
+
+
+def find_stage_folders(data_dir: Path) -> tuple[Path, ...]:
+    """Every folder below a data folder that may hold checkpoints, of all wallets and runs."""
+    return tuple(sorted(path for path in data_dir.glob("checkpoints/*/*/*") if path.is_dir()))
+
+
+def search_stage_folders(folder: Path) -> tuple[Path, ...]:
+    """The same for a folder that may also hold data folders, or folders with data folders: several nodes' together."""
+    found = {path for above in ("", "*/", "*/*/") for path in folder.glob(f"{above}checkpoints/*/*/*")}
+    if folder.name == "checkpoints":
+        found |= set(folder.glob("*/*/*"))
+    return tuple(sorted(path for path in found if path.is_dir()))
+
+
+class CheckpointStore:
+    """Writes and reads generations. One writer at a time; generations() may be called from any thread."""
+
+    def __init__(self, folder: Path, limits: StorageLimits | None = None, data_dir: Path | None = None) -> None:
+        """`data_dir` is the node's folder above it, which a running node does not make anew."""
+        self.folder = folder
+        self.data_dir = data_dir
+        self.limits = limits or StorageLimits()
+        self._known: dict[str, tuple[tuple[int, int], _Entry]] = {}  # by file name: (mtime, size) and what it said
+
+    def generations(self) -> tuple[CheckpointGeneration, ...]:
+        """Complete generations, newest first; unreadable ones are left out. Changes nothing."""
+        found: list[CheckpointGeneration] = []
+        for path in self._manifests():
+            with contextlib.suppress(StorageError):  # load_newest tells about damage
+                found.append(self._entry(path).generation)
+        return tuple(found)
+
+    def manifests(self) -> Iterator[tuple[CheckpointGeneration, CheckpointManifest]]:
+        """Complete generations and all that their JSON files say, newest first; unreadable ones are left out."""
+        for path in self._manifests():
+            with contextlib.suppress(StorageError):  # as above
+                manifest = self.read_manifest(path)
+                yield _generation(path, manifest), manifest
+
+    def write(
+        self,
+        meta: CheckpointMeta,
+        staging: StagingBuffers,
+        cancelled: Callable[[], bool] | None = None,
+        residual: Tensor | None = None,
+    ) -> CheckpointGeneration:
+        """Write one generation, with the residual (d,) beside it, and delete superfluous ones.
+
+        Raises DiskFullError or StorageError (InterruptedError when cancelled); older generations are then as before,
+        but for those deleted to make room, and no temporary file stays.
+        """
+        try:
+            make_folder(self.folder, self.data_dir)
+            self._remove_leftovers()
+            self._ensure_room(staging.layout.file_bytes + (0 if residual is None else residual.nbytes))
+            generation = self._write_files(meta, staging, cancelled, residual)
+        except InterruptedError:
+            raise
+        except OSError as error:
+            if is_disk_full(error):
+                need = staging.layout.file_bytes / 1e6
+                raise DiskFullError(
+                    f"The disk of {self.folder} is full: a checkpoint needs {need:.0f} MB.", "Free some space."
+                ) from error
+            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
+        self._prune()
+        return generation
+
+    def adopt(self, meta: CheckpointMeta, tensors: Path, digest: str) -> CheckpointGeneration:
+        """Make a generation of a tensor file that came from elsewhere: it is moved here, whole and flushed as it is.
+
+        Own generations that are not older belong to another line of the training: they are set aside. Raises
+        StorageError.
+        """
+        try:
+            make_folder(self.folder, self.data_dir)
+            overtaken = [path for path in self._manifests() if _step_of(path) >= meta.step]
+            for number, path in enumerate(overtaken):
+                set_aside(self.folder, path.stem, "other-line", clear_first=number == 0)
+            file_bytes, final = tensors.stat().st_size, self._free_tensor_name(meta.step)
+            tensors.replace(final)
+            return self._commit(meta, TensorFile(final.name, file_bytes, digest))
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
+
+    def ensure_room(self, new_bytes: int) -> None:
+        """Delete old generations so that one of this size fits. Raises DiskFullError, StorageError."""
+        try:
+            make_folder(self.folder, self.data_dir)
+            self._ensure_room(new_bytes)
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
+
+    def load_newest(self, expected: Expectation, staging: StagingBuffers) -> Restoration:
+        """Restore the newest whole generation into the buffers.
+
+        Damaged generations are moved to `damaged/` and the one before is taken; those of another model, run or
+        format are moved to a named folder and kept. Raises StorageError when folder or files may not be read: that
+        is no damage, and nothing is moved.
+        """
+        warnings: list[str] = []
+        damaged = 0
+        self._remove_leftovers()
+        for path in self._manifests():
+            try:
+                loaded = self._load(path, expected, staging)
+            except IncompatibleCheckpointError as error:
+                place = set_aside(self.folder, path.stem, error.folder_name)
+                warnings.append(f"{error.message} {path.stem} was set aside, unchanged, in {place}.")
+            except CheckpointError as error:
+                place = set_aside(self.folder, path.stem, "damaged", clear_first=damaged == 0)
+                damaged += 1
+                warnings.append(f"Checkpoint {path.stem} is damaged and was moved to {place}: {error.message}")
+            else:
+                if warnings:
+                    warnings.append(f"Training goes on from {path.stem}.")
+                return Restoration(loaded, tuple(warnings))
+        return Restoration(None, tuple(warnings))
+
+    def verify(self, generation: CheckpointGeneration) -> CheckpointMeta:
+        """Read a generation as a restart would and compare its digest. Raises CheckpointError. Changes nothing."""
+        return self.open(Path(generation.path)).meta
+
+    def open(self, path: Path) -> LoadedCheckpoint:
+        """Read the generation of one JSON file into fresh memory, whatever model it is of. Raises CheckpointError."""
+        from neuroshard.state.staging_buffers import StagingBuffers
+        from neuroshard.state.tensor_file import read_layout, read_tensor_file
+
+        manifest = self.read_manifest(path)
+        tensors = path.with_name(manifest.tensors.file)
+        try:
+            with tensors.open("rb") as file:
+                layout, _ = read_layout(file, tensors.stat().st_size)
+        except OSError as error:
+            raise unreadable(tensors, error) from error
+        # Each tensor in memory of its own; together not more than the file is long: read_layout saw to it.
+        buffers = StagingBuffers(layout, by_reference=layout.specs.keys())
+        read_tensor_file(tensors, layout, manifest.tensors.sha256, buffers.destination)
+        return LoadedCheckpoint(manifest.meta, buffers.tensors(), path)
+
+    def read_manifest(self, path: Path) -> CheckpointManifest:
+        """The JSON half, checked against its name. Raises CheckpointError."""
+        try:
+            with path.open("rb") as file:
+                manifest = decode_manifest(file.read(MAX_META_BYTES + 1))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        named = _TENSORS_NAME.fullmatch(manifest.tensors.file)
+        if named is None or int(named[1]) != manifest.meta.step or path.stem != f"step-{manifest.meta.step}":
+            raise CheckpointError(f"{path.name} does not belong to step {manifest.meta.step}.")
+        return manifest
+
+    def _entry(self, path: Path) -> _Entry:
+        """What a JSON file says, read again only when it changed: a curve of 1,000 points is in each of them."""
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        key = (state.st_mtime_ns, state.st_size)
+        known = self._known.get(path.name)
+        if known is None or known[0] != key:
+            manifest = self.read_manifest(path)
+            known = (key, _Entry(_generation(path, manifest), manifest.tensors.file))
+            self._known[path.name] = known
+        return known[1]
+
+    def _load(self, path: Path, expected: Expectation, staging: StagingBuffers) -> LoadedCheckpoint:
+        from neuroshard.state.tensor_file import read_residual, read_tensor_file
+
+        manifest = self.read_manifest(path)
+        meta = manifest.meta
+        found = Expectation(meta.wallet_id, meta.run_id, meta.architecture, meta.layers)
+        if found != expected:
+            raise IncompatibleCheckpointError(_difference(found, expected), _tag(found))
+        tensors = path.with_name(manifest.tensors.file)
+        read_tensor_file(tensors, staging.layout, manifest.tensors.sha256, staging.destination)
+        return LoadedCheckpoint(meta, staging.tensors(), path, read_residual(tensors, manifest.tensors.sha256))
+
+    def _write_files(
+        self,
+        meta: CheckpointMeta,
+        staging: StagingBuffers,
+        cancelled: Callable[[], bool] | None,
+        residual: Tensor | None,
+    ) -> CheckpointGeneration:
+        from neuroshard.state.tensor_file import write_residual, write_tensor_file
+
+        final = self._free_tensor_name(meta.step)
+        temporary = self.folder / f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}"
+        try:
+            with temporary.open("xb") as file:
+                digest = write_tensor_file(file, staging.layout, staging.chunks(), cancelled)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(final)
+            if residual is not None:
+                write_residual(residual, final, digest)
+            return self._commit(meta, TensorFile(final.name, staging.layout.file_bytes, digest))
+        except BaseException:
+            self._remove_leftovers()  # the temporary file, and a tensor file that no JSON names yet
+            raise
+
+    def _commit(self, meta: CheckpointMeta, tensors: TensorFile) -> CheckpointGeneration:
+        """Write the JSON of a tensor file that lies in its place: from then on the generation exists."""
+        sync_folder(self.folder)
+        path, manifest = self.folder / f"step-{meta.step}.json", CheckpointManifest(meta, tensors)
+        write_atomically(path, encode_manifest(manifest))
+        return _generation(path, manifest)
+
+    def _free_tensor_name(self, step: int) -> Path:
+        """A step saved twice gets a second tensor file, so that the first stays whole until the JSON names the new."""
+        path, number = self.folder / f"step-{step}.safetensors", 1
+        while path.exists():
+            number += 1
+            path = self.folder / f"step-{step}-{number}.safetensors"
+        return path
+
+    def _ensure_room(self, new_bytes: int) -> None:
+        for generation in generations_to_delete_for(new_bytes, self.folder, self.generations(), self.limits):
+            self._delete(generation)
+
+    def _prune(self) -> None:
+        generations = self.generations()
+        last_outer = max((item.outer_step for item in generations), default=0)
+        at_last_outer = [item for item in generations if item.outer_step == last_outer > 0]
+        for generation in superfluous(generations, at_last_outer[-1] if at_last_outer else None):
+            try:
+                self._delete(generation)
+            except (OSError, StorageError) as error:  # the new one is complete, whatever becomes of the old
+                _LOG.warning("old checkpoint %s cannot be deleted: %s", generation.path, error)
+        self._remove_leftovers()
+
+    def _delete(self, generation: CheckpointGeneration) -> None:
+        path = Path(generation.path)
+        tensors = path.with_name(self._entry(path).tensors)
+        path.unlink(missing_ok=True)  # first: without it the generation does not exist
+        tensors.unlink(missing_ok=True)
+        tensors.with_suffix(_RESIDUAL_SUFFIX).unlink(missing_ok=True)
+        self._known.pop(path.name, None)
+
+    def _remove_leftovers(self) -> None:
+        """What a kill left: temporary files, and tensor files and residuals that no JSON names."""
+        named: set[str] = set()
+        doubtful: set[str] = set()
+        for path in self._manifests():
+            try:
+                named.add(self._entry(path).tensors)
+            except StorageError:
+                doubtful.add(path.stem)  # load_newest will set it aside together with its tensors
+        for path in self._entries():
+            tensors = path.name.replace(_RESIDUAL_SUFFIX, ".safetensors")
+            match = _TENSORS_NAME.fullmatch(tensors)
+            orphan = match and tensors not in named and f"step-{int(match[1])}" not in doubtful
+            if orphan or path.name.startswith(TEMPORARY_PREFIX):
+                with contextlib.suppress(OSError):  # the next write tries again
+                    path.unlink()
+
+    def _manifests(self) -> list[Path]:
+        """JSON files of generations, newest first."""
+        found = [path for path in self._entries() if _JSON_NAME.fullmatch(path.name)]
+        return sorted(found, key=_step_of, reverse=True)
+
+    def _entries(self) -> list[Path]:
+        try:
+            return list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be listed: {error.strerror or error}.") from error
+
+
+def _step_of(manifest: Path) -> int:
+    return int(manifest.stem.removeprefix("step-"))
+
+
+def _generation(path: Path, manifest: CheckpointManifest) -> CheckpointGeneration:
+    meta = manifest.meta
+    return CheckpointGeneration(
+        step=meta.step,
+        outer_step=meta.outer_step,
+        time=meta.time,
+        loss=meta.loss,
+        bytes=manifest.tensors.bytes,
+        path=str(path),
+    )
+
+
+def _difference(found: Expectation, expected: Expectation) -> str:
+    if found.architecture != expected.architecture:
+        return "The checkpoint is of another architecture."
+    if found.layers != expected.layers:
+        return f"The checkpoint holds layers {found.layers.start}..{found.layers.stop}."
+    return "The checkpoint belongs to another run or wallet."
+
+
+def _tag(found: Expectation) -> str:
+    shape = found.architecture
+    return (
+        f"set-aside-width{shape.hidden_size}-depth{shape.layer_count}-vocabulary{shape.vocabulary_size}"
+        f"-layers{found.layers.start}to{found.layers.stop}"
+    )

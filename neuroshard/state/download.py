@@ -1,0 +1,344 @@
+"""Download of one snapshot: several donors send chunks at the same time, and each chunk is checked before it is kept.
+
+ChunkBoard is the bookkeeping, PartialFile the file on the disk, Download the requests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from neuroshard.config.state_file import is_disk_full
+from neuroshard.errors import DiskFullError, StorageError
+from neuroshard.messages import Frame, FrameLimits, WireError
+from neuroshard.network import PeerRefusedError, PeerUnreachableError, ScoreReason, TransportClosedError
+from neuroshard.network.blocking import BlockingRunner
+from neuroshard.network.transport import Requester
+from neuroshard.state.tensor_file import TensorLayout
+from neuroshard.state.transfer_messages import (
+    CHUNK_BYTES,
+    DonorError,
+    Expected,
+    InvalidSnapshotError,
+    LyingDonorError,
+    SnapshotManifest,
+    StageName,
+    chunk_digest,
+    chunk_limits,
+    chunk_range,
+    chunk_request,
+)
+from neuroshard.types import Architecture, NodeId
+
+TRIES = 3  # in a row, before a donor is given up
+
+
+class ChunkBoard:
+    """A donor can give the chunks whose digests are the same in its own snapshot."""
+
+    def __init__(
+        self, digests: Sequence[bytes], donors: Mapping[NodeId, Sequence[bytes]], held: Iterable[int] = ()
+    ) -> None:
+        """`donors` with the digests of their snapshots; `held` are the chunks that are here already."""
+        self.missing = set(range(len(digests))) - set(held)
+        self._waiting = set(self.missing)  # those of the missing that nobody fetches at the moment
+        self._can = {
+            donor: {index for index in self.missing if index < len(own) and own[index] == digests[index]}
+            for donor, own in donors.items()
+        }
+        self._givers = Counter(index for can in self._can.values() for index in can)
+        self._orphans = {index for index in self.missing if not self._givers[index]}
+        self._queues: dict[NodeId, deque[int]] = {}  # what each donor may give, the rarest first; some not any more
+        self._line_up()
+        self._failures: dict[NodeId, int] = {}
+        self.troubles: list[str] = []  # why donors were given up
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything is here."""
+        return not self.missing
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether there is a missing chunk that no donor can give."""
+        return bool(self._orphans)
+
+    def has(self, donor: NodeId) -> bool:
+        """Whether a donor was not given up."""
+        return donor in self._can
+
+    def take(self, donor: NodeId) -> int | None:
+        """A chunk for this donor to give now; None when there is none at present. The rarest ones first."""
+        queue = self._queues.get(donor, deque())
+        while queue:
+            index = queue.popleft()
+            if index in self._waiting:
+                self._waiting.discard(index)
+                return index
+        return None
+
+    def arrived(self, donor: NodeId, index: int) -> None:
+        """A chunk is here."""
+        self.missing.discard(index)
+        self._orphans.discard(index)
+        self._failures.pop(donor, None)
+
+    def failed(self, donor: NodeId, index: int, trouble: str) -> None:
+        """A donor did not give a chunk; after a few failures in a row it is given up."""
+        self._put_back(index)
+        self._failures[donor] = self._failures.get(donor, 0) + 1
+        if self._failures[donor] >= TRIES:
+            self.give_up(donor, trouble)
+
+    def give_up(self, donor: NodeId, trouble: str, index: int | None = None) -> None:
+        """Ask a donor for nothing more; `index` is what it was asked for."""
+        if index is not None:
+            self._put_back(index)
+        could = self._can.pop(donor, None)
+        if could is not None:
+            self.troubles.append(f"{donor}: {trouble}")
+            self._givers.subtract(could)
+            self._orphans |= {index for index in could & self.missing if not self._givers[index]}
+            self._line_up()
+
+    def _put_back(self, index: int) -> None:
+        """Nobody fetches it at the moment: it is the next one of all who can give it."""
+        self._waiting.add(index)
+        for donor, can in self._can.items():
+            if index in can:
+                self._queues[donor].appendleft(index)
+
+    def _line_up(self) -> None:
+        """What is waiting, for every donor in the order of `take`; again only when a donor is given up."""
+        self._queues = {
+            donor: deque(sorted(can & self._waiting, key=lambda index: (self._givers[index], index)))
+            for donor, can in self._can.items()
+        }
+
+
+_READ_BYTES = 4 << 20
+
+
+class PartialFile:
+    """Belongs to whoever fills it; every call blocks and is for a worker thread. Raises StorageError, DiskFullError."""
+
+    def __init__(self, path: Path, file_bytes: int) -> None:
+        self.path = path
+        self.file_bytes = file_bytes
+
+    def open(self) -> None:
+        """Make the file, or keep what an earlier start left of one with this length."""
+        with self._trouble():
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.exists() and self.path.stat().st_size != self.file_bytes:
+                self.path.unlink()
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "r+b") as file:
+                file.truncate(self.file_bytes)  # sparse: the space is taken as the chunks come
+
+    def held(self, digests: Sequence[bytes]) -> set[int]:
+        """The chunks that are in it already."""
+        return {index for index, _ in _matching(self.path, digests, self.file_bytes)}
+
+    def take_from(self, other: Path, digests: Sequence[bytes], wanted: Collection[int]) -> set[int]:
+        """Copy chunks from another file of the same layout, where they are the same there; which ones."""
+        if not other.exists() or other.stat().st_size != self.file_bytes:
+            return set()
+        taken = set[int]()
+        for index, data in _matching(other, digests, self.file_bytes, wanted):
+            self.write(index, data)
+            taken.add(index)
+        return taken
+
+    def write(self, index: int, data: bytes | memoryview) -> None:
+        """Put a chunk in its place."""
+        with self._trouble(), self.path.open("r+b") as file:
+            file.seek(chunk_range(index, self.file_bytes).start)
+            file.write(data)
+
+    def finish(self) -> str:
+        """Make it durable; the hex SHA-256 of the whole file."""
+        digest = sha256()
+        with self._trouble(), self.path.open("r+b") as file:
+            while piece := file.read(_READ_BYTES):
+                digest.update(piece)
+            os.fsync(file.fileno())
+        return digest.hexdigest()
+
+    def remove(self) -> None:
+        """Forget it."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _trouble(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            if is_disk_full(error):
+                need = self.file_bytes / 1e6
+                raise DiskFullError(f"The disk of {self.path.parent} is full: {need:.0f} MB arrive.") from error
+            raise StorageError(f"{self.path} cannot be written: {error.strerror or error}.") from error
+
+
+def _matching(
+    path: Path, digests: Sequence[bytes], file_bytes: int, wanted: Collection[int] | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """The chunks of a file that have these digests. A file that cannot be read has none."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        for index in range(len(digests)) if wanted is None else sorted(wanted):
+            place = chunk_range(index, file_bytes)
+            file.seek(place.start)
+            data = file.read(len(place))
+            if chunk_digest(data) == digests[index]:
+                yield index, data
+
+
+CHUNK_SECONDS = 120.0  # a MiB at 70 kbit/s
+RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class StageFile:
+    """What this node knows of a stage's state before it asks anybody."""
+
+    stage: StageName
+    architecture: Architecture
+    layout: TensorLayout
+
+    @cached_property
+    def expected(self) -> Expected:
+        """What a snapshot of it must be of."""
+        return Expected(self.stage, self.architecture, self.layout.header(), self.layout.file_bytes)
+
+    def check_content(self, index: int, data: memoryview) -> None:
+        """Raises InvalidSnapshotError for a chunk that cannot be part of this stage's state."""
+        start = index * CHUNK_BYTES
+        header = self.expected.header[start : start + len(data)]
+        if bytes(data[: len(header)]) != header:
+            raise InvalidSnapshotError("Its snapshot holds other tensors.")
+        values = np.frombuffer(data[len(header) :], dtype="<f4")  # header and chunks end at whole numbers
+        if not bool(np.isfinite(values).all()):
+            raise InvalidSnapshotError("Its snapshot holds values that are not numbers.")
+
+
+@dataclass(frozen=True)
+class ReceivingOptions:
+    """How a state is fetched."""
+
+    chunks_at_once: int = 3  # from one donor
+    share: float = 1.0  # of the donor's line: after every chunk this node waits so that it takes no more
+
+
+@dataclass
+class DownloadProgress:
+    """How far a download is, for people."""
+
+    bytes_total: int = 0
+    bytes_done: int = 0
+
+
+@dataclass(frozen=True)
+class ReplicaClient:
+    """The way to donors. `report` is told what they did wrong, `offload` runs what blocks."""
+
+    requester: Requester
+    report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None
+    offload: BlockingRunner = anyio.to_thread.run_sync
+
+    async def ask(self, peer: NodeId, request: Frame, limits: FrameLimits, seconds: float) -> Frame:
+        """The answer to a request. Raises DonorError; LyingDonorError for an answer that breaks the limits."""
+        try:
+            with anyio.move_on_after(seconds):  # a peer may have to be dialled first
+                return await self.requester.request(peer, request, reply=limits, timeout_seconds=seconds)
+        except (PeerUnreachableError, PeerRefusedError, TransportClosedError) as error:
+            raise DonorError(error.message) from None
+        except WireError as error:
+            raise LyingDonorError(error.message) from None
+        raise DonorError(f"Node {peer} did not answer within {seconds:g} s.")
+
+
+@dataclass
+class Download:
+    """Used once."""
+
+    asking: ReplicaClient
+    file: StageFile
+    manifests: Mapping[NodeId, SnapshotManifest]  # of all donors
+    first: NodeId  # whose snapshot it is
+    into: PartialFile
+    board: ChunkBoard
+    options: ReceivingOptions
+    progress: DownloadProgress
+    _changed: anyio.Event = field(default_factory=anyio.Event)
+    _trouble: StorageError | LyingDonorError | None = None
+
+    async def run(self) -> None:
+        """Until all chunks are here. Raises DonorError when no donor has what is missing, StorageError."""
+        async with anyio.create_task_group() as tasks:
+            for donor in self.manifests:
+                for _ in range(self.options.chunks_at_once):
+                    tasks.start_soon(self._work, donor)
+        if self._trouble is not None:
+            raise self._trouble
+        if not self.board.is_done:
+            raise DonorError(f"The state did not come as a whole. {'; '.join(self.board.troubles)}".strip())
+
+    async def _work(self, donor: NodeId) -> None:
+        """One chunk after the other, as long as this donor has some that are missing."""
+        board = self.board
+        while self._trouble is None and board.has(donor) and not board.is_done and not board.is_hopeless:
+            changed = self._changed
+            index = board.take(donor)
+            if index is None:
+                await changed.wait()
+                continue
+            try:
+                await self._fetch(donor, index)
+            except (StorageError, InvalidSnapshotError) as error:
+                self._trouble = error
+            waking, self._changed = self._changed, anyio.Event()
+            waking.set()
+
+    async def _fetch(self, donor: NodeId, index: int) -> None:
+        began = anyio.current_time()
+        request = chunk_request(self.file.stage, self.manifests[donor].snapshot, index)
+        limits = chunk_limits(index, self.into.file_bytes)
+        try:
+            answer = await self.asking.ask(donor, request, limits, CHUNK_SECONDS)
+            data = memoryview(answer.tensors[0].data)
+            await self.asking.offload(lambda: self._keep(index, data))
+        except InvalidSnapshotError as error:
+            self.asking.report(self.first, error.reason)  # whoever gave it: the digest is the first one's
+            raise
+        except LyingDonorError as error:
+            self.asking.report(donor, error.reason)
+            self.board.give_up(donor, error.message, index)
+        except DonorError as error:
+            self.board.failed(donor, index, error.message)
+            await anyio.sleep(RETRY_SECONDS)
+        else:
+            self.board.arrived(donor, index)
+            self.progress.bytes_done += len(data)
+            await anyio.sleep((anyio.current_time() - began) * (1 / self.options.share - 1))
+
+    def _keep(self, index: int, data: memoryview) -> None:
+        """Check a chunk and write it; blocks. Raises LyingDonorError, StorageError."""
+        if chunk_digest(data) != self.manifests[self.first].digests[index]:
+            raise LyingDonorError("A chunk does not match its digest.", ScoreReason.DIGEST_MISMATCH)
+        self.file.check_content(index, data)
+        self.into.write(index, data)
+
+
+def held_bytes(held: set[int], file_bytes: int) -> int:
+    """How much these chunks are together."""
+    return sum(len(chunk_range(index, file_bytes)) for index in held)

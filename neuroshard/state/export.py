@@ -1,0 +1,375 @@
+"""`checkpoint export`: saved stages as one model for other programs.
+
+`--format torch` writes the keys of the classic NeuroShard file, readable with weights_only=True. `--format hf` writes a
+Hugging Face Llama folder: the bytes go from file to file, a few megabytes at a time, because the two layouts differ
+only in names. `--format gguf` writes one file for llama.cpp: rows of queries and keys change places, because llama.cpp
+rotates neighbouring pairs by RoPE where Hugging Face's layout rotates the halves of a head."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neuroshard.config.state_file import TEMPORARY_PREFIX, is_disk_full, sync_folder
+from neuroshard.data.tokenizer.byte_level import (
+    huggingface_tokenizer,
+    huggingface_tokenizer_config,
+    merge_texts,
+    token_texts,
+)
+from neuroshard.data.tokenizer.table import BOS, EOS, FIRST_BYTE_ID, PAD, UNK, TokenizerTable
+from neuroshard.errors import CheckpointError, DiskFullError, StorageError, UsageError
+from neuroshard.model.llama_layout import LlamaPart, generation_config, llama_config, llama_parts
+from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import TensorSchema
+from neuroshard.state.checkpoint_catalogue import DamagedStageError, SavedStage
+from neuroshard.state.checkpoint_manifest import unreadable
+from neuroshard.state.tensor_file import (
+    CHUNK_BYTES,
+    StoredTensor,
+    TensorLayout,
+    map_tensor_file,
+    read_layout,
+    write_tensor_file,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from neuroshard.state.checkpoint_manifest import CheckpointMeta
+    from neuroshard.types import Architecture, JsonValue
+
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def export_torch(stages: Sequence[SavedStage], path: Path) -> None:
+    """Write stages that follow each other, whole or not at all. Raises DamagedStageError, StorageError.
+
+    Their tensors are mapped, not read; of several stages the two vectors of the outer state are joined in memory.
+    """
+    parts = [(stage.manifest.meta, _tensors(stage)) for stage in stages]
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            torch.save(classic_content(parts), file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written: {error}.", "Name a folder with enough space.") from error
+
+
+def classic_content(parts: Sequence[tuple[CheckpointMeta, Mapping[str, Tensor]]]) -> dict[str, object]:
+    """The classic keys: layers hold {layer id: {name: tensor}}, what is in no layer lies under `outside_layers`.
+
+    Of several stages the file has the smallest count of everything; `stages` tells what each of them had.
+    """
+    metas = [meta for meta, _ in parts]
+    layers: dict[int, dict[str, Tensor]] = {}
+    outside: dict[str, Tensor] = {}
+    optimizer: dict[str, dict[str, Tensor]] = {}
+    for _, tensors in parts:
+        for name, tensor in _under("model/", tensors).items():
+            if match := _LAYER.fullmatch(name):
+                layers.setdefault(int(match[1]), {})[match[2]] = tensor
+            else:
+                outside[name] = tensor
+        optimizer |= _optimizer_state(tensors)
+    return {
+        "layer_ids": [layer for meta in metas for layer in range(meta.layers.start, meta.layers.stop)],
+        "architecture": asdict(metas[0].architecture),
+        "layers": layers,
+        "outside_layers": outside,
+        "optimizer": {"state": optimizer},
+        "diloco": {
+            **_joined([_under("outer/", tensors) for _, tensors in parts]),
+            "outer_step": min(meta.outer_step for meta in metas),
+            "inner_step": min(meta.inner_step for meta in metas),
+        },
+        "training_rounds": min(meta.step for meta in metas),
+        "current_loss": next((meta.loss for meta in reversed(metas) if meta.loss is not None), None),
+        "timestamp": min(meta.time for meta in metas),
+        "stages": [_summary(meta) for meta in metas],
+    }
+
+
+def _tensors(stage: SavedStage) -> dict[str, Tensor]:
+    try:
+        return map_tensor_file(stage.tensor_file, stage.manifest.tensors.sha256)
+    except CheckpointError as error:
+        raise DamagedStageError(stage, error.message) from error
+
+
+def _joined(outer: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The vectors of the whole: parameters lie in them in the order of the layers."""
+    if len(outer) == 1:
+        return dict(outer[0])
+    return {name: torch.cat([vectors[name] for vectors in outer]) for name in outer[0]}
+
+
+def _summary(meta: CheckpointMeta) -> dict[str, object]:
+    return {
+        "layer_ids": list(range(meta.layers.start, meta.layers.stop)),
+        "training_rounds": meta.step,
+        "outer_step": meta.outer_step,
+        "inner_step": meta.inner_step,
+        "timestamp": meta.time,
+    }
+
+
+def _optimizer_state(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    state: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in _under("inner/", tensors).items():
+        parameter, _, moment = name.rpartition("/")
+        state.setdefault(parameter, {})[moment] = tensor
+    return state
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+WEIGHTS = "model/"
+TENSORS_FILE = "model.safetensors"
+
+
+def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: TokenizerTable | None = None) -> None:
+    """Write the folder, whole or not at all, from stages that are a whole model in the order of their layers.
+
+    `folder` must not exist, or be empty; without a table it gets no tokenizer. Every file's digest is checked on the
+    way. Raises DamagedStageError, StorageError.
+    """
+    folder, architecture = folder.absolute(), stages[0].architecture
+    sources = [(stage, stage_layout(stage)) for stage in stages]
+    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}-{secrets.token_hex(4)}")
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise StorageError(f"{folder} is not empty.", "Name a new folder: nothing is overwritten.")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        for name, content in _descriptions(architecture, table).items():
+            (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        with (temporary / TENSORS_FILE).open("xb") as file:
+            write_tensor_file(file, _llama_layout(sources, architecture), _weights_of(sources))
+            file.flush()
+            os.fsync(file.fileno())
+        if folder.exists():
+            folder.rmdir()
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        kind = DiskFullError if is_disk_full(error) else StorageError
+        raise kind(f"{folder} cannot be written: {error.strerror or error}.", "Free space or name another.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _descriptions(architecture: Architecture, table: TokenizerTable | None) -> dict[str, dict[str, JsonValue]]:
+    """Every file of the folder but the weights."""
+    ids = architecture.vocabulary_size if table is None else table.next_merge_id
+    files = {"config.json": llama_config(architecture), "generation_config.json": generation_config(architecture, ids)}
+    if table is not None:
+        files["tokenizer.json"] = huggingface_tokenizer(table)
+        files["tokenizer_config.json"] = huggingface_tokenizer_config(table, architecture.sequence_length)
+    return files
+
+
+def stage_layout(stage: SavedStage) -> TensorLayout:
+    """Where the tensors of a saved stage lie. Raises DamagedStageError when they are not those of its layers."""
+    try:
+        with stage.tensor_file.open("rb") as file:
+            layout, _ = read_layout(file, stage.tensor_file.stat().st_size)
+    except OSError as error:
+        raise unreadable(stage.tensor_file, error) from error
+    except CheckpointError as error:
+        raise DamagedStageError(stage, error.message) from error
+    with torch.device("meta"):
+        schema = TensorSchema.of(StageModel(stage.architecture, stage.layers))
+    expected = {WEIGHTS + name: shape for name, shape in zip(schema.names, schema.shapes, strict=True)}
+    found = {name: spec.shape for name, spec in layout.specs.items() if name.startswith(WEIGHTS)}
+    if found != expected:
+        odd = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise DamagedStageError(stage, f"the weights of its layers are not all there, {odd[0]} for one.")
+    return layout
+
+
+def _llama_layout(sources: Sequence[tuple[SavedStage, TensorLayout]], architecture: Architecture) -> TensorLayout:
+    """The tensors of the exported file: those of the stages one after the other, in the order of their bytes."""
+    specs: dict[str, StoredTensor] = {}
+    position = 0
+    for _, layout in sources:
+        for name, spec in layout.specs.items():
+            if not name.startswith(WEIGHTS):
+                continue
+            for part in llama_parts(name.removeprefix(WEIGHTS), spec.shape[0], architecture):
+                shape = (part.stop - part.start, *spec.shape[1:])
+                specs[part.name] = StoredTensor(spec.dtype, shape, position)
+                position = specs[part.name].stop
+    return TensorLayout(specs)
+
+
+def _weights_of(sources: Sequence[tuple[SavedStage, TensorLayout]]) -> Iterator[memoryview]:
+    """The bytes of all weights. What is yielded is overwritten by the next. Raises DamagedStageError."""
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    for stage, layout in sources:
+        try:
+            yield from _weights_of_stage(stage, layout, buffer)
+        except OSError as error:
+            raise DamagedStageError(stage, f"it cannot be read: {error.strerror or error}.") from error
+
+
+def _weights_of_stage(stage: SavedStage, layout: TensorLayout, buffer: memoryview) -> Iterator[memoryview]:
+    with stage.tensor_file.open("rb") as file:
+        _, header = read_layout(file, stage.tensor_file.stat().st_size)
+        digest = sha256(header)
+        for name, spec in layout.specs.items():
+            for start in range(spec.start, spec.stop, CHUNK_BYTES):
+                piece = buffer[: min(spec.stop - start, CHUNK_BYTES)]
+                if file.readinto(piece) != len(piece):
+                    raise DamagedStageError(stage, "its tensors end too early.")
+                digest.update(piece)
+                if name.startswith(WEIGHTS):
+                    yield piece
+    if digest.hexdigest() != stage.manifest.tensors.sha256:
+        raise DamagedStageError(stage, "its SHA-256 is not the one it was written with.")
+
+
+Matrix = np.ndarray[Any, np.dtype[np.float32]]
+# llama.cpp knows patterns by name, not by themselves: of those it has, this one cuts text most like ours.
+PRE_TOKENIZER = "gpt-2"
+NAME = "NeuroShard"
+
+
+def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable) -> None:
+    """Write the file, whole or not at all, from stages that are a whole model in the order of their layers.
+
+    `path` must not exist. Every tensor is float32. Raises DamagedStageError, StorageError, UsageError without `gguf`.
+    """
+    gguf = _gguf()
+    architecture, path = stages[0].architecture, path.absolute()
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
+    try:
+        _check_is_free(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = gguf.GGUFWriter(temporary, "llama")
+        try:
+            _describe(writer, gguf, architecture, table)
+            _write_tensors(writer, gguf, stages, architecture)
+        finally:
+            writer.close()
+        with temporary.open("r+b") as file:  # Windows flushes what may be written only
+            os.fsync(file.fileno())
+        _check_is_free(path)  # the writing took its time
+        temporary.rename(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        kind = DiskFullError if is_disk_full(error) else StorageError
+        raise kind(f"{path} cannot be written: {error.strerror or error}.", "Free space or name another.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_is_free(path: Path) -> None:
+    if os.path.lexists(path):
+        raise StorageError(f"{path} is there already.", "Name a new file: nothing is overwritten.")
+
+
+def require_gguf() -> None:
+    """Raises UsageError that tells what to install."""
+    _gguf()
+
+
+def _gguf() -> Any:
+    try:
+        return import_module("gguf")
+    except ImportError as error:
+        raise UsageError(
+            "--format gguf needs gguf, which is not installed.", "Install it: pip install 'neuroshard[export]'"
+        ) from error
+
+
+def _describe(writer: Any, gguf: Any, architecture: Architecture, table: TokenizerTable) -> None:
+    """Shape and tokenizer."""
+    writer.add_name(NAME)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_context_length(architecture.sequence_length)
+    writer.add_embedding_length(architecture.hidden_size)
+    writer.add_block_count(architecture.layer_count)
+    writer.add_feed_forward_length(architecture.feed_forward_size)
+    writer.add_head_count(architecture.head_count)
+    writer.add_head_count_kv(architecture.key_value_head_count)
+    writer.add_rope_dimension_count(architecture.head_size)
+    writer.add_rope_freq_base(architecture.rope_theta)
+    writer.add_layer_norm_rms_eps(architecture.norm_epsilon)
+    writer.add_vocab_size(architecture.vocabulary_size)
+
+    texts = token_texts(table)
+    unused = range(len(texts), architecture.vocabulary_size)
+    kinds = gguf.TokenType
+    special = [kinds.UNKNOWN if identifier == UNK else kinds.CONTROL for identifier in range(FIRST_BYTE_ID)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(PRE_TOKENIZER)
+    writer.add_token_list([*texts, *(f"<|unused_{identifier}|>" for identifier in unused)])
+    writer.add_token_types([*special, *[kinds.NORMAL] * (len(texts) - len(special)), *[kinds.UNUSED] * len(unused)])
+    writer.add_token_merges([" ".join(pair) for pair in merge_texts(table, texts)])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_pad_token_id(PAD)
+    writer.add_unk_token_id(UNK)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+
+
+def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], architecture: Architecture) -> None:
+    """First where each tensor lies, then one after the other: at most one is in memory."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, architecture.layer_count)
+    for stage in stages:
+        for name, spec in stage_layout(stage).specs.items():
+            for part in _parts(name, spec.shape, architecture):
+                shape = (part.stop - part.start, *spec.shape[1:])
+                name_there = names.get_name(part.name, try_suffixes=(".weight",))
+                writer.add_tensor_info(name_there, shape, np.dtype(np.float32), math.prod(shape) * 4)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for stage in stages:
+        for name, tensor in _mapped(stage).items():
+            for part in _parts(name, tensor.shape, architecture):
+                rows: Matrix = tensor[part.start : part.stop].to(torch.float32).numpy()
+                writer.write_tensor_data(in_neighbouring_pairs(rows, part.name, architecture))
+
+
+def _parts(name: str, shape: Sequence[int], architecture: Architecture) -> tuple[LlamaPart, ...]:
+    """None of what is no weight."""
+    return llama_parts(name.removeprefix(WEIGHTS), shape[0], architecture) if name.startswith(WEIGHTS) else ()
+
+
+def _mapped(stage: SavedStage) -> dict[str, Tensor]:
+    try:
+        return map_tensor_file(stage.tensor_file, stage.manifest.tensors.sha256)
+    except CheckpointError as error:
+        raise DamagedStageError(stage, error.message) from error
+
+
+def in_neighbouring_pairs(rows: Matrix, name: str, architecture: Architecture) -> Matrix:
+    """Queries and keys with the rows i and i + half of each head side by side; every other matrix as it is."""
+    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return rows
+    heads = rows.reshape(-1, 2, architecture.head_size // 2, rows.shape[1])  # (heads, halves, pairs, hidden size)
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)

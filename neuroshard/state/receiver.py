@@ -1,0 +1,118 @@
+"""Fetches a stage's state from the nodes that have it, and computes the layout and the root of a state file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from neuroshard.network import ScoreReason
+from neuroshard.state.download import (
+    ChunkBoard,
+    Download,
+    DownloadProgress,
+    PartialFile,
+    ReceivingOptions,
+    ReplicaClient,
+    StageFile,
+    held_bytes,
+)
+from neuroshard.state.outer_state import outer_root
+from neuroshard.state.replica_status import LIMITS
+from neuroshard.state.transfer_messages import (
+    ANY,
+    DonorError,
+    LyingDonorError,
+    SnapshotManifest,
+    copy_report_frame,
+    manifest_limits,
+    manifest_request,
+    read_manifest,
+    received_frame,
+)
+from neuroshard.types import NodeId
+
+TELL_SECONDS = 5.0
+RECEIVED_SECONDS = 1.0  # nobody here waits longer for a donor that has given all
+MANIFEST_SECONDS = 60.0  # a donor may wait for its next step
+
+
+@dataclass(frozen=True)
+class ReceivedState:
+    """A state that is here as a whole and was checked."""
+
+    manifest: SnapshotManifest
+    path: Path  # of its tensor file
+    root: str  # of its outer state
+
+
+@dataclass
+class StateReceiver:
+    """For one stage."""
+
+    asking: ReplicaClient
+    file: StageFile
+    options: ReceivingOptions = field(default_factory=ReceivingOptions)
+    progress: DownloadProgress = field(default_factory=DownloadProgress)
+
+    async def manifest(self, donor: NodeId, max_age_seconds: float, preferred: str = ANY) -> SnapshotManifest:
+        """A donor's newest snapshot, or the preferred one while it has that. Raises DonorError."""
+        request = manifest_request(self.file.stage, max_age_seconds, preferred)
+        expected = self.file.expected
+        try:
+            answer = await self.asking.ask(donor, request, manifest_limits(expected), MANIFEST_SECONDS)
+            return await self.asking.offload(lambda: read_manifest(answer, expected))
+        except LyingDonorError as error:
+            self.asking.report(donor, error.reason)
+            raise
+
+    async def fetch(
+        self, first: NodeId, manifests: Mapping[NodeId, SnapshotManifest], into: PartialFile, reuse: Sequence[Path] = ()
+    ) -> ReceivedState:
+        """The snapshot of the first donor, with chunks from others where theirs are the same.
+
+        `reuse` are files that may hold some of the chunks. Raises DonorError when it cannot be completed: what has come
+        stays in the file. Raises StorageError.
+        """
+        manifest, offload = manifests[first], self.asking.offload
+        held = await offload(lambda: _held(into, manifest.digests, reuse))
+        board = ChunkBoard(manifest.digests, {donor: told.digests for donor, told in manifests.items()}, held)
+        self.progress.bytes_total = into.file_bytes
+        self.progress.bytes_done = held_bytes(held, into.file_bytes)
+        download = Download(self.asking, self.file, manifests, first, into, board, self.options, self.progress)
+        await download.run()
+        async with anyio.create_task_group() as tasks:
+            for donor in manifests:
+                tasks.start_soon(self._tell_received, donor)
+        try:
+            return await offload(lambda: self._finished(manifest, into))
+        except LyingDonorError as error:
+            self.asking.report(first, error.reason)
+            raise
+
+    async def tell_copied(self, donor: NodeId, taken_at: float) -> None:
+        """Let a donor know that its state of this time is kept here. Raises DonorError."""
+        await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), LIMITS, TELL_SECONDS)
+
+    async def _tell_received(self, donor: NodeId) -> None:
+        """Without a word it would keep the place for this node for minutes."""
+        with suppress(DonorError):
+            await self.asking.ask(donor, received_frame(self.file.stage), LIMITS, RECEIVED_SECONDS)
+
+    def _finished(self, manifest: SnapshotManifest, into: PartialFile) -> ReceivedState:
+        if into.finish() != manifest.checkpoint.tensors.sha256:
+            into.remove()
+            raise LyingDonorError("Its snapshot is not the one that its checkpoint names.", ScoreReason.DIGEST_MISMATCH)
+        return ReceivedState(manifest, into.path, outer_root(into.path, self.file.layout, manifest.meta.outer_step))
+
+
+def _held(into: PartialFile, digests: Sequence[bytes], reuse: Sequence[Path]) -> set[int]:
+    """The chunks that need not be fetched; blocks. Raises StorageError."""
+    into.open()
+    held = into.held(digests)
+    for path in reuse:
+        held |= into.take_from(path, digests, set(range(len(digests))) - held)
+    return held

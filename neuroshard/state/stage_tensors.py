@@ -1,0 +1,53 @@
+"""Tensors of one stage under their checkpoint names: weights, moments, outer state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from neuroshard.model.transformer import StageModel
+from neuroshard.optim.outer import OuterState
+
+ANCHOR = "outer/anchor"
+VELOCITY = "outer/velocity"
+OUTER_TENSORS = frozenset({ANCHOR, VELOCITY})  # replaced by new ones at a round, never changed in place
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def materialise_moments(model: StageModel, optimizer: torch.optim.AdamW) -> None:
+    """Make AdamW's zero moments now instead of in its first step, so that memory and checkpoints have one layout."""
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),  # on the device: it is fused
+            # not zeros_like: for a parameter without memory it loads 100 MB of symbolic mathematics
+            "exp_avg": torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device),
+            "exp_avg_sq": torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device),
+        }
+
+
+def stage_tensors(model: StageModel, optimizer: torch.optim.AdamW, outer: OuterState) -> dict[str, Tensor]:
+    """All tensors of a stage, not copied: "model/<name>", "inner/<name>/<moment>", "outer/anchor", "outer/velocity"."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"model/{name}"] = parameter.detach()
+        for moment in _MOMENTS:
+            tensors[f"inner/{name}/{moment}"] = optimizer.state[parameter][moment]
+    tensors[ANCHOR] = outer.anchor
+    tensors[VELOCITY] = outer.velocity
+    return tensors
+
+
+def load_stage_tensors(
+    tensors: Mapping[str, Tensor], model: StageModel, optimizer: torch.optim.AdamW, outer_step: int
+) -> OuterState:
+    """Copy weights and moments from a checkpoint; the outer state takes its tensors as they are.
+
+    `tensors` has exactly the names of `stage_tensors`. Runs on the compute thread.
+    """
+    state = OuterState(tensors[ANCHOR], tensors[VELOCITY], outer_step)
+    for name, tensor in stage_tensors(model, optimizer, state).items():
+        if name not in OUTER_TENSORS:
+            tensor.copy_(tensors[name])
+    return state

@@ -1,0 +1,104 @@
+"""Host memory for one checkpoint: the compute thread copies into it, and the writer thread writes it to the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from neuroshard.state.system_resources import forget_contents
+from neuroshard.state.tensor_file import TensorLayout, bytes_of
+
+
+class StagingBuffers:
+    """Host copies of all tensors of a layout, in one allocation of `allocated_bytes`.
+
+    Tensors named in `by_reference` are not copied but kept as they are given: for values that are replaced and never
+    changed in place, such as the anchor and velocity of an OuterState. They save 8 bytes a parameter.
+    """
+
+    def __init__(self, layout: TensorLayout, by_reference: Set[str] = frozenset(), *, pinned: bool = False) -> None:
+        self.layout = layout
+        self._references: dict[str, Tensor | None] = dict.fromkeys(by_reference)
+        self._pinned = pinned
+        owned = {name: spec for name, spec in layout.specs.items() if name not in by_reference}
+        self.allocated_bytes = sum(spec.stop - spec.start for spec in owned.values())
+        # zeros, not empty: the pages are made now, and the first copy is as quick as the others
+        self._memory = torch.zeros(self.allocated_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._views: dict[str, Tensor] = {}
+        position = 0
+        for name, spec in owned.items():  # layout order is widest type first, so every view is aligned
+            size = spec.stop - spec.start
+            self._views[name] = self._memory[position : position + size].view(spec.dtype).view(spec.shape)
+            position += size
+        self._busy = Lock()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a writer still reads the buffers."""
+        return self._busy.locked()
+
+    def copy_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy all tensors of the layout; runs on the thread that owns them and returns when they may change again.
+
+        Raises RuntimeError while the buffers are in use, ValueError when the tensors are not those of the layout.
+        """
+        if self.in_use:
+            raise RuntimeError("the staging buffers are still being written")
+        if tensors.keys() != self.layout.specs.keys():
+            odd = sorted(tensors.keys() ^ self.layout.specs.keys())
+            raise ValueError(f"the tensors are not those of the layout: {odd[:5]}")
+        on_device = False
+        for name, tensor in tensors.items():
+            spec = self.layout.specs[name]
+            if (tensor.dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
+                raise ValueError(f"tensor {name} is {tensor.dtype} {list(tensor.shape)}, the layout says {spec}")
+            if name in self._references:
+                if tensor.device.type != "cpu" or not tensor.is_contiguous():
+                    raise ValueError(f"tensor {name} must be contiguous on the CPU to be kept by reference")
+                self._references[name] = tensor.detach()
+            else:
+                self._views[name].copy_(tensor.detach(), non_blocking=self._pinned)
+                on_device = on_device or tensor.device.type == "cuda"
+        if on_device:
+            torch.cuda.current_stream().synchronize()
+
+    def destination(self, name: str) -> Tensor:
+        """Where a checkpoint's tensor is read into: the buffer, or fresh memory for one kept by reference."""
+        if name not in self._references:
+            return self._views[name]
+        spec = self.layout.specs[name]
+        fresh = torch.empty(spec.shape, dtype=spec.dtype)
+        self._references[name] = fresh
+        return fresh
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the buffers hold, by name. The copied ones change with the next copy_from."""
+        held: dict[str, Tensor] = {}
+        for name in self.layout.specs:
+            reference = self._references.get(name)
+            held[name] = self._views[name] if reference is None else reference
+        return held
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The bytes of all tensors in layout order."""
+        for tensor in self.tensors().values():
+            yield bytes_of(tensor)
+
+    def forget(self) -> None:
+        """Give the memory back until the next copy, unless a writer reads it."""
+        if not (self._pinned or self.in_use):
+            forget_contents(self._memory)
+
+    def claim(self) -> None:
+        """Reserve the buffers for a writer. Raises RuntimeError when one has them already."""
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("the staging buffers are already being written")
+
+    def release(self) -> None:
+        """Give the buffers free for the next copy; references are dropped."""
+        for name in self._references:
+            self._references[name] = None
+        self._busy.release()

@@ -1,0 +1,231 @@
+"""Messages of state transfer: requests about a stage, the manifest of a snapshot, its chunks, and the errors. Pure.
+
+A snapshot travels as a manifest with the digest of every chunk, then the chunks. The bytes are those of a checkpoint:
+its JSON file, and its tensor file cut into chunks. A receiver derives the layout of the tensor file from the run, so it
+has every size before it sends a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+from blake3 import blake3
+
+from neuroshard.errors import CheckpointError, NeuroShardError
+from neuroshard.identity.strict_json import exact_object, layers_field, number_field, run_field, whole_field
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
+from neuroshard.network import RequestRefusedError, ScoreReason
+from neuroshard.state.checkpoint_manifest import MAX_META_BYTES, CheckpointManifest, CheckpointMeta, decode_manifest
+from neuroshard.types import Architecture, JsonValue, LayerRange, RunId
+
+
+class DonorError(NeuroShardError):
+    """A node that cannot give what it was asked for now; another may."""
+
+
+class LyingDonorError(DonorError):
+    """A node whose data are not what they were said to be: nothing more of it is used."""
+
+    def __init__(self, message: str, reason: ScoreReason = ScoreReason.UNEXPECTED_TENSOR) -> None:
+        super().__init__(message)
+        self.reason = reason  # what it costs the node's reputation
+
+
+class InvalidSnapshotError(LyingDonorError):
+    """A snapshot that is of no use though it came as it was announced: the one who announced it is at fault."""
+
+
+LARGEST_NUMBER = 10**15
+
+
+@dataclass(frozen=True)
+class StageName:
+    """A stage of a run, as others name it."""
+
+    run_id: RunId
+    layers: LayerRange
+
+
+def request_about(kind: str, stage: StageName, **fields: WireValue) -> Frame:
+    """A request about a stage."""
+    layers: WireValue = [stage.layers.start, stage.layers.stop]
+    return Frame(kind, {"run": stage.run_id, "layers": layers, **fields})
+
+
+def read_request_about(frame: Frame, *names: str) -> tuple[StageName, Mapping[str, JsonValue]]:
+    """The stage of a request and its header, which has these further fields. Raises RequestRefusedError."""
+    try:
+        fields = read_header(frame, "run", "layers", *names)
+        return StageName(run_field(fields["run"], "run"), _layers(fields["layers"])), fields
+    except ValueError as error:
+        raise RequestRefusedError(f"The request cannot be read: {error}.") from None
+
+
+def read_header(frame: Frame, *names: str) -> Mapping[str, JsonValue]:
+    """The header, which has exactly these fields. Raises ValueError that names the missing or unknown one."""
+    return exact_object(cast("JsonValue", frame.header), set(names), "the header")
+
+
+def _layers(value: JsonValue) -> LayerRange:
+    layers = layers_field(value, "layers")
+    if layers is None:
+        raise ValueError("layers must be named")
+    return layers
+
+
+MANIFEST, CHUNK, RECEIVED, COPIED = "stage/manifest", "stage/chunk", "stage/received", "stage/copied"
+CHUNK_BYTES = 1 << 20
+DIGEST_BYTES = 32
+MAX_HEADER_BYTES = 1024
+REQUEST_LIMITS = FrameLimits(MAX_HEADER_BYTES)
+ANY = ""  # no wish for a certain snapshot
+ANY_AGE = 1e9  # seconds: any snapshot will do, none is made for the asker
+
+
+def chunk_count(file_bytes: int) -> int:
+    """How many chunks a file has."""
+    return -(-file_bytes // CHUNK_BYTES)
+
+
+def chunk_range(index: int, file_bytes: int) -> range:
+    """The bytes of a chunk."""
+    return range(index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, file_bytes))
+
+
+def chunk_digest(data: bytes | memoryview) -> bytes:
+    """BLAKE3 of a chunk, 32 bytes."""
+    return blake3(data).digest()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a snapshot must be of to be of use here."""
+
+    stage: StageName
+    architecture: Architecture
+    header: bytes  # of the tensor file
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class SnapshotManifest:
+    """One state of one stage at one node."""
+
+    document: bytes  # the checkpoint's JSON file
+    digests: tuple[bytes, ...]
+    age_seconds: float  # when it was told
+
+    @cached_property
+    def snapshot(self) -> str:
+        """Names the snapshot in requests for its chunks: 64 hex digits."""
+        return blake3(b"".join((self.document, *self.digests))).hexdigest()
+
+    @cached_property
+    def checkpoint(self) -> CheckpointManifest:
+        """What the JSON says. Raises CheckpointError."""
+        return decode_manifest(self.document)
+
+    @property
+    def meta(self) -> CheckpointMeta:
+        """The state but for its tensors."""
+        return self.checkpoint.meta
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the tensor file."""
+        return self.checkpoint.tensors.bytes
+
+
+def manifest_request(stage: StageName, max_age_seconds: float, preferred: str = ANY) -> Frame:
+    """Asks for the newest snapshot, or for the preferred one while it can be had."""
+    return request_about(MANIFEST, stage, max_age_seconds=max_age_seconds, preferred=preferred)
+
+
+def manifest_limits(expected: Expected) -> FrameLimits:
+    """What an answer to it may hold."""
+    return FrameLimits(MAX_HEADER_BYTES, MAX_META_BYTES + DIGEST_BYTES * chunk_count(expected.file_bytes))
+
+
+def manifest_frame(manifest: SnapshotManifest) -> Frame:
+    """The answer."""
+    parts = (
+        _part("document", manifest.document, (len(manifest.document),)),
+        _part("digests", b"".join(manifest.digests), (len(manifest.digests), DIGEST_BYTES)),
+    )
+    return Frame(MANIFEST, {"age_seconds": manifest.age_seconds}, parts)
+
+
+def read_manifest(frame: Frame, expected: Expected) -> SnapshotManifest:
+    """The manifest in an answer. Raises LyingDonorError for one that is not of the expected stage."""
+    try:
+        return _checked(_manifest_in(frame, expected.file_bytes), expected)
+    except (ValueError, CheckpointError) as error:
+        raise LyingDonorError(f"Its manifest is not acceptable: {error}") from None
+
+
+def _manifest_in(frame: Frame, file_bytes: int) -> SnapshotManifest:
+    age = number_field(read_header(frame, "age_seconds")["age_seconds"], "age_seconds")
+    document, digests = _bytes_of(frame, "document", "digests")
+    if len(digests) != DIGEST_BYTES * chunk_count(file_bytes):
+        raise ValueError("it names other chunks than the stage has")
+    split = tuple(digests[i : i + DIGEST_BYTES] for i in range(0, len(digests), DIGEST_BYTES))
+    return SnapshotManifest(document, split, max(0.0, age))
+
+
+def _checked(manifest: SnapshotManifest, expected: Expected) -> SnapshotManifest:
+    meta = manifest.meta
+    found = StageName(meta.run_id, meta.layers), meta.architecture, manifest.file_bytes
+    if found != (expected.stage, expected.architecture, expected.file_bytes):
+        raise ValueError("it is of another stage or another model")
+    if not re.fullmatch(rf"step-{meta.step}(-\d{{1,9}})?\.safetensors", manifest.checkpoint.tensors.file):
+        raise ValueError("its tensor file has an impossible name")
+    if meta.step < 1 or min(meta.outer_step, meta.inner_step, meta.tokens, meta.sequences) < 0:
+        raise ValueError("its counts are impossible")
+    return manifest
+
+
+def chunk_request(stage: StageName, snapshot: str, index: int) -> Frame:
+    """Asks for one chunk of a snapshot."""
+    return request_about(CHUNK, stage, snapshot=snapshot, index=index)
+
+
+def read_index(value: object) -> int:
+    """The number of a chunk. Raises ValueError."""
+    return whole_field(value, 0, LARGEST_NUMBER, "index")  # pyright: ignore[reportArgumentType]
+
+
+def chunk_frame(data: bytes) -> Frame:
+    """The answer."""
+    return Frame(CHUNK, {}, (_part("chunk", data, (len(data),)),))
+
+
+def chunk_limits(index: int, file_bytes: int) -> FrameLimits:
+    """Exactly the chunk that was asked for."""
+    size = len(chunk_range(index, file_bytes))
+    return FrameLimits(MAX_HEADER_BYTES, size, (TensorSpec("chunk", "uint8", (size,)),))
+
+
+def received_frame(stage: StageName) -> Frame:
+    """Tells a donor that nothing more is asked of it for now: others may have the place."""
+    return request_about(RECEIVED, stage)
+
+
+def copy_report_frame(stage: StageName, taken_at: float) -> Frame:
+    """Tells a donor that its state of this time (seconds since the epoch) is kept here as a copy."""
+    return request_about(COPIED, stage, taken_at=taken_at)
+
+
+def _part(name: str, data: bytes, shape: Sequence[int]) -> TensorPart:
+    return TensorPart(TensorSpec(name, "uint8", tuple(shape)), data)
+
+
+def _bytes_of(frame: Frame, *names: str) -> tuple[bytes, ...]:
+    """The bytes of exactly these tensors. Raises ValueError."""
+    if tuple(part.spec.name for part in frame.tensors) != names:
+        raise ValueError("it does not have the parts that it should have")
+    if any(part.spec.dtype != "uint8" for part in frame.tensors):
+        raise ValueError("its parts are not bytes")
+    return tuple(bytes(part.data) for part in frame.tensors)

@@ -1,0 +1,348 @@
+"""Builds one stage from its newest checkpoint or from the run's initial weights, saves it, and restores it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import torch
+from torch import Tensor
+
+from neuroshard.config.folders import make_folder, reason_of
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.sync_strategies import first_outer_state, kept_length
+from neuroshard.errors import StorageError
+from neuroshard.model.transformer import StageModel
+from neuroshard.model.weights import TensorSchema, flatten, initialise
+from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.outer import OuterState
+from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.executor import Precision, PrecisionProbe, StageExecutor, probe_precision
+from neuroshard.state.checkpoint_manifest import CheckpointMeta, encode_manifest
+from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver, StateCapture, WriteReport
+from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, LoadedCheckpoint
+from neuroshard.state.outer_state import OuterProgress
+from neuroshard.state.stage_tensors import OUTER_TENSORS, load_stage_tensors, materialise_moments, stage_tensors
+from neuroshard.state.staging_buffers import StagingBuffers
+from neuroshard.state.system_resources import trim_heap
+from neuroshard.state.tensor_file import TensorLayout
+from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
+from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.record import StageIdentity, TrainingRecord, from_meta, restore_random_state, to_meta
+from neuroshard.types import LayerRange
+
+_LOG = logging.getLogger(__name__)
+
+WRITE_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint held beside weights and moments."""
+
+    record: TrainingRecord
+    outer_state: OuterState
+    residual: Tensor | None  # (d,), see OuterSync
+    outer_progress: OuterProgress
+
+
+class Saver:
+    """The trainer's way to its checkpoints; every call is one job of the compute thread."""
+
+    def __init__(
+        self,
+        *,
+        compute: ComputeThread,
+        keeper: CheckpointSaver,
+        identity: StageIdentity,
+        executor: StageExecutor,
+        outer: OuterSync,
+        staging: StagingBuffers,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._staging = staging
+        self._compute = compute
+        self._keeper = keeper
+        self._identity = identity
+        self._executor = executor
+        self._outer = outer
+        self._wall_clock = wall_clock
+
+    async def offer(self, record: TrainingRecord, outer_step_done: bool) -> bool:
+        """After a step: save in the background when it is due."""
+
+        def work() -> bool:
+            if outer_step_done:
+                self._keeper.outer_step_done()
+            return self._keeper.offer(record.progress.steps, lambda: self._capture(record))
+
+        return await self._compute.run(work, Priority.SMALL)
+
+    async def save(self, record: TrainingRecord) -> WriteReport:
+        """Save now and wait until it is on disk or has failed. A state that lies there already is not written again."""
+        return await self._compute.run(lambda: self._save(record), Priority.SMALL)
+
+    async def restore(self) -> Restored | None:
+        """Put the newest whole checkpoint back into the stage; None when there is none."""
+        await self._written()
+        return await self._compute.run(self._restore, Priority.SMALL)
+
+    async def rest(self) -> None:
+        """Give memory back that only the next checkpoint needs, once a write in flight has ended."""
+
+        def work() -> None:
+            self._staging.forget()
+            trim_heap()
+
+        await self._written()
+        await self._compute.run(work, Priority.SMALL)
+
+    def seconds_until_offload(self) -> float:
+        """Until the owner's limit for checkpoints allows as many bytes as one has."""
+        return self._keeper.seconds_to_write()
+
+    async def offload_tensors(self, is_wanted: Callable[[], bool]) -> None:
+        """Let all large tensors of a suspended stage lie in a file beside its checkpoints, while it is wanted."""
+
+        def work() -> None:
+            if self._executor.offload_tensors(folder, is_wanted):
+                self._keeper.count_write()
+                trim_heap()
+
+        store = self._keeper.store
+        folder = store.folder
+        await self._written()
+        try:
+            make_folder(folder, store.data_dir)
+            await self._outer.offload_tensors(folder, is_wanted)
+            await self._compute.run(work, Priority.SMALL)
+        except OSError as error:
+            _LOG.info(
+                "The paused stage stays in memory: %s cannot be written (%s).", folder, reason_of(error, store.data_dir)
+            )
+
+    async def reload_tensors(self) -> None:
+        """Take the outer state into memory; the rest came with the accelerator."""
+        await self._outer.reload_tensors()
+
+    async def close(self) -> None:
+        """Wait for a write in flight and end the writer."""
+        await self._compute.run(self._keeper.close, Priority.SMALL)
+
+    def status(self, step: int, step_seconds: float) -> CheckpointStatus:
+        """For the dashboard."""
+        return self._keeper.status(step, step_seconds)
+
+    async def _written(self) -> None:
+        """Wait for a write in flight, which reads the buffers, while the compute thread works for others."""
+        while self._staging.in_use:
+            await anyio.sleep(WRITE_POLL_SECONDS)
+
+    def _restore(self) -> Restored | None:
+        loaded = self._keeper.restore(expectation(self._identity)).loaded
+        if loaded is None:
+            return None
+        warning = thread_warning(loaded.meta.threads, self._identity.threads)
+        if warning is not None:
+            _LOG.warning("%s", warning)
+        return load_into_stage(loaded, self._executor)
+
+    def _save(self, record: TrainingRecord) -> WriteReport:
+        self._keeper.wait()
+        present = self._on_disk(self._meta(record))
+        if present is not None:
+            return WriteReport(present.step, started=0.0, seconds=0.0, generation=present)
+        return self._keeper.save(lambda: self._capture(record))
+
+    def _on_disk(self, meta: CheckpointMeta) -> CheckpointGeneration | None:
+        """The newest generation when it holds this state; equal steps, outer steps and records mean equal tensors."""
+        store = self._keeper.store
+        newest = next(iter(store.generations()), None)
+        if newest is None or newest.step != meta.step:
+            return None
+        try:
+            found = store.read_manifest(Path(newest.path))
+            size = Path(newest.path).with_name(found.tensors.file).stat().st_size
+        except (OSError, StorageError):
+            return None  # damaged meanwhile: written anew
+        same = encode_manifest(replace(found, meta=replace(meta, time=found.meta.time))) == encode_manifest(found)
+        return newest if same and size == found.tensors.bytes else None
+
+    def _meta(self, record: TrainingRecord) -> CheckpointMeta:
+        return to_meta(
+            record,
+            outer=self._outer.progress,
+            outer_step=self._outer.state.outer_step,
+            identity=self._identity,
+            precision=self._executor.precision,
+            time=self._wall_clock(),
+        )
+
+    def _capture(self, record: TrainingRecord) -> StateCapture:
+        executor = self._executor
+        tensors = stage_tensors(executor.model, executor.optimizer, self._outer.state)
+        return StateCapture(self._meta(record), tensors, self._outer.residual)
+
+
+def expectation(identity: StageIdentity) -> Expectation:
+    """What a checkpoint must be of to be continued by this stage."""
+    return Expectation(identity.wallet_id, identity.run_id, identity.architecture, identity.layers)
+
+
+def thread_warning(stored: int, present: int) -> str | None:
+    """What to say when a checkpoint was made with another number of CPU threads."""
+    if stored == present:
+        return None
+    return (
+        f"The checkpoint was made with {stored} CPU threads, now there are {present}: "
+        "training goes on, but its last digits will differ."
+    )
+
+
+def load_into_stage(loaded: LoadedCheckpoint, executor: StageExecutor) -> Restored:
+    """Load a checkpoint into a stage; runs on the compute thread. Raises CheckpointError for a malformed record."""
+    record, progress = from_meta(loaded.meta)
+    state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
+    restore_random_state(loaded.meta)
+    if loaded.meta.precision:  # another one would not continue bit for bit
+        executor.precision = Precision(loaded.meta.precision)
+    executor.zero()
+    return Restored(record, state, loaded.residual, progress)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage ready to train. `record` is new when nothing was restored."""
+
+    executor: StageExecutor
+    outer_state: OuterState
+    staging: StagingBuffers
+    keeper: CheckpointSaver
+    residual: Tensor | None = None  # (d,), see OuterSync
+    outer_progress: OuterProgress = field(default_factory=OuterProgress)
+    record: TrainingRecord = field(default_factory=TrainingRecord)
+    is_restored: bool = False
+    warnings: tuple[str, ...] = ()
+    probe: PrecisionProbe | None = None  # None: the precision was given or stored
+
+    @property
+    def layers(self) -> LayerRange:
+        """Those of the stage."""
+        return self.executor.model.layer_range
+
+
+class Begun(Protocol):
+    """A stage, as far as it has come."""
+
+    @property
+    def layers(self) -> LayerRange:
+        """Those of it."""
+        ...
+
+    @property
+    def record(self) -> TrainingRecord:
+        """What it has done."""
+        ...
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether a checkpoint was there."""
+        ...
+
+
+def steps_behind(stages: Sequence[Begun]) -> tuple[str, ...]:
+    """What to say about stages of one node whose checkpoints are older than those of its others."""
+    newest = max((stage.record.progress.steps for stage in stages), default=0)
+    warnings: list[str] = []
+    for stage in stages:
+        layers, steps = stage.layers, stage.record.progress.steps
+        if steps < newest:
+            numbers = f"Layer {layers.stop}" if len(layers) == 1 else f"Layers {layers.start + 1}-{layers.stop}"
+            found = f"goes on from step {steps:,}" if stage.is_restored else "begins anew"
+            found = found if len(layers) == 1 else found.replace("goes", "go").replace("begins", "begin")
+            warnings.append(
+                f"{numbers} {found}, while other layers here are at step {newest:,}: nothing newer of them was saved, "
+                f"and {newest - steps:,} steps of these layers are lost."
+            )
+    return tuple(warnings)
+
+
+def build_stage(
+    parameters: RunParameters,
+    identity: StageIdentity,
+    device: torch.device,
+    store: CheckpointStore,
+    *,
+    policy: CheckpointPolicy | None = None,
+    precision: Precision | None = None,
+) -> Stage:
+    """Build the stage of `identity.layers`; runs on the compute thread, whose thread count identity.threads tells.
+
+    A restored stage keeps the precision of its checkpoint; a new one, or one whose state came from another computer,
+    takes `precision`, or what a probe shows.
+    Raises StorageError, CheckpointError.
+    """
+    model = StageModel(identity.architecture, identity.layers)
+    model.to(device)
+    optimizer = make_inner_optimizer(model, parameters.inner)
+    materialise_moments(model, optimizer)
+    schema = TensorSchema.of(model)
+    sizes = schema.total_size, kept_length(parameters.outer, schema)
+    anchor, kept = (torch.empty(size) for size in sizes)  # their memory is never touched
+    tensors = stage_tensors(model, optimizer, OuterState(anchor, kept, 0))
+    staging = StagingBuffers(TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type == "cuda")
+    keeper = CheckpointSaver(store, staging, policy or CheckpointPolicy())
+    restoration = keeper.restore(expectation(identity))
+    executor = StageExecutor(model, optimizer, device)
+    if restoration.loaded is not None:
+        if not restoration.loaded.meta.precision:  # the state came from another computer
+            executor.precision = precision or _probe(model, parameters, device).chosen
+        return _restored_stage(
+            restoration.loaded,
+            warnings=restoration.warnings,
+            executor=executor,
+            identity=identity,
+            staging=staging,
+            keeper=keeper,
+        )
+    initialise(model, parameters.initial_weights_seed)
+    probe = None
+    if precision is None:
+        probe = _probe(model, parameters, device)
+        precision = probe.chosen
+    executor.precision = precision
+    outer_state = first_outer_state(parameters.outer, schema, flatten(model))
+    return Stage(executor, outer_state, staging, keeper, warnings=restoration.warnings, probe=probe)
+
+
+def _probe(model: StageModel, parameters: RunParameters, device: torch.device) -> PrecisionProbe:
+    return probe_precision(model, device, sequences=min(2, parameters.batch_size))
+
+
+def _restored_stage(
+    loaded: LoadedCheckpoint,
+    *,
+    warnings: tuple[str, ...],
+    executor: StageExecutor,
+    identity: StageIdentity,
+    staging: StagingBuffers,
+    keeper: CheckpointSaver,
+) -> Stage:
+    restored = load_into_stage(loaded, executor)
+    warning = thread_warning(loaded.meta.threads, identity.threads)
+    return Stage(
+        executor,
+        restored.outer_state,
+        staging,
+        keeper,
+        restored.residual,
+        restored.outer_progress,
+        restored.record,
+        is_restored=True,
+        warnings=warnings if warning is None else (*warnings, warning),
+    )

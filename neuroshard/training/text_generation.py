@@ -1,0 +1,448 @@
+"""Text from the model in training: completions, their stop sequences, the stages' reading, and sample texts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Final, Protocol
+
+import anyio
+import torch
+from torch import Tensor
+
+from neuroshard.data.tokenizer.encoder import Tokenizer
+from neuroshard.data.tokenizer.table import EOS, FIRST_BYTE_ID
+from neuroshard.errors import NotReadyError
+from neuroshard.model.transformer import sample_next
+from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.microbatch import Retry, SpoiltMicrobatchError, StageBusyError, StageError, UnreadTextError
+from neuroshard.pipeline.routing import Dispute, Routing
+from neuroshard.pipeline.stage_client import StageClient
+from neuroshard.pipeline.stage_protocol import run_off_loop
+from neuroshard.pipeline.stage_texts import StageTexts, Text
+from neuroshard.status.board import Generate, GeneratedText, GenerationSummary
+from neuroshard.status.history import TextSample
+from neuroshard.types import Architecture, JsonValue, NodeId
+
+
+class StopSequences:
+    """Lets text through up to the first stop sequence, wherever the boundaries of the pieces fall."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self.reached = False
+
+    def feed(self, piece: str) -> str:
+        """The text that is certainly part of the answer. Nothing more comes once a stop sequence was `reached`."""
+        if self.reached:
+            return ""
+        text = self._held + piece
+        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        if found:
+            self.reached, self._held = True, ""
+            return text[: min(found)]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """The held text, when the answer ended otherwise."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper beginning of `stop` that ends `text`."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+
+
+class Completion:
+    """Knows the text and no model. One thread at a time."""
+
+    def __init__(self, architecture: Architecture, tokenizer: Tokenizer, request: Generate) -> None:
+        self._request = request
+        prompt: list[int] = tokenizer.encode(request.prompt, bos=True).tolist()
+        self._context = context = architecture.sequence_length
+        self.truncated_tokens = max(0, len(prompt) - context)
+        self._prompt_tokens = len(prompt) - self.truncated_tokens
+        self._ids: list[int] = prompt[-context:]
+        self.position = 0  # tokens that the stages have read
+        self.unread = list(self._ids)  # what they read next
+        self._stops = StopSequences(request.stop)
+        self._decoder = tokenizer.decoder()
+        self._allowed = allowed_ids(tokenizer.size, architecture.vocabulary_size)
+        self._random = torch.Generator()
+        if request.seed is None:
+            self._random.seed()
+        else:
+            self._random.manual_seed(request.seed)
+        self._count = 0
+        self._finish_reason: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last piece went out."""
+        return self._finish_reason is not None
+
+    def summary(self) -> GenerationSummary:
+        """Usage in real tokens; those of the prompt include the one that begins a text."""
+        reason = self._finish_reason or "length"
+        return GenerationSummary(self._prompt_tokens, self._count, reason, self.truncated_tokens)
+
+    def cancel(self) -> None:
+        """End here; the last piece says so."""
+        if not self.is_finished:
+            self._finish("stop")
+
+    def wants_token(self) -> bool:
+        """Whether another token is wanted; a completion that was cancelled or wants none ends here."""
+        if self.is_finished:
+            return False
+        if self._request.cancelled.is_set():
+            self.cancel()
+        elif self._count >= self._request.max_tokens:
+            self._finish("length")
+        return not self.is_finished
+
+    def read_again(self) -> None:
+        """The stages must read the text anew: all of it, or its end where it is longer than the context."""
+        self.position = 0
+        self.unread = self._ids[-self._context :]
+
+    def take(self, logits: Tensor) -> None:
+        """Add the token that the logits (vocabulary,) of what follows give, and hand on the text that became certain.
+
+        Raises ValueError for logits that are not finite.
+        """
+        token = self._sample(logits)
+        if token == EOS:
+            self._finish("stop")
+            return
+        text = self._stops.feed(self._decoder.feed(token))
+        if self._stops.reached:
+            self._finish("stop", text)
+        elif self._count >= self._request.max_tokens:
+            self._finish("length", text)
+        elif text:
+            self._request.sink(GeneratedText(text, self._count))
+
+    def _sample(self, logits: Tensor) -> int:
+        masked = torch.where(self._allowed, logits.cpu(), -torch.inf)
+        token = sample_next(masked, self._request.temperature, self._request.top_p, self._random)
+        self.position += len(self.unread)
+        self.unread = [token]
+        self._ids.append(token)
+        self._count += 1
+        return token
+
+    def _finish(self, reason: str, text: str = "") -> None:
+        self._finish_reason = reason
+        if not self._stops.reached:
+            text += self._stops.feed(self._decoder.finish()) + self._stops.finish()
+        self._request.sink(GeneratedText(text, self._count, reason))
+
+
+def allowed_ids(tokenizer_size: int, vocabulary_size: int) -> Tensor:
+    """Mask (vocabulary,) of ids that may be generated: those that stand for bytes, and the end of a text."""
+    ids = torch.arange(vocabulary_size)
+    return ((ids >= FIRST_BYTE_ID) & (ids < tokenizer_size)) | (ids == EOS)
+
+
+_LOG = logging.getLogger(__name__)
+
+CANCEL_LOOK_SECONDS = 0.2
+END_SECONDS = 5.0  # for telling the stages that a text is done; they forget it by themselves
+
+
+class InferenceSession(Protocol):
+    """All stages of a model while they read one text.
+
+    Law: the logits are those of the model in one piece, with the weights that the stages have at that moment.
+    """
+
+    async def advance(self, completion: Completion) -> None:
+        """Add at least one token to a completion that is not finished. Raises NotReadyError when that cannot be."""
+        ...
+
+    async def end(self) -> None:
+        """Let the stages forget the text."""
+        ...
+
+
+class TextGenerator:
+    """Continues prompts; one completion at a time, so that memory stays bounded."""
+
+    def __init__(self, architecture: Architecture, tokenizer: Tokenizer, begin: Callable[[], InferenceSession]) -> None:
+        self._architecture = architecture
+        self._tokenizer = tokenizer
+        self._begin = begin
+        self._turn = anyio.Lock()
+
+    async def generate(self, request: Generate) -> GenerationSummary:
+        """Run one request; its pieces go to the request's sink from a thread of this node.
+
+        A prompt longer than the context loses its beginning, which the summary counts. Raises NotReadyError when
+        there is a stage that nobody reads the text with.
+        """
+        async with self._turn:
+            completion = Completion(self._architecture, self._tokenizer, request)
+            if completion.truncated_tokens:
+                _LOG.info(
+                    "The first %d tokens of the prompt are beyond the context of %d and were left out.",
+                    completion.truncated_tokens,
+                    self._architecture.sequence_length,
+                )
+            reading = self._begin()
+            try:
+                await _unless_cancelled(request, completion, reading)
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(END_SECONDS):
+                    await reading.end()
+            completion.cancel()
+            return completion.summary()
+
+
+async def _unless_cancelled(request: Generate, completion: Completion, reading: InferenceSession) -> None:
+    """To the end of the completion, or until nobody wants it any more."""
+    failure: NotReadyError | None = None
+
+    async def look() -> None:
+        while not request.cancelled.is_set():
+            await anyio.sleep(CANCEL_LOOK_SECONDS)
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        try:
+            while completion.wants_token():
+                await reading.advance(completion)
+        except NotReadyError as error:
+            failure = error  # raised as itself, not in a group
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+SLICE_SECONDS = 0.1  # generated in one job; a microbatch may run before the next one, so both make progress
+PATIENCE_SECONDS = 20.0  # with a stage that nobody answers for, and after the first failure of a token
+RETRY_SECONDS = 0.25
+OWN_TEXT = 0  # session of the only text that this node reads with its own stages alone
+
+
+class LocalInferenceSession:
+    """See InferenceSession: this node holds every stage, so many tokens fit in one job of the compute thread."""
+
+    def __init__(
+        self,
+        compute: ComputeThread,
+        stages: Sequence[StageTexts],
+        node_id: NodeId,
+        slice_seconds: float = SLICE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`stages` are all of the model in the order of their layers."""
+        self._compute = compute
+        self._stages = tuple(stages)
+        self._node_id = node_id
+        self._slice_seconds = slice_seconds
+        self._clock = clock
+
+    async def advance(self, completion: Completion) -> None:
+        """See InferenceSession; the pieces go to the sink from the compute thread."""
+        try:
+            texts = [stage.text(self._node_id, OWN_TEXT) for stage in self._stages]
+            await self._compute.run(lambda: self._slice(completion, texts), Priority.TEXT)
+        except StageError as error:
+            raise _not_ready(error) from error
+
+    async def end(self) -> None:
+        """See InferenceSession."""
+        for stage in self._stages:
+            stage.forget(self._node_id, OWN_TEXT)
+
+    def _slice(self, completion: Completion, texts: Sequence[Text]) -> None:
+        """At least one token, and more until the slice of time is used up."""
+        until = self._clock() + self._slice_seconds
+        while completion.wants_token():
+            completion.take(self._logits(completion, texts))
+            if self._compute.cancelled.is_set():
+                completion.cancel()
+            if self._clock() >= until:
+                return
+
+    def _logits(self, completion: Completion, texts: Sequence[Text]) -> Tensor:
+        try:
+            return self._through(completion, texts)
+        except UnreadTextError:  # the weights have changed since the last slice
+            completion.read_again()
+            return self._through(completion, texts)
+
+    def _through(self, completion: Completion, texts: Sequence[Text]) -> Tensor:
+        values = torch.tensor([completion.unread])
+        for stage, text in zip(self._stages, texts, strict=True):
+            values = stage.advance(text, completion.position, values)
+        return values
+
+
+class SwarmInferenceSession:
+    """See InferenceSession: each stage is read with at a node that holds it, for as long as that works.
+
+    Whatever goes wrong at a stage (its weights have changed, it is gone, it has forgotten the text), the text is read
+    again from its beginning by all, and by somebody else where somebody was lost.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        session: int,
+        missing: Callable[[], str] = lambda: "",
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """`session` is a number that no other text of this node has; `missing` says which layers nobody holds."""
+        self._routing = routing
+        self._session = session
+        self._missing = missing
+        self._patience_seconds = patience_seconds
+        self._hops: dict[int, StageClient] = {}
+        self._refusals: dict[int, str] = {}  # the last of each stage
+        self._disputes: dict[int, Dispute] = {}  # by stage, about what it has not read yet
+        self.read_again = 0  # how often the text had to be read from its beginning
+
+    async def advance(self, completion: Completion) -> None:
+        """See InferenceSession."""
+        gives_up_at: float | None = None
+        while True:
+            try:
+                logits = await self._through(completion)
+                break
+            except StageError as error:
+                if gives_up_at is None:
+                    gives_up_at = anyio.current_time() + self._patience_seconds
+                if error.retry is Retry.NEVER or anyio.current_time() >= gives_up_at:
+                    raise _not_ready(error) from error
+                if not isinstance(error, UnreadTextError):
+                    _LOG.info("A text is read again: %s", error)
+                    await anyio.sleep(RETRY_SECONDS)
+                self.read_again += 1
+                completion.read_again()
+        await run_off_loop(lambda: completion.take(logits), logits)
+
+    async def end(self) -> None:
+        """See InferenceSession."""
+        async with anyio.create_task_group() as tasks:
+            for stage, hop in self._hops.items():
+                tasks.start_soon(self._forget, stage, hop)
+
+    async def _through(self, completion: Completion) -> Tensor:
+        values = torch.tensor([completion.unread])
+        for stage in range(self._routing.stage_count):
+            hop = self._hops.get(stage) or await self._found(stage)
+            try:
+                values = await hop.read(self._session, completion.position, values)
+            except StageError as error:
+                self._disputes.setdefault(stage, Dispute(self._routing, stage)).note(hop, error)
+                if error.retry is Retry.ELSEWHERE or isinstance(error, StageBusyError):
+                    del self._hops[stage]
+                    self._refusals[stage] = error.message
+                    self._routing.failed(stage, hop, error)
+                raise
+            self._disputes.pop(stage, None)
+        return values
+
+    async def _found(self, stage: int) -> StageClient:
+        with anyio.move_on_after(self._patience_seconds):
+            hop = self._hops[stage] = await self._routing.hop(stage)
+            return hop
+        reason = self._missing() or self._refusals.get(stage)
+        reason = reason or f"Nobody answers for stage {stage + 1} of {self._routing.stage_count}."
+        raise NotReadyError(f"The text cannot be continued now. {reason}", "Try again a little later.")
+
+    async def _forget(self, stage: int, hop: StageClient) -> None:
+        self._routing.left(stage, hop)
+        try:
+            await hop.forget(self._session)
+        except StageError as error:
+            _LOG.debug("A stage was not told that a text is done: %s", error)
+
+
+def _not_ready(error: StageError) -> NotReadyError:
+    if isinstance(error, SpoiltMicrobatchError):
+        return NotReadyError("The model's values are not numbers now.", "Try again after the next good steps.")
+    return NotReadyError(f"The text cannot be continued now. {error.message}", "Try again a little later.")
+
+
+PROMPTS: Final = ("Once upon a time", "The function returns", "The capital of France is")
+MOST_TOKENS: Final = 32  # of each text
+MOST_CHARACTERS: Final = 400
+MOST_SAMPLES: Final = 64
+SHARE: Final = 0.01  # of the time of training that the writing may take
+FORMAT: Final = 1
+_FIRST_MARKS: Final = (0, 10, 100, 1_000)
+
+
+class MalformedSamplesError(ValueError):
+    """What was read are no samples of a run."""
+
+
+def next_mark(last_step: int | None) -> int:
+    """The step at which the next sample is due: 0, 10, 100, 1,000, and from there on each double one."""
+    if last_step is None:
+        return _FIRST_MARKS[0]
+    for mark in _FIRST_MARKS:
+        if mark > last_step:
+            return mark
+    mark = 2 * _FIRST_MARKS[-1]
+    while mark <= last_step:
+        mark *= 2
+    return mark
+
+
+def is_due(steps: int, samples: tuple[TextSample, ...], trained_seconds: float) -> bool:
+    """Whether a model after `steps` steps, which took `trained_seconds`, should write now.
+
+    The first sample has no price yet; each later one waits until all of them stay below their share of the time.
+    """
+    if not samples:
+        return True
+    if len(samples) >= MOST_SAMPLES or steps < next_mark(samples[-1].last_step):
+        return False
+    spent = sum(sample.seconds for sample in samples) + samples[-1].seconds
+    return spent <= SHARE * trained_seconds
+
+
+def samples_to_json(prompts: tuple[str, ...], samples: tuple[TextSample, ...]) -> dict[str, JsonValue]:
+    """All of them; at most about 200 kB as text."""
+    rows = [[s.step, s.last_step, s.time, round(s.seconds, 3), list(s.texts)] for s in samples]
+    return {"format": FORMAT, "prompts": list(prompts), "samples": rows}
+
+
+def samples_from_json(value: JsonValue) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
+    """Prompts and samples that were written down. Raises MalformedSamplesError."""
+    match value:
+        case {"format": 1, "prompts": [*prompts], "samples": [*rows]} if len(rows) <= MOST_SAMPLES:
+            texts = _texts(prompts)
+            if not 1 <= len(texts) <= len(PROMPTS):
+                raise MalformedSamplesError(f"{len(texts)} prompts, not 1 to {len(PROMPTS)}")
+            return texts, tuple(_sample(row, len(texts)) for row in rows)
+        case _:
+            raise MalformedSamplesError("it has other members than samples of a run")
+
+
+def _sample(row: JsonValue, texts: int) -> TextSample:
+    match row:
+        case [int() as step, int() as last, int() | float() as time, int() | float() as seconds, [*written]] if (
+            len(written) == texts and 0 <= step <= last and isfinite(time) and isfinite(seconds) and seconds >= 0
+        ):
+            return TextSample(step, last, float(time), float(seconds), _texts(written))
+        case _:
+            raise MalformedSamplesError("a sample does not hold what it should")
+
+
+def _texts(values: list[JsonValue]) -> tuple[str, ...]:
+    texts = tuple(value for value in values if isinstance(value, str) and len(value) <= MOST_CHARACTERS)
+    if len(texts) != len(values):
+        raise MalformedSamplesError("a text is too long, or none")
+    return texts

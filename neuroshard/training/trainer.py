@@ -1,0 +1,441 @@
+"""The trainer of a node: it runs the node's stages and its driver, accepts commands, and reports its status."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+import anyio
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.errors import NotReadyError, StorageError
+from neuroshard.optim.schedule import learning_rate_at
+from neuroshard.pipeline.control import PAUSED_BY_USER, Control, RequestedPause
+from neuroshard.pipeline.driver import Speed
+from neuroshard.pipeline.executor import Precision
+from neuroshard.status.board import CommandResult, Generate, GenerationSummary
+from neuroshard.status.data import DataStatus
+from neuroshard.status.pipeline import PipelineFlow
+from neuroshard.status.snapshot import (
+    CheckpointStatus,
+    DilocoStatus,
+    LossPoint,
+    NodeState,
+    StageStatus,
+    TrainingStatus,
+    VerificationStatus,
+)
+from neuroshard.training.composition import Composition, LoopContext, compose
+from neuroshard.training.parts import StageParts, TrainerParts
+from neuroshard.training.record import TrainingRecord
+from neuroshard.training.stage_loop import StageLoop
+from neuroshard.training.verification import TREND_POINTS, Evidence, verify
+
+AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES, NodeState.STARTING})
+NOTHING_HELD = DilocoStatus(members=0, explanation="This node holds no layers: it has nothing to synchronise.")
+
+
+@dataclass(frozen=True)
+class TrainerSnapshot:
+    """Everything a NodeStatus says about training."""
+
+    state: NodeState
+    reason: str
+    paused_until: float | None  # seconds since the epoch
+    training: TrainingStatus
+    verification: VerificationStatus
+    diloco: DilocoStatus
+    data: DataStatus
+    checkpoints: CheckpointStatus  # of the stage with the first layers; trouble and losses of any
+    history: tuple[LossPoint, ...]
+    stages: tuple[StageStatus, ...] = ()
+    flow: PipelineFlow | None = None  # of the microbatches that this node drives
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a trainer does, and why."""
+
+    state: NodeState
+    reason: str
+    paused_until: float | None  # seconds since the epoch
+
+
+def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerState, data: DataStatus) -> TrainerSnapshot:
+    """All of it, about the primary loop, with a row for each stage."""
+    record, pace = loops.primary.record, loops.primary.pace
+    held = parts.stages[0] if parts.stages else None
+    parameters = parts.parameters if held is None else parts.in_force(held)
+    held_out = None if loops.drive is None else loops.drive.watch.held_out
+    checkpoints = [_checkpoints_of(loop) for loop in loops.stages]
+    rows = zip(parts.stages, loops.stages, checkpoints, strict=True)
+    return TrainerSnapshot(
+        state=state.state,
+        reason=state.reason,
+        paused_until=state.paused_until,
+        training=training_status(
+            record,
+            parameters,
+            learning_rate=_learning_rate(record, parameters, held),
+            speed=pace.speed,
+            precision=Precision.FP32 if held is None else held.executor.precision,
+            held_out_sequences=len(held_out.sequences) if held_out else 0,
+            unigram_entropy=held_out.unigram_entropy if held_out else None,
+        ),
+        verification=verification_status(record, parameters, state, is_measured_here=loops.drive is not None),
+        diloco=diloco_status(parts.stages),
+        data=data,
+        checkpoints=checkpoint_status(checkpoints),
+        history=record.history.snapshot(),
+        stages=tuple(stage_status(stage, loop.record, saved) for stage, loop, saved in rows),
+        flow=None if loops.drive is None else loops.drive.driver.flow.flow(),
+    )
+
+
+def training_status(
+    record: TrainingRecord,
+    parameters: RunParameters,
+    *,
+    learning_rate: float,
+    speed: Speed,
+    precision: Precision,
+    held_out_sequences: int,
+    unigram_entropy: float | None,
+) -> TrainingStatus:
+    """Progress of the inner steps."""
+    progress = record.progress
+    return TrainingStatus(
+        steps=progress.steps,
+        tokens=progress.tokens,
+        inherited_steps=record.inherited.steps,
+        inherited_tokens=record.inherited.tokens,
+        loss=progress.loss,
+        loss_ema=progress.loss_ema,
+        initial_loss=progress.initial_loss,
+        lr=learning_rate,
+        tokens_per_second=speed.tokens_per_second,
+        step_seconds=speed.step_seconds,
+        batch_size=parameters.batch_size,
+        sequences_per_step=parameters.sequences_per_step,
+        skipped_steps=progress.non_finite.skipped,
+        precision=precision.value,
+        held_out=record.evaluations.points,
+        held_out_sequences=held_out_sequences,
+        unigram_entropy=unigram_entropy,
+    )
+
+
+def _learning_rate(record: TrainingRecord, parameters: RunParameters, held: StageParts | None) -> float:
+    """Of the next step; who only drives has no line of its own and tells it by the steps it has seen."""
+    return (
+        learning_rate_at(record.progress.steps, parameters.inner)
+        if held is None
+        else held.outer.learning_rate(parameters)
+    )
+
+
+def verification_status(
+    record: TrainingRecord, parameters: RunParameters, state: TrainerState, *, is_measured_here: bool
+) -> VerificationStatus:
+    """The verdict for a trainer in this state; waiting for data is part of training."""
+    progress = record.progress
+    return verify(
+        Evidence(
+            evaluations=record.evaluations.evaluations,
+            recent=record.history.recent(TREND_POINTS),
+            initial_loss=progress.initial_loss,
+            is_training=state.state in AT_WORK,
+            state_reason=state.reason,
+            learning_rate=parameters.inner.learning_rate,
+            last_non_finite_step=progress.non_finite.last_step,
+            is_measured_here=is_measured_here,
+        )
+    )
+
+
+def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
+    """Outer steps of the stage with the first layers, rounds of all."""
+    if not stages:
+        return NOTHING_HELD
+    outer, group = stages[0].outer, stages[0].group
+    status = outer.status()
+    certified = "" if group is None else group.certified_root(status.outer_steps)
+    rounds = tuple(stage.group.status for stage in stages if stage.group is not None)
+    return replace(status, certified_root=certified or status.certified_root, rounds=rounds)
+
+
+def stage_status(parts: StageParts, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:
+    """One stage's row."""
+    intake, progress = parts.service.intake, record.progress
+    return StageStatus(
+        index=parts.index,
+        layers=parts.executor.model.layer_range,
+        steps=progress.steps,
+        outer_step=parts.outer.state.outer_step,
+        loss=progress.loss,
+        grad_norm=progress.grad_norm,
+        sequences_accumulated=intake.accumulated.sequences,
+        sequences_wanted=intake.wanted,
+        open_microbatches=intake.open_microbatches,
+        sessions=parts.service.session_count,
+        state_root=parts.outer.progress.state_root,
+        last_saved_step=checkpoints.last_saved_step,
+    )
+
+
+def checkpoint_status(stages: Sequence[CheckpointStatus]) -> CheckpointStatus:
+    """Of a node with these stages: the first one's, with what could be lost and the alarm of the worst one."""
+    if not stages:
+        return CheckpointStatus(could_lose="nothing: this node holds no layers")
+    worst = max(stages, key=lambda stage: stage.could_lose_seconds)
+    return replace(
+        stages[0],
+        could_lose=worst.could_lose,
+        could_lose_steps=worst.could_lose_steps,
+        could_lose_seconds=worst.could_lose_seconds,
+        alarm=next((stage.alarm for stage in stages if stage.alarm is not None), None),
+    )
+
+
+def _checkpoints_of(loop: StageLoop) -> CheckpointStatus:
+    saver = loop.stage.parts.saver
+    if saver is None:
+        return CheckpointStatus(could_lose="everything: checkpoints are off")
+    return saver.status(loop.steps, loop.pace.speed.step_seconds)
+
+
+_LOG = logging.getLogger(__name__)
+
+FINAL_CHECKPOINT = "Saving a final checkpoint."
+
+
+class Trainer:
+    """Trains the stages of a node until it is stopped, and drives microbatches when it has data.
+
+    What it tells is about its primary loop: that of the first layers it holds, or of its driving when it holds none.
+    Belongs to the event loop.
+    """
+
+    def __init__(
+        self,
+        parts: TrainerParts,
+        records: Sequence[TrainingRecord] = (),
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        wish: RequestedPause | None = None,
+    ) -> None:
+        """`records` of earlier starts, one for each stage, or one for a trainer without stages; new ones by default.
+
+        A `wish` for a pause that outlives this trainer holds from its beginning.
+        """
+        self.parts = parts
+        self._control = Control(wish or RequestedPause(monotonic, wall_clock))
+        records = records or [TrainingRecord() for _ in parts.stages or (None,)]
+        self._loops = compose(parts, records, LoopContext(self._control, wall_clock, monotonic, self._loop_changed))
+        self._state = NodeState.STARTING
+        self._stop_words = FINAL_CHECKPOINT
+        self._state_changed = anyio.Event()
+        self._is_running = False
+
+    async def run(self, last_step: int | None = None) -> None:
+        """Train until `stop` or until `last_step` is done, then save final checkpoints.
+
+        Errors that training cannot repair rise from here. The stages behind the first one end with it.
+        """
+        if self._loops.drive is not None:
+            self._loops.drive.watch.replay_losses_to_feed(self.record)
+        async with anyio.create_task_group() as background:
+            for loop in self._loops.stages:
+                loop.stage.background = background
+            self._is_running = True
+            try:
+                await self._work(last_step)
+            finally:
+                self._is_running = False
+                with anyio.CancelScope(shield=True):
+                    await self._settle()
+        self._set_state(NodeState.NOT_TRAINING)
+
+    @property
+    def record(self) -> TrainingRecord:
+        """What the primary loop knows beside tensors."""
+        return self._loops.primary.record
+
+    @property
+    def records(self) -> tuple[TrainingRecord, ...]:
+        """What each stage knows beside tensors."""
+        return tuple(loop.record for loop in self._loops.stages)
+
+    @property
+    def steps(self) -> int:
+        """Applied inner steps of the primary loop so far."""
+        return self._loops.primary.steps
+
+    @property
+    def is_pause_wanted(self) -> bool:
+        """Whether it is paused, or will be as soon as it can."""
+        return self._control.is_paused
+
+    def pause(self, duration_seconds: float | None = None, reason: str = PAUSED_BY_USER) -> None:
+        """Stop after the microbatches in work and free the accelerator; nothing is lost."""
+        self._control.pause(reason, duration_seconds)
+        self._wake_waiting()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._control.resume()
+        self._wake_waiting()
+
+    def recheck_pause(self) -> None:
+        """Obey the wish for a pause, which somebody else has changed."""
+        self._control.look_again()
+        self._wake_waiting()
+
+    def stop(self, words: str = FINAL_CHECKPOINT) -> None:
+        """End after the microbatches in work; `run` returns when the final checkpoints are on disk. `words` say why."""
+        self._stop_words = words
+        self._control.stop()
+        self._set_state(NodeState.STOPPING)
+
+    async def save_now(self) -> CommandResult:
+        """Save a checkpoint of every stage's last step and wait until all are on disk.
+
+        Raises NotReadyError, and StorageError when one of them is not.
+        """
+        loops = self._loops.stages
+        if not (self._is_running and loops and all(loop.is_kept for loop in loops)):
+            raise NotReadyError("Checkpoints cannot be saved now.", "Try again when training runs.")
+        number = self._control.save()
+        for loop in loops:
+            await loop.requests.saved(number)
+        for loop in loops:
+            report = loop.last_report
+            if report is None or report.generation is None:
+                raise StorageError((report.alarm if report else None) or "The checkpoint was not saved.")
+        return CommandResult(self._present_state()[0], _saved(loops))
+
+    @property
+    def last_save_failed(self) -> bool:
+        """Whether the newest checkpoint of a stage that was waited for did not reach the disk."""
+        reports = [loop.last_report for loop in self._loops.stages]
+        return any(report is not None and report.generation is None for report in reports)
+
+    async def wait_until_paused(self) -> NodeState:
+        """Wait until the pause holds, or until somebody takes it back or stops the trainer; the state then."""
+        ends = (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING)
+        while self._control.is_paused and self._state not in ends:
+            await self._state_changed.wait()
+        return self._present_state()[0]
+
+    async def wait_until_resumed(self) -> NodeState:
+        """Wait until the pause has ended, or until somebody asks for another one; the state then."""
+        while self._state is NodeState.PAUSED and not self._control.is_paused:
+            await self._state_changed.wait()
+        return self._present_state()[0]
+
+    async def until_state_changes(self) -> None:
+        """Wait until it does something else, or is asked to."""
+        await self._state_changed.wait()
+
+    async def until_no_pause_is_wanted(self) -> None:
+        """Wait until it trains, or is about to."""
+        while self.is_pause_wanted:
+            await self._state_changed.wait()
+
+    async def generate(self, request: Generate) -> GenerationSummary:
+        """Continue a prompt between microbatches. Raises NotReadyError when this node cannot."""
+        if self.parts.generator is None:
+            raise NotReadyError("This node cannot generate text.", "It has no tokenizer.")
+        return await self.parts.generator.generate(request)
+
+    def snapshot(self) -> TrainerSnapshot:
+        """The trainer now, as values that any thread may read; costs well under a millisecond."""
+        state, reason = self._present_state()
+        until = self._control.paused_until
+        return trainer_snapshot(self.parts, self._loops, TrainerState(state, reason, until), self._data_status())
+
+    async def _work(self, last_step: int | None) -> None:
+        """The loops with their companions, which end with them."""
+        async with anyio.create_task_group() as companions:
+            for stage in self.parts.stages:
+                companions.start_soon(stage.service.run)
+                if stage.group is not None:
+                    companions.start_soon(stage.group.run)
+                    companions.start_soon(stage.outer.update_root)  # others look for replicas with the same
+            if self._loops.drive is not None:
+                companions.start_soon(self._loops.drive.driver.run)
+            async with anyio.create_task_group() as others:
+                for loop in self._loops.stages[1:]:
+                    others.start_soon(loop.run)
+                await self._loops.primary.run(last_step)
+                self._control.stop()  # the other stages end as well
+            companions.cancel_scope.cancel()
+
+    async def _settle(self) -> None:
+        """Drop the steps in work and save what those before them reached: each stage, whatever comes of the others."""
+        self._set_state(NodeState.STOPPING)
+        if self._loops.drive is not None:
+            self._loops.drive.journal.clear()
+        async with AsyncExitStack() as settling:
+            for loop in reversed(self._loops.stages):
+                settling.push_async_callback(loop.settle)
+
+    def _loop_changed(self) -> None:
+        """A pause holds when every loop holds, and it lasts until all of them have gone on."""
+        states = {loop.state for loop in self._loops.stages or (self._loops.primary,)}
+        if self._state in (NodeState.STOPPING, NodeState.NOT_TRAINING) or self._control.is_stopping:
+            return
+        if states == {NodeState.PAUSED}:
+            if self._state is not NodeState.PAUSED:
+                _LOG.info("%s", self._control.pause_reason)
+            self._set_state(NodeState.PAUSED)
+        elif NodeState.PAUSED not in states:
+            self._set_state(self._loops.primary.state)
+
+    def _present_state(self) -> tuple[NodeState, str]:
+        """State and reason in words."""
+        match self._state:
+            case NodeState.PAUSED:
+                return NodeState.PAUSED, self._control.pause_reason
+            case NodeState.STOPPING:
+                return NodeState.STOPPING, self._stop_words
+            case NodeState.NOT_TRAINING:
+                return NodeState.NOT_TRAINING, "Training has ended."
+            case _:
+                return self._work_or_wait()
+
+    def _work_or_wait(self) -> tuple[NodeState, str]:
+        drive, driving = self._loops.drive, self.parts.driving
+        if drive is not None and drive.waiting.is_noticeable:
+            return NodeState.WAITING_FOR_DATA, f"Waiting for data. {self._data_status().explanation}"
+        obstacle = None if driving is None else driving.routing.obstacle
+        if obstacle is not None:
+            return NodeState.WAITING_FOR_STAGES, obstacle
+        if self._state is NodeState.STARTING:
+            return NodeState.STARTING, "Fetching the first data."
+        return NodeState.TRAINING, "Training."
+
+    def _set_state(self, state: NodeState) -> None:
+        self._state = state
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        changed, self._state_changed = self._state_changed, anyio.Event()
+        changed.set()
+
+    def _data_status(self) -> DataStatus:
+        if self.parts.driving is None:
+            return DataStatus("", verified=False, explanation="These layers need no data: others drive them.")
+        return self.parts.driving.feed.status()
+
+
+def _saved(loops: Sequence[StageLoop]) -> str:
+    """What was saved, in words."""
+    steps = [loop.last_report.step for loop in loops if loop.last_report is not None]
+    if len(steps) == 1:
+        return f"Checkpoint of step {steps[0]} saved."
+    return f"Checkpoints of {len(steps)} stages saved, of steps {', '.join(map(str, steps))}."
