@@ -113,8 +113,12 @@ class GlobalView:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all nodes that train now."""
-        return sum(m.report.tokens_per_second for m in self.members.values() if m.report.state is NodeState.TRAINING)
+        """Tokens per second that enter the run's pipelines: the sum over the training nodes with the first layers.
+
+        Every microbatch goes once through the first layers. Nodes with later layers report the same tokens again.
+        """
+        training = (m.report for m in self.members.values() if m.report.state is NodeState.TRAINING)
+        return sum(report.tokens_per_second for report in training if _has_first_layers(report))
 
     @property
     def training_nodes(self) -> int:
@@ -161,9 +165,13 @@ class _Fold:
             self._members[node_id] = Member(node_id, wallet_id, report, best, first_seen, now, is_local)
 
 
+def _has_first_layers(report: TrainingReport) -> bool:
+    return report.layers is not None and report.layers.start == 0
+
+
 def _better(best: ReportedMaximum, report: TrainingReport) -> ReportedMaximum:
     steps = tokens = 0
-    if report.layers is not None and report.layers.start == 0:
+    if _has_first_layers(report):
         steps, tokens = report.steps - report.inherited_steps, report.tokens - report.inherited_tokens
     return ReportedMaximum(
         report.sequence,

@@ -44,6 +44,21 @@ def test_the_fold_keeps_what_each_node_said_last() -> None:
     assert view.tokens_per_second == 2 * REPORT.tokens_per_second
 
 
+@given(speeds=st.lists(st.floats(0, 1e6), min_size=1, max_size=3), stages=st.integers(1, 4))
+def test_the_stages_of_one_pipeline_are_not_added_up(speeds: list[float], stages: int) -> None:
+    """Every stage of a pipeline sees all its tokens: the run's speed is the sum over the pipelines, not the nodes."""
+    reports = [
+        said(10 * row + stage, layers=LayerRange(4 * stage, 4 * stage + 4), tokens_per_second=speed)
+        for row, speed in enumerate(speeds)
+        for stage in range(stages)
+    ]
+    assert view_of(*reports).tokens_per_second == pytest.approx(sum(speeds))
+
+
+def test_a_node_without_layers_adds_no_tokens_per_second() -> None:
+    assert view_of(said(1), said(2, layers=None)).tokens_per_second == REPORT.tokens_per_second
+
+
 def test_an_empty_view_and_one_without_losses_have_no_loss() -> None:
     assert GlobalView().global_loss is None
     assert GlobalView().min_loss is None

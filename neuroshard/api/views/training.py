@@ -88,7 +88,7 @@ def global_view(status: NodeStatus) -> GlobalBody:
         total_tokens=max(swarm.total_tokens, training.tokens),
         data_shards=data.total_shards if data else 0,
         data_shards_covered=max(swarm.shards_covered, data.shards_seen if data else 0),
-        tokens_per_second=swarm.tokens_per_second if status.swarm else _tokens_per_second(status),
+        tokens_per_second=swarm.tokens_per_second if status.swarm else training.tokens_per_second,
         hash_agreement_rate=hash_agreement_rate(status),
         model_hashes=model_hashes(status),
         loss_trend=verification.loss_trend,
@@ -263,11 +263,6 @@ def local_node(status: NodeStatus) -> LocalNode:
 
 def _training_nodes(status: NodeStatus) -> int:
     return len(status.peers) + (status.state is NodeState.TRAINING)
-
-
-def _tokens_per_second(status: NodeStatus) -> float:
-    speeds = (status.training.tokens_per_second, *(peer.tokens_per_second for peer in status.peers))
-    return sum(_finite(speeds))
 
 
 def _role_words(roles: Sequence[Role]) -> str:
