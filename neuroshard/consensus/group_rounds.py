@@ -40,7 +40,8 @@ from neuroshard.consensus.stage_rounds import Abandoned, Agreed, Outcome, RunRou
 from neuroshard.consensus.vote_log import ContributionRecovery, SavedContribution, VoteLog
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
-from neuroshard.network.blocking import BlockingRunner, first_of
+from neuroshard.network.blocking import BlockingRunner
+from neuroshard.signals import first_of
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName

@@ -28,6 +28,7 @@ from neuroshard.consensus.round_requests import (
 from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError
+from neuroshard.signals import Signal
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus, query_statuses
 from neuroshard.state.schedule import round_is_due
@@ -100,7 +101,7 @@ class Matchmaker:
         self._times = times or RoundTimes()
         self._promise: Promise | None = None
         self._awaited = "", 0.0  # newcomers, in the step from this root, since then
-        self._called = anyio.Event()
+        self._called = Signal()
         self._round_ended = 0.0
         self._left: tuple[int, str] | None = None  # the line whose step has ended, until its end is taken over
         self._due_since: float | None = None
@@ -145,8 +146,7 @@ class Matchmaker:
 
     async def called(self) -> None:
         """Wait until `is_called`."""
-        while not self.is_called:
-            await self._called.wait()
+        await self._called.until(lambda: self.is_called)
 
     def standing(self) -> ReplicaStatus:
         """How this replica stands, for others."""
@@ -390,8 +390,7 @@ class Matchmaker:
 
     def wake(self) -> None:
         """Let those who wait for a call look."""
-        waking, self._called = self._called, anyio.Event()
-        waking.set()
+        self._called.notify()
 
 
 async def _cannot_catch_up() -> bool:

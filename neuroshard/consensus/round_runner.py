@@ -50,6 +50,7 @@ from neuroshard.errors import StorageError
 from neuroshard.messages import Frame
 from neuroshard.network import ScoreReason
 from neuroshard.network.blocking import BlockingRunner
+from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
 MOST_MESSAGES = 16  # of each node, without what is large in a round: more than it says in two views
@@ -117,19 +118,19 @@ class RoundRunner:
         """`mail_of` makes the stage's mail, which gives what arrives to its argument."""
         self.mail = mail_of(self._received)
         self.ended: Complete | None = None  # the newest step's end, until it is taken
-        self.changed = anyio.Event()
+        self.changed = Signal()
         self.watch: Callable[[RoundProgress], None] = _unwatched  # is told how the present round goes on
         self._around = around
         self._running: _Running | None = None
         self._heard = MessageBuffer()
         self._effects: deque[tuple[_Running, Effect]] = deque()
-        self._waiting = anyio.Event()
+        self._effects_added = Signal()
         self._gave_up: str | None = None
         self._records: dict[str, VoteRecord] = {}  # what was written down, by step id; the newest last
         self._archive: dict[str, Quorum] = {}  # certificates of the steps that have ended, by id
         self._tasks: TaskGroup | None = None
         self._jobs: deque[tuple[_Running, Computation]] = deque()  # one at a time: the first one's results leave first
-        self._job_waiting = anyio.Event()
+        self._job_added = Signal()
 
     async def load(self) -> Sequence[Quorum]:
         """Read what this node has voted, and how the last steps have ended. Raises StorageError."""
@@ -219,18 +220,15 @@ class RoundRunner:
 
     async def outcome(self) -> Complete | str:
         """Wait until the round that was entered last has ended, or comes to nothing, and why."""
-        while self.ended is None and self._gave_up is None:
-            await self.changed.wait()
+        await self.changed.until(lambda: self.ended is not None or self._gave_up is not None)
         return self.ended if self.ended is not None else self._gave_up or ""
 
     def wake(self) -> None:
         """Let those who wait for an end look."""
-        changed, self.changed = self.changed, anyio.Event()
-        changed.set()
+        self.changed.notify()
 
     async def _until_ended(self) -> None:
-        while self.ended is None:
-            await self.changed.wait()
+        await self.changed.until(lambda: self.ended is not None)
 
     def _begin(self, setting: RoundConfig, number: int, work: RoundWork) -> _Running:
         """From now on in this step. What the member before would still say remains unsaid: its votes are written."""
@@ -286,13 +284,11 @@ class RoundRunner:
         if running is self._running:
             self.watch(running.member.progress)
         self._effects += ((running, effect) for effect in effects)
-        self._waiting.set()
+        self._effects_added.notify()
 
     async def _carry_out(self) -> None:
         while True:
-            while not self._effects:
-                self._waiting = anyio.Event()
-                await self._waiting.wait()
+            await self._effects_added.until(lambda: bool(self._effects))
             running, effect = self._effects.popleft()
             # who has left a round, or could not write down what it would say, says nothing more there
             if running is self._running or isinstance(effect, Complete):
@@ -327,7 +323,7 @@ class RoundRunner:
                     self._tasks.start_soon(self._check, running, effect)
             case _:
                 self._jobs.append((running, effect))
-                self._job_waiting.set()
+                self._job_added.notify()
 
     async def _complete(self, running: _Running, effect: Complete) -> None:
         book, certificate = self._around.book, effect.certificate
@@ -359,9 +355,7 @@ class RoundRunner:
 
     async def _compute(self) -> None:
         while True:
-            while not self._jobs:
-                self._job_waiting = anyio.Event()
-                await self._job_waiting.wait()
+            await self._job_added.until(lambda: bool(self._jobs))
             running, job = self._jobs.popleft()
             if running is self._running:
                 answer = await self._around.offload(partial(running.work.answer, job))

@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 
-import anyio
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -39,6 +38,7 @@ from neuroshard.data.windows import (
     window_order,
 )
 from neuroshard.errors import DataError, StorageError
+from neuroshard.signals import Signal
 from neuroshard.status.data import DataStatus, ShardStatus
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId
 
@@ -111,7 +111,7 @@ class DataFeed:
         self._held_out: HeldOut | None = None
         self._held_out_from: list[ShardId] = []
         self._next_ready = False
-        self._moved = anyio.Event()
+        self._moved = Signal()
         genesis.store.make_room = self._make_room
         cache.change_limit(cache.limit_bytes, keep={self._position.shard})  # it may have been higher at the last start
 
@@ -135,12 +135,12 @@ class DataFeed:
     async def run(self) -> None:
         """Fetch the current shard and then always the next one, until cancelled."""
         while True:
-            moved = self._moved
+            count = self._moved.count
             current, following = self._position, self._place(self._position.order + 1)
             is_loaded = await self._prefetch(current.shard, keep=set())
             is_next_loaded = is_loaded and await self._prefetch(following.shard, keep={current.shard})
-            self._next_ready = is_next_loaded and moved is self._moved  # else it is another one that follows now
-            await moved.wait()
+            self._next_ready = is_next_loaded and count == self._moved.count  # else it is another one that follows now
+            await self._moved.wait(after=count)
 
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
         """The next (sequences, sequence_length) batch; may span shards. Waits while data are unavailable.
@@ -258,8 +258,7 @@ class DataFeed:
     def _look_ahead(self) -> None:
         """Let `run` see whether the next shard is there."""
         self._next_ready = False
-        moved, self._moved = self._moved, anyio.Event()
-        moved.set()
+        self._moved.notify()
 
     async def _usable_reader(self, position: DataPosition, passed: list[Rotation]) -> tuple[_Reader, DataPosition]:
         """The shard at the position, or the first after it that can be read and has an unread window.

@@ -33,6 +33,7 @@ from neuroshard.data.transfer import FileRequest
 from neuroshard.data.windows import TokenArray
 from neuroshard.errors import DataError, DiskFullError, UnwritableError
 from neuroshard.identity.signing import hash_parts
+from neuroshard.signals import Signal
 from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
 from neuroshard.types import ShardId
 
@@ -191,7 +192,7 @@ class ShardLoader:
         self._cache = cache
         self._give_up_after = give_up_after
         self._gates: dict[ShardId, _Gate] = {}
-        self._released = anyio.Event()
+        self._released = Signal()
         self._origins: dict[ShardId, ShardOrigin] = {}  # of shards checked since the start, while they are cached
 
     async def load(self, shard: ShardId, *, keep: Collection[ShardId], patient: bool = False) -> CachedShard:
@@ -287,16 +288,15 @@ class ShardLoader:
             return cached
         finally:
             self._cache.release(shard, keep)
-            released, self._released = self._released, anyio.Event()
-            released.set()
+            self._released.notify()
 
     async def _reserve(self, shard: ShardId, needed_bytes: int, keep: Collection[ShardId]) -> None:
         """Wait until other downloads leave room under the storage limit."""
         while True:
-            released = self._released
+            count = self._released.count
             if await anyio.to_thread.run_sync(self._cache.reserve, shard, needed_bytes, keep):
                 return
-            await released.wait()
+            await self._released.wait(after=count)
 
     def _most_tokens(self) -> int:
         """What a shard of a minimal manifest may hold: twice the average it claims. So much room is set aside."""

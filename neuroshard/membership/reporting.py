@@ -25,6 +25,7 @@ from neuroshard.membership.reports import (
 )
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import Network, ScoreReason, TransportClosedError
+from neuroshard.signals import Signal
 from neuroshard.types import NodeId, RunId
 
 LEAVE_SECONDS = 2.0  # to say good-bye, at most
@@ -58,12 +59,13 @@ class Reporter:
         self._now = now
         self._random = random
         self._numbers = numbers or ReportNumbers()
-        self._news = anyio.Event()
+        self._news = Signal()
+        self._reported_news = 0  # count of news that the newest report contains
         self._paced_until = 0.0  # were every piece of news given its second, one after the other
 
     def report_soon(self) -> None:
         """What this node does has changed: the others shall know within a second."""
-        self._news.set()
+        self._news.notify()
 
     async def report_forever(self, network: Network) -> None:
         """Report at once, soon after somebody appeared, and at intervals; at the end say that this node leaves.
@@ -83,7 +85,7 @@ class Reporter:
 
     async def _publish(self, network: Network, *, leaving: bool) -> None:
         now = self._now()
-        self._news = anyio.Event()
+        self._reported_news = self._news.count
         self._membership.forget_silent(now)
         report = replace(
             self._make_report(),
@@ -102,7 +104,7 @@ class Reporter:
         async with anyio.create_task_group() as tasks:
 
             async def hear_news() -> None:
-                await self._news.wait()
+                await self._news.wait(after=self._reported_news)
                 paced_at = self._paced_until - (NEWS_AT_ONCE - 1) * EARLY_SECONDS
                 await anyio.sleep_until(max(last + NEWS_SECONDS, paced_at))
                 self._paced_until = max(anyio.current_time(), self._paced_until) + EARLY_SECONDS

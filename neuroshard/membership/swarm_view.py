@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 
-import anyio
-
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
 from neuroshard.membership.reports import TrainingReport, silence_limit
 from neuroshard.network.transport import RECORD_SECONDS
+from neuroshard.signals import Signal
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import NodeId, WalletId
 
@@ -210,7 +209,7 @@ class Membership:
         self._max_announced_bytes = max_announced_bytes
         self._heard: list[tuple[Statement[TrainingReport], float]] = []  # not folded yet
         self._strangers: set[NodeId] = set()  # among them, who is no member of the view yet
-        self._meeting: anyio.Event | None = None  # while somebody waits for it
+        self._met = Signal()
         self.own_report: bytes | None = None  # the newest, as it travels
         self.met_at: float | None = None  # when a node was last heard of that was not known, by the callers' clock
 
@@ -225,8 +224,7 @@ class Membership:
 
     async def next_meeting(self) -> None:
         """Wait until the next node appears."""
-        self._meeting = self._meeting or anyio.Event()
-        await self._meeting.wait()
+        await self._met.wait()
 
     def tell(self, report: TrainingReport, packed_report: bytes, now: float) -> None:
         """Count this node's own report; to itself, it is a member also when it leaves."""
@@ -244,9 +242,7 @@ class Membership:
         if has_just_started and said.node_id not in self._strangers:
             self._strangers.add(said.node_id)
             self.met_at = now
-            if self._meeting is not None:
-                self._meeting.set()
-                self._meeting = None
+            self._met.notify()
         if len(self._heard) >= MOST_UNFOLDED:
             _ = self.view
 

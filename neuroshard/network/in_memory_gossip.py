@@ -16,6 +16,7 @@ import anyio
 from neuroshard.network.in_memory_links import Links
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
+from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
 DEGREE = 6  # neighbours of a node on average
@@ -136,7 +137,7 @@ class InMemorySubscription:
         self.check = check
         self._queue: deque[bytes] = deque()
         self._queue_length = queue_length
-        self._arrival: anyio.Event | None = None  # while somebody waits
+        self._arrival = Signal()
         self._is_closed = False
         self._dropped = 0
 
@@ -150,7 +151,6 @@ class InMemorySubscription:
         while not self._queue:
             if self._is_closed:
                 raise TransportClosedError("This subscription is closed.")
-            self._arrival = self._arrival or anyio.Event()
             await self._arrival.wait()
         return self._queue.popleft()
 
@@ -159,7 +159,7 @@ class InMemorySubscription:
         if not self._is_closed:
             self._is_closed = True
             self._owner.forget(self._topic)
-            self._wake()
+            self._arrival.notify()
 
     def deliver(self, data: bytes) -> None:
         """Queue a message, or drop it when the queue is full."""
@@ -167,12 +167,7 @@ class InMemorySubscription:
             self._dropped += 1
             return
         self._queue.append(data)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._arrival is not None:
-            self._arrival.set()
-            self._arrival = None
+        self._arrival.notify()
 
 
 class InMemoryGossip:

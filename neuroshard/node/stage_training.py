@@ -18,7 +18,6 @@ from neuroshard.exchange.data_files import DataStore
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import parameter_count
-from neuroshard.network.blocking import first_of
 from neuroshard.node.data_opening import OpenedData
 from neuroshard.node.held_stages import note_stages
 from neuroshard.node.joining import Joining
@@ -43,6 +42,7 @@ from neuroshard.pipeline.control import RequestedPause
 from neuroshard.pipeline.executor import Precision
 from neuroshard.pipeline.routing import FixedRouting, SwarmRouting, replica_choice
 from neuroshard.pipeline.stage_client import LocalStageClient
+from neuroshard.signals import first_of
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
 from neuroshard.training.outer_sync import OuterSync

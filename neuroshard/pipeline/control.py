@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import anyio
 
+from neuroshard.signals import Signal
+
 PAUSED_BY_USER = "Paused by the user."
 
 T = TypeVar("T")
@@ -109,8 +111,7 @@ class Control:
         self.is_stopping = False
         self.saves = 0  # how often checkpoints were asked for
         self._wish = wish or RequestedPause()
-        self._changed = anyio.Event()
-        self._waits: set[anyio.CancelScope] = set()
+        self._changed = Signal()
 
     @property
     def is_paused(self) -> bool:
@@ -142,52 +143,39 @@ class Control:
     def pause(self, reason: str, duration_seconds: float | None = None) -> None:
         """Ask for a pause, or give the present one another end."""
         self._wish.begin(reason, duration_seconds)
-        self._notify()
+        self._changed.notify()
 
     def resume(self) -> None:
         """Ask to go on."""
         self._wish.end()
-        self._notify()
+        self._changed.notify()
 
     def look_again(self) -> None:
         """The wish for a pause was changed by somebody else."""
-        self._notify()
+        self._changed.notify()
 
     def save(self) -> int:
         """Ask for a checkpoint of every stage; the number of this request."""
         self.saves += 1
-        self._notify()
+        self._changed.notify()
         return self.saves
 
     def stop(self) -> None:
         """Ask to end; there is no way back."""
         self.is_stopping = True
-        self._notify()
+        self._changed.notify()
 
     async def until_changed(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """The value of `work`, or None when something was asked for meanwhile and `work` was cancelled."""
-        with anyio.CancelScope() as scope:
-            self._waits.add(scope)
-            try:
-                return await work()
-            finally:
-                self._waits.discard(scope)
-        return None
+        return await self._changed.interrupt(work)
 
     async def changed(self) -> None:
         """Wait for the next request, or for the end of the pause, which counts as a request to resume."""
-        changed = self._changed
         with anyio.move_on_after(self.seconds_until_resume):
-            await changed.wait()
+            await self._changed.wait()
             return
         if self.seconds_until_resume == 0.0:  # or another loop has noticed it first
             self.resume()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
-        for scope in self._waits:
-            scope.cancel()
 
 
 class Requests:
@@ -196,7 +184,7 @@ class Requests:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._saves = control.saves
-        self._saved = anyio.Event()
+        self._saved = Signal()
 
     @property
     def save_wanted(self) -> bool:
@@ -215,10 +203,8 @@ class Requests:
     def save_taken(self, number: int) -> None:
         """All requests up to this one are served."""
         self._saves = number
-        saved, self._saved = self._saved, anyio.Event()
-        saved.set()
+        self._saved.notify()
 
     async def saved(self, number: int) -> None:
         """Wait until a request is served."""
-        while self._saves < number:
-            await self._saved.wait()
+        await self._saved.until(lambda: self._saves >= number)

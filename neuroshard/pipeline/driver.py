@@ -27,6 +27,7 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.microbatch_call import FlowRecord, MicrobatchCall
 from neuroshard.pipeline.routing import Routing
 from neuroshard.pipeline.stage_client import MicrobatchResult, StageClient
+from neuroshard.signals import Signal
 from neuroshard.status.data import DataStatus
 from neuroshard.types import DataPosition, NodeId
 
@@ -253,38 +254,26 @@ class RemoteFirstStage:
         """`sequences` are taken at a time. It is closed at first."""
         self.missing = sequences
         self.is_open = False
-        self._opened = anyio.Event()
-        self._waits: set[anyio.CancelScope] = set()
+        self._opened = Signal()
+        self._closed = Signal()
 
     def open(self) -> None:
         """Let data be taken."""
         self.is_open = True
-        self._opened.set()
+        self._opened.notify()
 
     def close(self) -> None:
         """No more; whoever waits for data gives up."""
         self.is_open = False
-        if self._opened.is_set():
-            self._opened = anyio.Event()
-        for scope in self._waits:
-            scope.cancel()
+        self._closed.notify()
 
     async def opened(self) -> None:
         """See FirstStageLimits."""
-        while not self.is_open:
-            await self._opened.wait()
+        await self._opened.until(lambda: self.is_open)
 
     async def unless_closed(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """See FirstStageLimits."""
-        if not self.is_open:
-            return None
-        with anyio.CancelScope() as scope:
-            self._waits.add(scope)
-            try:
-                return await work()
-            finally:
-                self._waits.discard(scope)
-        return None
+        return await self._closed.interrupt(work) if self.is_open else None
 
 
 @dataclass(frozen=True)

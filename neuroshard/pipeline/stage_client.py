@@ -21,7 +21,6 @@ from neuroshard.network import (
     ScoreReason,
     TransportClosedError,
 )
-from neuroshard.network.blocking import first_of
 from neuroshard.network.transport import Requester
 from neuroshard.pipeline.microbatch import DisputedTensorError, MicrobatchKey, RefusedTensorError, StageGoneError
 from neuroshard.pipeline.stage_protocol import (
@@ -42,6 +41,7 @@ from neuroshard.pipeline.stage_protocol import (
 )
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import LARGEST_LOSS, LARGEST_RECEIVED, StageShapes, is_loss, is_within
+from neuroshard.signals import first_of
 from neuroshard.types import NodeId
 
 T = TypeVar("T")

@@ -23,6 +23,7 @@ from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, ScoreReason, TransportClosedError
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.network.transport import Requester
+from neuroshard.signals import Signal
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.state.transfer_messages import (
     CHUNK_BYTES,
@@ -279,7 +280,7 @@ class Download:
     board: ChunkBoard
     options: ReceivingOptions
     progress: DownloadProgress
-    _changed: anyio.Event = field(default_factory=anyio.Event)
+    _changed: Signal = field(default_factory=Signal)
     _trouble: StorageError | LyingDonorError | None = None
 
     async def run(self) -> None:
@@ -297,17 +298,16 @@ class Download:
         """One chunk after the other, as long as this donor has some that are missing."""
         board = self.board
         while self._trouble is None and board.has(donor) and not board.is_done and not board.is_hopeless:
-            changed = self._changed
+            count = self._changed.count
             index = board.take(donor)
             if index is None:
-                await changed.wait()
+                await self._changed.wait(after=count)
                 continue
             try:
                 await self._fetch(donor, index)
             except (StorageError, InvalidSnapshotError) as error:
                 self._trouble = error
-            waking, self._changed = self._changed, anyio.Event()
-            waking.set()
+            self._changed.notify()
 
     async def _fetch(self, donor: NodeId, index: int) -> None:
         began = anyio.current_time()

@@ -12,6 +12,7 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import InFlightLedger, Pace, RemoteFirstStage
 from neuroshard.pipeline.microbatch import MicrobatchKey
+from neuroshard.signals import Signal
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.evaluator import EvaluationSchedule
 from neuroshard.training.record import TrainingRecord
@@ -38,7 +39,8 @@ class DriveLoop:
         self.record = record
         self.state = NodeState.STARTING  # or TRAINING, or PAUSED
         self.room = RemoteFirstStage(parameters.batch_size)
-        self.journal = InFlightLedger(self._microbatch_ended)
+        self._microbatch_ended = Signal()
+        self.journal = InFlightLedger(self._microbatch_ended.notify)
         self.pace = pace
         self._parameters = parameters
         self._watch = watch
@@ -46,7 +48,6 @@ class DriveLoop:
         self._requests = Requests(control)
         self._wall_clock = wall_clock
         self._changed = changed
-        self._ended = anyio.Event()  # a microbatch
 
     @property
     def steps(self) -> int:
@@ -73,7 +74,9 @@ class DriveLoop:
             else:
                 self._set_state(NodeState.TRAINING)
                 self.room.open()
-                await self._requests.unless_waiting(lambda: self._until(lambda: bool(self._step_done())))
+                await self._requests.unless_waiting(
+                    lambda: self._microbatch_ended.until(lambda: bool(self._step_done()))
+                )
 
     def _step_done(self) -> tuple[MicrobatchKey, ...]:
         """Microbatches for a step, the first ones that are done; none before they are enough."""
@@ -109,7 +112,7 @@ class DriveLoop:
         self.room.close()
         is_pause = self._control.is_paused and not self._control.is_stopping
         with anyio.move_on_after(PAUSE_SECONDS if is_pause else DRAIN_SECONDS):
-            await self._until(lambda: self.journal.under_way == 0)
+            await self._microbatch_ended.until(lambda: self.journal.under_way == 0)
 
     async def _pause(self) -> None:
         self._set_state(NodeState.PAUSED)
@@ -117,14 +120,6 @@ class DriveLoop:
             await self._control.changed()
         self.pace.restart()
         self._set_state(NodeState.TRAINING)
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._ended.wait()
-
-    def _microbatch_ended(self) -> None:
-        ended, self._ended = self._ended, anyio.Event()
-        ended.set()
 
     def _set_state(self, state: NodeState) -> None:
         if state is not self.state:

@@ -10,7 +10,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.network.blocking import first_of
 from neuroshard.optim.adamw import stage_clip_norm
 from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import InFlightLedger, OwnShare, Pace
@@ -18,6 +17,7 @@ from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.pipeline.sessions import Accumulated
 from neuroshard.pipeline.stage_server import DrainReason
 from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, NonFinitePolicy
+from neuroshard.signals import first_of
 from neuroshard.state.checkpoint_saver import WriteReport
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.evaluator import EvaluationSchedule

@@ -16,6 +16,7 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.control import PAUSED_BY_USER, Control, RequestedPause
 from neuroshard.pipeline.driver import Speed
 from neuroshard.pipeline.executor import Precision
+from neuroshard.signals import Signal
 from neuroshard.status.board import CommandResult, Generate, GenerationSummary
 from neuroshard.status.data import DataStatus
 from neuroshard.status.pipeline import PipelineFlow
@@ -238,7 +239,7 @@ class Trainer:
         self._loops = compose(parts, records, LoopContext(self._control, wall_clock, monotonic, self._loop_changed))
         self._state = NodeState.STARTING
         self._stop_words = FINAL_CHECKPOINT
-        self._state_changed = anyio.Event()
+        self._state_changed = Signal()
         self._is_running = False
 
     async def run(self, last_step: int | None = None) -> None:
@@ -327,14 +328,12 @@ class Trainer:
     async def wait_until_paused(self) -> NodeState:
         """Wait until the pause holds, or until somebody takes it back or stops the trainer; the state then."""
         ends = (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING)
-        while self._control.is_paused and self._state not in ends:
-            await self._state_changed.wait()
+        await self._state_changed.until(lambda: not self._control.is_paused or self._state in ends)
         return self._present_state()[0]
 
     async def wait_until_resumed(self) -> NodeState:
         """Wait until the pause has ended, or until somebody asks for another one; the state then."""
-        while self._state is NodeState.PAUSED and not self._control.is_paused:
-            await self._state_changed.wait()
+        await self._state_changed.until(lambda: self._state is not NodeState.PAUSED or self._control.is_paused)
         return self._present_state()[0]
 
     async def until_state_changes(self) -> None:
@@ -343,8 +342,7 @@ class Trainer:
 
     async def until_no_pause_is_wanted(self) -> None:
         """Wait until it trains, or is about to."""
-        while self.is_pause_wanted:
-            await self._state_changed.wait()
+        await self._state_changed.until(lambda: not self.is_pause_wanted)
 
     async def generate(self, request: Generate) -> GenerationSummary:
         """Continue a prompt between microbatches. Raises NotReadyError when this node cannot."""
@@ -424,8 +422,7 @@ class Trainer:
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        changed, self._state_changed = self._state_changed, anyio.Event()
-        changed.set()
+        self._state_changed.notify()
 
     def _data_status(self) -> DataStatus:
         if self.parts.driving is None:

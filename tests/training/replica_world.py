@@ -27,8 +27,8 @@ from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, 
 from neuroshard.messages import EncodedFrame
 from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork
-from neuroshard.network.blocking import first_of
 from neuroshard.optim.outer import OuterState
+from neuroshard.signals import first_of
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.outer_state import state_root
 from neuroshard.state.replica_status import ReplicaStatus

@@ -42,6 +42,7 @@ from neuroshard.network.transport import (
     TransportClosedError,
     any_record,
 )
+from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
 FIND_KIND = "directory/find"
@@ -162,10 +163,9 @@ class KademliaDirectory:
         if wanted is not None:
             question |= {"namespace": wanted.namespace, "most": wanted.of_each}
         lookup = Lookup(key, self._table.closest(key), self._transport.local_id)
-        changed = anyio.Event()
+        changed = Signal()
 
         async def ask(peer: NodeId) -> None:
-            nonlocal changed
             answer = await self._request(peer, Frame(FIND_KIND, question))
             if answer is None:
                 lookup.failed(peer)
@@ -173,12 +173,11 @@ class KademliaDirectory:
                 lookup.answered(peer, self._learned(peer, answer))
                 if wanted is not None:
                     self._take_records(peer, answer, wanted.found)
-            changed.set()
+            changed.notify()
 
         with anyio.move_on_after(SEARCH_SECONDS):
             async with anyio.create_task_group() as tasks:
                 while not lookup.is_done:
-                    changed = anyio.Event()
                     _start_asking(lookup, tasks, ask)
                     await changed.wait()
                 tasks.cancel_scope.cancel()

@@ -27,6 +27,7 @@ from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.negotiation import NegotiationError, confirm, proposal
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
+from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
 GOSSIP_PROTOCOL = "/neuroshard/gossip/1"
@@ -47,7 +48,7 @@ class GossipSubscription:
         self.check = check
         self._forget = forget
         self._queue: deque[bytes] = deque()
-        self._arrival = anyio.Event()
+        self._arrival = Signal()
         self._is_closed = False
         self._dropped = 0
 
@@ -69,7 +70,7 @@ class GossipSubscription:
         if not self._is_closed:
             self._is_closed = True
             self._forget()
-            self._arrival.set()
+            self._arrival.notify()
 
     def deliver(self, data: bytes) -> None:
         """Queue a message, or drop it when the queue is full."""
@@ -77,8 +78,7 @@ class GossipSubscription:
             self._dropped += 1
             return
         self._queue.append(data)
-        self._arrival.set()
-        self._arrival = anyio.Event()
+        self._arrival.notify()
 
 
 class _Outbox:
@@ -88,7 +88,7 @@ class _Outbox:
         self.scope = anyio.CancelScope()
         self._items: deque[tuple[float, Item]] = deque()  # and since when each waits
         self._bytes = 0
-        self._work = trio.Event()
+        self._added = Signal()
         self._is_writing = False
 
     @property
@@ -104,7 +104,7 @@ class _Outbox:
             return
         self._items.append((now, item))
         self._bytes += item.byte_count
-        self._work.set()
+        self._added.notify()
 
     def clear(self) -> None:
         """Forget everything: the stream begins anew."""
@@ -116,9 +116,7 @@ class _Outbox:
         """Some items to be written at once, as soon as there are any; the call says that the last ones are written."""
         self._is_writing = False
         self._drop_stale(trio.current_time())
-        while not self._items:
-            self._work = trio.Event()
-            await self._work.wait()
+        await self._added.until(lambda: bool(self._items))
         portion = [self._taken()]
         size = len(portion[0])
         while self._items and size + self._items[0][1].byte_count <= WRITE_BYTES:

@@ -15,6 +15,8 @@ import trio
 from libp2p.abc import IMuxedConn, IMuxedStream
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 
+from neuroshard.signals import Signal
+
 KEPT = 3
 FIRST_PING_SECONDS = 1.0  # between measurements until so many are known
 
@@ -183,8 +185,8 @@ class YamuxStream(IMuxedStream):
         self._is_reset = False
         self._read_ended = False
         self._write_ended = False
-        self._changed = trio.Event()  # readable, or ended
-        self._sendable = trio.Event()
+        self._changed = Signal()  # readable, or ended
+        self._sendable = Signal()
 
     # What the application calls
 
@@ -243,13 +245,11 @@ class YamuxStream(IMuxedStream):
 
     async def wait_reset(self) -> None:
         """Return when the stream broke."""
-        while not self._is_reset:
-            await self._changed.wait()
+        await self._changed.until(lambda: self._is_reset)
 
     async def wait_ended(self) -> None:
         """Return when the other side writes no more, or the stream broke."""
-        while not (self._is_reset or self._read_ended):
-            await self._changed.wait()
+        await self._changed.until(lambda: self._is_reset or self._read_ended)
 
     def end_writing(self) -> None:
         """`close` without waiting."""
@@ -310,23 +310,22 @@ class YamuxStream(IMuxedStream):
         self._keep(data)
         self._unread += len(data)
         self._arriving -= len(data)
-        self._notify()
+        self._changed.notify()
         self._end_if_complete()
         self._link.count_unread(self, len(data))
 
     def extend_window(self, increment: int) -> None:
         """The other side allows so many bytes more."""
         self._send_window = min(self._send_window + increment, 2**32)
-        self._sendable.set()
-        self._sendable = trio.Event()
+        self._sendable.notify()
 
     def break_off(self) -> None:
         """The other side reset the stream, or the connection ended."""
         self._is_reset = True
         self._chunks.clear()
         self._unread = 0
-        self._notify()
-        self._sendable.set()
+        self._changed.notify()
+        self._sendable.notify()
 
     # Inside
 
@@ -350,7 +349,7 @@ class YamuxStream(IMuxedStream):
         if not self._is_last or self._arriving > 0 or self._read_ended:
             return
         self._read_ended = True
-        self._notify()
+        self._changed.notify()
         if self._write_ended:
             self._link.forget(self)
 
@@ -394,8 +393,7 @@ class YamuxStream(IMuxedStream):
 
     async def _wait_readable(self) -> None:
         await trio.lowlevel.checkpoint()
-        while not (self._unread or self._read_ended or self._is_reset):
-            await self._changed.wait()
+        await self._changed.until(lambda: bool(self._unread) or self._read_ended or self._is_reset)
         if self._is_reset:
             raise MuxedStreamReset("the stream was reset")
 
@@ -408,7 +406,3 @@ class YamuxStream(IMuxedStream):
             if self._send_window > 0:
                 return self._send_window
             await self._sendable.wait()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()

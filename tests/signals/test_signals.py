@@ -1,0 +1,98 @@
+"""Waiting for changes: no change is missed, every waiter wakes, and interrupted work leaves nothing behind."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from neuroshard.signals import Signal, first_of
+
+
+def test_every_waiting_task_wakes_and_later_waits_need_another_change() -> None:
+    async def scenario() -> None:
+        signal = Signal()
+        woken: list[int] = []
+
+        async def wait(number: int) -> None:
+            await signal.wait()
+            woken.append(number)
+            await signal.wait()
+            woken.append(number)
+
+        async with trio.open_nursery() as tasks:
+            for number in range(3):
+                tasks.start_soon(wait, number)
+            await wait_all_tasks_blocked()
+            assert woken == []
+            signal.notify()
+            await wait_all_tasks_blocked()
+            assert sorted(woken) == [0, 1, 2]
+            signal.notify()
+        assert sorted(woken) == [0, 0, 1, 1, 2, 2]
+
+    trio.run(scenario)
+
+
+def test_a_change_between_noting_the_count_and_waiting_is_not_missed() -> None:
+    async def scenario() -> None:
+        signal = Signal()
+        count = signal.count
+        signal.notify()
+        with trio.fail_after(1):
+            await signal.wait(after=count)
+        with trio.move_on_after(0.01) as waiting:
+            await signal.wait(after=signal.count)
+        assert waiting.cancelled_caught
+
+    trio.run(scenario)
+
+
+def test_until_waits_through_changes_that_do_not_make_the_condition_true() -> None:
+    async def scenario() -> None:
+        signal, values, looks = Signal(), [0], list[int]()
+
+        def is_two() -> bool:
+            looks.append(values[0])
+            return values[0] == 2
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(signal.until, is_two)
+            for value in (1, 2):
+                await wait_all_tasks_blocked()
+                values[0] = value
+                signal.notify()
+        assert looks == [0, 1, 2]
+
+    trio.run(scenario)
+
+
+def test_work_ends_at_the_next_change_or_returns_its_value() -> None:
+    async def scenario() -> None:
+        signal, ended = Signal(), list[str | None]()
+
+        async def interrupted() -> None:
+            ended.append(await signal.interrupt(lambda: first_of(anyio.sleep_forever)))
+
+        async def value() -> str:
+            await anyio.lowlevel.checkpoint()
+            return "value"
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(interrupted)
+            await wait_all_tasks_blocked()
+            assert await signal.interrupt(value) == "value"
+            assert ended == []
+            signal.notify()
+        assert ended == [None]
+        signal.notify()  # no scope of ended work is left to cancel
+        assert await signal.interrupt(value) == "value"
+
+    trio.run(scenario)
+
+
+def test_a_signal_outside_an_event_loop_can_be_created_and_changed() -> None:
+    signal = Signal()
+    signal.notify()
+    assert signal.count == 1
