@@ -284,8 +284,7 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
 def vote(texts: Texts, compute: ComputeThread, executor: StageExecutor, outer: OuterSync) -> Objects:
     """What members say of an aggregate that holds this state, on sequences that no result is measured on."""
     asked = HeldOutVote(compute, executor, outer, batch_size=PINNED_SEQUENCES, rule=VoteRule(seconds=inf))
-    pinned = HeldOut(texts.pinned, unigram_entropy=inf)
-    asked.held_out = lambda: pinned
+    asked.pin(HeldOut(texts.pinned, unigram_entropy=inf))
 
     async def objects(aggregate: Tensor, outer_step: int) -> bool:
         return bool(await asked.objection(aggregate, await outer.root_after(aggregate, outer_step)))

@@ -100,10 +100,10 @@ class _Sent:
 class InFlightLedger:
     """The microbatches under way, in the order of their data."""
 
-    def __init__(self, ended: Callable[[], None] = lambda: None) -> None:
-        """`ended` is told when a microbatch is under way no more."""
+    def __init__(self) -> None:
+        self.ended = Signal()  # of a microbatch, which is under way no more
+        self.next_step = 1  # number of the step that the next batch will be part of
         self._sent: dict[MicrobatchKey, _Sent] = {}
-        self._ended = ended
 
     @property
     def under_way(self) -> int:
@@ -132,7 +132,7 @@ class InFlightLedger:
         """Every stage has done its work for it."""
         if key in self._sent:
             self._sent[key].is_done = True
-            self._ended()
+            self.ended.notify()
 
     def stepped(self, keys: Iterable[MicrobatchKey]) -> OwnShare:
         """A step was made of these microbatches, some of which may be other drivers'."""
@@ -143,11 +143,15 @@ class InFlightLedger:
         loss_sums = tuple(result.loss_sum for result in results)
         return OwnShare(self._advance(), loss_sums, sum(result.token_count for result in results))
 
+    def begin_step(self, number: int) -> None:
+        """Data that are taken from now on belong to this step."""
+        self.next_step = number
+
     def dropped(self, key: MicrobatchKey) -> None:
         """A microbatch was given up for good: its data are not used again."""
         if key in self._sent:
             self._sent[key].is_behind = True
-            self._ended()
+            self.ended.notify()
 
     def clear(self) -> None:
         """Nothing is under way any more."""
@@ -305,20 +309,17 @@ class Driver:
         routing: Routing,
         feed: Feed,
         room: FirstStageLimits,
-        journal: InFlightLedger,
+        ledger: InFlightLedger,
         waiting: DataWait,
         flow: FlowRecord,
-        next_step: Callable[[], int],
     ) -> None:
-        """`next_step` is the number of the step that the next batch will be part of."""
         self._node_id = node_id
         self._options = options
         self._routing = routing
         self._feed = feed
         self._room = room
-        self._journal = journal
+        self._ledger = ledger
         self._waiting = waiting
-        self._next_step = next_step
         self._turn = anyio.Lock(fast_acquire=True)  # batches are taken one after the other
         self._session = options.first_session - 1
         self._begun_at = -SESSION_SECONDS
@@ -342,7 +343,7 @@ class Driver:
             async with self._turn:
                 batch = await self._next_batch()
                 key = self._next_key()
-                self._journal.sent(key, batch.position)
+                self._ledger.sent(key, batch.position)
             await self._drive(key, batch)  # enters the first stage before another line can take a batch
             self._under_way[key.session].left -= 1
             for number in self._ended_sessions():
@@ -359,7 +360,7 @@ class Driver:
                 return batch
 
     async def _take(self, sequences: int) -> Batch:
-        return await self._feed.next_batch(sequences, step=self._next_step())
+        return await self._feed.next_batch(sequences, step=self._ledger.next_step)
 
     def _next_key(self) -> MicrobatchKey:
         now = anyio.current_time()
@@ -386,7 +387,7 @@ class Driver:
         Only its beginning waits for room: the rest may be what a full first stage waits for.
         """
         await self._room.opened()
-        measured = partial(self._journal.measured, key)
+        measured = partial(self._ledger.measured, key)
         run = MicrobatchCall(self._routing, key, batch.input_ids, batch.labels, measured=measured)
         self.flow.began(run)
         try:
@@ -398,14 +399,14 @@ class Driver:
             self._give_up(key)
         else:
             self.flow.accumulated(run)
-            self._journal.accumulated(key)
+            self._ledger.accumulated(key)
         finally:
             self.flow.ended(run)
             self._under_way[key.session].asked.update(run.asked)
 
     def _give_up(self, key: MicrobatchKey) -> None:
         """Leave a microbatch out; its session ends soon, so that no stage waits for the rest of it."""
-        self._journal.dropped(key)
+        self._ledger.dropped(key)
         self.flow.gave_up()
         if key.session == self._session:
             self._begun = MICROBATCHES_OF_SESSION

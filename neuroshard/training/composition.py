@@ -1,38 +1,37 @@
-"""Builds the loops of a trainer from its parts: one per stage, or one for a driver without stages, and the driver."""
+"""Builds the loops of a trainer from its parts: one for each stage, or the drive loop of a node without stages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.driver import DataWait, Driver, DriverOptions, FirstStageLimits, InFlightLedger, Pace
 from neuroshard.pipeline.microbatch_call import FlowRecord
 from neuroshard.training.drive_loop import DriveLoop
-from neuroshard.training.evaluator import EvaluationSchedule
+from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.record import TrainingRecord
-from neuroshard.training.stage_loop import StageLoop, StageTrainer
+from neuroshard.training.stage_loop import StageLoop
 
 
 @dataclass(frozen=True)
 class LoopContext:
-    """What all loops of a trainer share."""
+    """Values that all loops of a trainer share."""
 
     control: Control
     wall_clock: Callable[[], float]  # seconds since the epoch
     monotonic: Callable[[], float]
-    changed: Callable[[], None]  # told every change of a loop's state
+    changed: Callable[[], None]  # called after every change of a loop's state
 
 
 @dataclass(frozen=True)
 class ComposedDriver:
-    """What a node that drives has for it."""
+    """The parts of a node that drives."""
 
     driver: Driver
-    journal: InFlightLedger
-    watch: EvaluationSchedule
+    ledger: InFlightLedger
+    evaluator: Evaluator
     waiting: DataWait
 
 
@@ -54,29 +53,33 @@ def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: Loop
         stages = _stage_loops(parts, records, shared, pace)
         return Composition(stages[0], stages, None)
     waiting, batch_size = DataWait(pace), parts.parameters.batch_size
-    watch = EvaluationSchedule(
+    evaluator = Evaluator(
         driving, batch_size, control=shared.control, pace=pace, waiting=waiting, wall_clock=shared.wall_clock
     )
-    flow = FlowRecord(driving.routing.stage_count, monotonic=shared.monotonic, wall_clock=shared.wall_clock)
-    drive_of = partial(_drive, driving, batch_size, watch=watch, waiting=waiting, flow=flow)
     if not parts.stages:
         (record,) = records
         loop = DriveLoop(
             parts.parameters,
             record,
-            watch,
+            evaluator,
             shared.control,
             pace=pace,
             wall_clock=shared.wall_clock,
             changed=shared.changed,
         )
-        return Composition(loop, (), drive_of(loop.room, loop.journal, lambda: loop.steps))
+        drive = ComposedDriver(
+            _driver(parts, driving, shared, room=loop.room, ledger=loop.ledger, waiting=waiting),
+            loop.ledger,
+            evaluator,
+            waiting,
+        )
+        return Composition(loop, (), drive)
     if parts.stages[0].index != 0:
         raise ValueError("a node that holds stages drives only with the first one")
-    journal = InFlightLedger()
-    stages = _stage_loops(parts, records, shared, pace, (journal, watch))
-    first = stages[0]
-    return Composition(first, stages, drive_of(parts.stages[0].service.intake, journal, lambda: first.steps))
+    ledger = InFlightLedger()
+    stages = _stage_loops(parts, records, shared, pace, ledger=ledger, evaluator=evaluator)
+    driver = _driver(parts, driving, shared, room=parts.stages[0].service.intake, ledger=ledger, waiting=waiting)
+    return Composition(stages[0], stages, ComposedDriver(driver, ledger, evaluator, waiting))
 
 
 def _stage_loops(
@@ -84,47 +87,47 @@ def _stage_loops(
     records: Sequence[TrainingRecord],
     shared: LoopContext,
     pace: Pace,
-    driven: tuple[InFlightLedger, EvaluationSchedule] | tuple[None, None] = (None, None),
+    *,
+    ledger: InFlightLedger | None = None,
+    evaluator: Evaluator | None = None,
 ) -> tuple[StageLoop, ...]:
-    """`pace`, and what the node drives, belong to the first stage."""
+    """`pace`, `ledger` and `evaluator` belong to the first stage."""
     loops: list[StageLoop] = []
     for held, record in zip(parts.stages, records, strict=True):
-        journal, watch = (None, None) if loops else driven
-        stage = StageTrainer(
-            held,
-            partial(parts.in_force, held),
-            record,
-            control=shared.control,
-            pace=Pace(shared.monotonic) if loops else pace,
-            wall_clock=shared.wall_clock,
-            journal=journal,
-            watch=watch,
+        is_first = not loops
+        loops.append(
+            StageLoop(
+                held,
+                parts,
+                record,
+                control=shared.control,
+                pace=pace if is_first else Pace(shared.monotonic),
+                wall_clock=shared.wall_clock,
+                ledger=ledger if is_first else None,
+                evaluator=evaluator if is_first else None,
+                before=None if is_first else loops[-1],
+                changed=shared.changed,
+            )
         )
-        before = loops[-1] if loops else None
-        loops.append(StageLoop(stage, shared.control, before=before, changed=shared.changed))
     return tuple(loops)
 
 
-def _drive(
+def _driver(
+    parts: TrainerParts,
     driving: DriverParts,
-    batch_size: int,
-    room: FirstStageLimits,
-    journal: InFlightLedger,
-    steps: Callable[[], int],
+    shared: LoopContext,
     *,
-    watch: EvaluationSchedule,
+    room: FirstStageLimits,
+    ledger: InFlightLedger,
     waiting: DataWait,
-    flow: FlowRecord,
-) -> ComposedDriver:
-    driver = Driver(
+) -> Driver:
+    return Driver(
         driving.node_id,
-        DriverOptions(batch_size, driving.in_flight, driving.first_session),
+        DriverOptions(parts.parameters.batch_size, driving.in_flight, driving.first_session),
         routing=driving.routing,
         feed=driving.feed,
         room=room,
-        journal=journal,
+        ledger=ledger,
         waiting=waiting,
-        flow=flow,
-        next_step=lambda: steps() + 1,
+        flow=FlowRecord(driving.routing.stage_count, monotonic=shared.monotonic, wall_clock=shared.wall_clock),
     )
-    return ComposedDriver(driver, journal, watch, waiting)

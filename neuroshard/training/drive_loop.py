@@ -12,9 +12,8 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import InFlightLedger, Pace, RemoteFirstStage
 from neuroshard.pipeline.microbatch import MicrobatchKey
-from neuroshard.signals import Signal
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.evaluator import EvaluationSchedule
+from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.record import TrainingRecord
 
 DRAIN_SECONDS = 10.0  # microbatches under way may end so long before an end or an evaluation
@@ -28,7 +27,7 @@ class DriveLoop:
         self,
         parameters: RunParameters,
         record: TrainingRecord,
-        watch: EvaluationSchedule,
+        evaluator: Evaluator,
         control: Control,
         *,
         pace: Pace,
@@ -39,11 +38,11 @@ class DriveLoop:
         self.record = record
         self.state = NodeState.STARTING  # or TRAINING, or PAUSED
         self.room = RemoteFirstStage(parameters.batch_size)
-        self._microbatch_ended = Signal()
-        self.journal = InFlightLedger(self._microbatch_ended.notify)
+        self.ledger = InFlightLedger()
+        self.ledger.begin_step(self.steps + 1)
         self.pace = pace
         self._parameters = parameters
-        self._watch = watch
+        self.evaluator = evaluator
         self._control = control
         self._requests = Requests(control)
         self._wall_clock = wall_clock
@@ -69,26 +68,24 @@ class DriveLoop:
                 return
             elif control.is_paused:
                 await self._pause()
-            elif not self._watch.is_ready(self.record):
-                await self._watch.get_ready(self.record, self._requests)
+            elif not self.evaluator.is_ready(self.record):
+                await self.evaluator.get_ready(self.record, self._requests)
             else:
                 self._set_state(NodeState.TRAINING)
                 self.room.open()
-                await self._requests.unless_waiting(
-                    lambda: self._microbatch_ended.until(lambda: bool(self._step_done()))
-                )
+                await self._requests.unless_waiting(lambda: self.ledger.ended.until(lambda: bool(self._step_done())))
 
     def _step_done(self) -> tuple[MicrobatchKey, ...]:
         """Microbatches for a step, the first ones that are done; none before they are enough."""
         wanted = self._parameters.sequences_per_step * self._parameters.architecture.sequence_length
-        done = self.journal.done
+        done = self.ledger.done
         for count in range(1, len(done) + 1):
-            if self.journal.tokens(done[:count]) >= wanted:
+            if self.ledger.tokens(done[:count]) >= wanted:
                 return done[:count]
         return ()
 
     async def _step(self, keys: tuple[MicrobatchKey, ...]) -> None:
-        own, record, parameters = self.journal.stepped(keys), self.record, self._parameters
+        own, record, parameters = self.ledger.stepped(keys), self.record, self._parameters
         loss = own.mean_loss()
         learning_rate = learning_rate_at(record.progress.steps, parameters.inner)
         self.pace.step_ended()
@@ -101,18 +98,19 @@ class DriveLoop:
         sequences = own.tokens // parameters.architecture.sequence_length
         record.progress = record.progress.after_driving(loss, own.tokens, sequences)
         record.note_loss(loss, self._wall_clock(), learning_rate)
+        self.ledger.begin_step(self.steps + 1)
         held_out_loss = None
-        if self._watch.is_due(record):
+        if self.evaluator.is_due(record):
             await self._drain()
-            held_out_loss = await self._watch.measure(record)
-        self._watch.note(record, held_out_loss)
+            held_out_loss = await self.evaluator.measure(record)
+        self.evaluator.note(record, held_out_loss)
 
     async def _drain(self) -> None:
         """Begin no more microbatches, and wait a while for those under way."""
         self.room.close()
         is_pause = self._control.is_paused and not self._control.is_stopping
         with anyio.move_on_after(PAUSE_SECONDS if is_pause else DRAIN_SECONDS):
-            await self._microbatch_ended.until(lambda: self.journal.under_way == 0)
+            await self.ledger.ended.until(lambda: self.ledger.under_way == 0)
 
     async def _pause(self) -> None:
         self._set_state(NodeState.PAUSED)

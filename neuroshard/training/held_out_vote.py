@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -53,14 +52,18 @@ class HeldOutVote:
         batch_size: int,
         rule: VoteRule | None = None,
     ) -> None:
-        self.held_out: Callable[[], HeldOut | None] = lambda: None  # the pinned sequences, once they are here
         self.explanation = "No aggregate has been looked at yet."  # of the newest vote, in words
+        self._held_out: HeldOut | None = None  # the pinned sequences, once they are here
         self._compute = compute
         self._executor = executor
         self._outer = outer
         self._batch_size = batch_size
         self._rule = rule or VoteRule()
         self._losses: dict[str, tuple[float, ...]] = {}  # nats a token of each sequence, by the root
+
+    def pin(self, held_out: HeldOut) -> None:
+        """Measure on these sequences from now on."""
+        self._held_out = held_out
 
     async def objection(self, aggregate: Tensor, next_root: str) -> str:
         """Why not to vote for an aggregate (k,) that leads from the present state to this root; "" for nothing.
@@ -106,7 +109,7 @@ class HeldOutVote:
 
     def _obstacle(self) -> str:
         """Why the loss cannot be measured here; "" for nothing."""
-        model, held_out = self._executor.model, self.held_out()
+        model, held_out = self._executor.model, self._held_out
         if not (model.is_first and model.is_last):
             return "not measured: this node holds a part of the model only"
         if held_out is None or len(held_out.sequences) < self._rule.least_sequences:
@@ -119,7 +122,7 @@ class HeldOutVote:
         A state whose root is not known yet ("") is measured every time: it may be another one by then.
         A round about a share of the weights measures that share of the sequences, since there are so many more of them.
         """
-        known, held_out = self._losses.get(root), self.held_out()
+        known, held_out = self._losses.get(root), self._held_out
         if known is not None or held_out is None:
             return known or ()
         count = max(self._rule.least_sequences, ceil(share * self._rule.sequences))

@@ -224,6 +224,10 @@ class TrainingRecord:
     pinned_digest: str = ""  # SHA-256 of the pinned sequences: results on others are not comparable
     inherited: Inherited = field(default_factory=Inherited)
 
+    def replace_with(self, other: TrainingRecord) -> None:
+        """Take over every value of another record: that of a checkpoint that was restored."""
+        vars(self).update(vars(other))
+
     def note_loss(self, loss: float | None, time: float, learning_rate: float) -> None:
         """Add the last step to the curve; `time` in seconds since the epoch."""
         if loss is not None:

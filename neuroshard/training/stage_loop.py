@@ -20,102 +20,282 @@ from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, NonFinitePol
 from neuroshard.signals import first_of
 from neuroshard.state.checkpoint_saver import WriteReport
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.evaluator import EvaluationSchedule
-from neuroshard.training.parts import StageParts
+from neuroshard.training.evaluator import Evaluator
+from neuroshard.training.parts import StageParts, TrainerParts
 from neuroshard.training.record import TrainingRecord
 
 _LOG = logging.getLogger(__name__)
 
 AUTO_STEP_SECONDS = 3.0  # without a microbatch, until a lone node makes the round that is due (DESIGN 4.7)
+SECONDS_BEFORE_OFFLOAD = 10.0  # of a pause: a shorter one is not worth writing to the disk
+SECONDS_BEFORE_MEMORY_RETRY = 60.0  # after so long an accelerator that was full is tried again
+FULL = "Paused for a minute: the accelerator has no memory left. Another program may have it."
 
 
-class StageTrainer:
-    """Owns the record of one stage. Its intake is closed while a step is made and until everything after it is done."""
+class StageLoop:
+    """Training loop of one stage: it does one thing at a time, and admits microbatches in between.
+
+    The intake is closed while a step is made and until everything after it is done. A stage closes only after the
+    stages before it on this node have closed: microbatches that these have begun can then end in this one.
+    """
 
     def __init__(
         self,
         parts: StageParts,
-        in_force: Callable[[], RunParameters],
+        run: TrainerParts,
         record: TrainingRecord,
         *,
         control: Control,
         pace: Pace,
         wall_clock: Callable[[], float],
-        journal: InFlightLedger | None = None,
-        watch: EvaluationSchedule | None = None,
+        ledger: InFlightLedger | None = None,
+        evaluator: Evaluator | None = None,
+        before: StageLoop | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`journal` and `watch` belong to the stage at which this node drives."""
-        self.record = record
+        """`ledger` and `evaluator` belong to the stage at which this node drives, `before` is the stage before it.
+
+        `changed` is called after every change of `state`.
+        """
         self.parts = parts
+        self.record = record
         self.pace = pace
-        self.watch = watch
+        self.evaluator = evaluator
+        self.state = NodeState.STARTING  # or TRAINING, or PAUSED once the accelerator is free
+        self.last_report: WriteReport | None = None
+        self.requests = Requests(control)
         self.background: TaskGroup | None = None  # for what may go on beside the training
-        self.is_overdue = False  # a round of this node alone, while nothing arrives after which it could be made
-        self._in_force = in_force
+        self._run = run
         self._control = control
-        self._journal = journal
+        self._service = parts.service
+        self._ledger = ledger
         self._wall_clock = wall_clock
+        self._before = before
+        self._changed = changed
+        self._announce_step()
         self._last_round = pace.monotonic()
+        self._is_overdue = False  # a round of this node alone, while nothing arrives after which it could be made
+        self._held_since: float | None = None  # when this loop saw that it must hold
         if parts.group is not None:  # nobody waits for a node that has agreed and then is paused, ends or sends nothing
             replica = parts.group.gathering.replica
             parts.group.gathering.may_take_part = lambda: control.must_hold is None and replica.may_send_large()
-        if parts.vote is not None and watch is not None:
-            parts.vote.held_out = lambda: watch.held_out
 
     @property
     def parameters(self) -> RunParameters:
         """The version that holds at the stage's present outer step."""
-        return self._in_force()
+        return self._run.in_force(self.parts)
 
     @property
     def steps(self) -> int:
         """Applied inner steps so far."""
         return self.record.progress.steps
 
-    async def step(self) -> None:
+    @property
+    def is_kept(self) -> bool:
+        """Whether there are checkpoints of it."""
+        return self.parts.saver is not None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is in work that the next stage of this node would have to do as well."""
+        intake = self._service.intake
+        return (self._before is None or self._before.is_quiet) and not intake.is_admitting and intake.is_idle
+
+    async def run(self, last_step: int | None = None) -> None:
+        """Until the control says stop, or the stage has made `last_step`."""
+        control, intake = self._control, self._service.intake
+        while True:
+            self._note_hold()
+            if self._service.lacks_memory:
+                await self._make_room()
+            elif intake.is_full:
+                await self._step()
+            elif self._service.is_spoilt:
+                await self._recover()
+            elif control.must_hold and self._before is not None and not self._before.is_quiet:
+                await self._let_through(self._before)
+            elif control.must_hold and intake.is_admitting:
+                hold = DrainReason.END if control.is_stopping else DrainReason.PAUSE
+                await self._service.drain(control.must_hold, hold, began=self._held_since)
+            elif control.is_stopping or (last_step is not None and self.steps >= last_step):
+                return
+            elif control.is_paused:
+                await self._pause()
+            elif self.requests.save_wanted:
+                await self._save()
+            elif self.evaluator is not None and not self.evaluator.is_ready(self.record):
+                await self._get_ready()
+            elif self._is_called or self._is_overdue:
+                await self._synchronise()
+            else:
+                await self._collect()
+
+    async def settle(self) -> None:
+        """Drop the step in work and save what the steps before it reached."""
+        await self._service.leave()
+        await self._save()
+        if self.parts.saver is not None:
+            await self.parts.saver.close()
+
+    async def until_quiet(self) -> None:
+        """Wait until `is_quiet`, which is so for good while the control says hold."""
+        if self._before is not None:
+            await self._before.until_quiet()
+        intake = self._service.intake
+        await intake.until(lambda: not intake.is_admitting and intake.is_idle)
+
+    async def _collect(self) -> None:
+        """Let microbatches in until they are enough for a step, or a request comes; what is done stays."""
+        self._begin()
+        self._service.intake.open()
+        filled = self._service.filled
+        await first_of(lambda: self.requests.unless_waiting(filled), self._called, self._overdue)
+
+    async def _synchronise(self) -> None:
+        """A round with other replicas, between two microbatches; whoever asks to hold ends it."""
+        await self._service.drain("The replicas of this stage synchronise.")
+        if not self._service.lacks_memory:  # what is accumulated may go into the round
+            await first_of(self._take_part, self._held)
+
+    def _note_hold(self) -> None:
+        """All stages of the node have the same time to end what is open, whichever of them ends first."""
+        if self._control.must_hold is None:
+            self._held_since = None
+            return
+        self._withdraw()
+        if self._held_since is None:
+            self._held_since = anyio.current_time()
+
+    async def _held(self) -> None:
+        while self._control.must_hold is None:
+            await self._control.changed()
+
+    async def _let_through(self, before: StageLoop) -> None:
+        """Let in what the stage before has begun, though no more will begin there."""
+        self._service.intake.open()
+        await first_of(self._service.filled, before.until_quiet, self._control.changed)
+
+    async def _get_ready(self) -> None:
+        evaluator = self.evaluator
+        if evaluator is None:
+            return
+        await evaluator.get_ready(self.record, self.requests)
+        if evaluator.held_out is not None:
+            if self.parts.vote is not None:
+                self.parts.vote.pin(evaluator.held_out)
+            self._begin()
+
+    async def _pause(self) -> None:
+        """Hold until asked to go on, or to stop, for which no accelerator is needed; save when asked meanwhile."""
+        await self._service.suspend()
+        self._set_state(NodeState.PAUSED)
+        while self._is_held or not (self._control.is_stopping or await self._has_resumed()):
+            if self.requests.save_wanted:
+                await self._save()
+            else:
+                await first_of(self._rest, self._asked)
+        if self._control.is_stopping:
+            return
+        if self.parts.saver is not None:
+            await self.parts.saver.reload_tensors()
+        self.pace.restart()
+        self._set_state(NodeState.TRAINING)
+
+    async def _has_resumed(self) -> bool:
+        try:
+            await self._service.resume()
+        except AcceleratorFullError as error:
+            _LOG.warning("Training does not go on: %s", error)
+            self._wait_for_room()
+            self._set_state(NodeState.PAUSED)  # whoever waits for the end of the pause looks again
+            return False
+        return True
+
+    async def _make_room(self) -> None:
+        """The step in work is given up: what has failed for want of memory may have left a part of its gradients."""
+        await self._service.discard("The accelerator has no memory left.")
+        self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Pause for a while, unless a pause is wanted anyhow."""
+        if self._control.must_hold is None:
+            self._control.pause(FULL, SECONDS_BEFORE_MEMORY_RETRY)
+
+    @property
+    def _is_held(self) -> bool:
+        return self._control.is_paused and not self._control.is_stopping
+
+    async def _rest(self) -> None:
+        """Need no more memory than a stage that waits."""
+        saver = self.parts.saver
+        if saver is not None:
+            await saver.rest()
+            await anyio.sleep(max(SECONDS_BEFORE_OFFLOAD, saver.seconds_until_offload()))
+            await saver.offload_tensors(lambda: self._is_held and not self.requests.save_wanted)
+        await anyio.sleep_forever()
+
+    async def _asked(self) -> None:
+        """Wait until the pause is over or a checkpoint is wanted."""
+        while self._is_held and not self.requests.save_wanted:
+            await self._control.changed()
+
+    async def _save(self) -> None:
+        number = self._control.saves  # what is asked for from now on is another request
+        self.last_report = await self._saved() or self.last_report
+        self.requests.save_taken(number)
+
+    def _begin(self) -> None:
+        if self.state is NodeState.STARTING:
+            self._set_state(NodeState.TRAINING)
+
+    def _set_state(self, state: NodeState) -> None:
+        self.state = state
+        self._changed()
+
+    async def _step(self) -> None:
         """The optimizer step on what was accumulated, and everything that may follow it."""
         if not await self._has_applied_what_came():
             return
         outer_step_done = await self._synchronise_if_due()
-        if self.watch is not None:
-            held_out_loss = await self.watch.measure(self.record) if self.watch.is_due(self.record) else None
-            self.watch.note(self.record, held_out_loss)
+        if self.evaluator is not None:
+            held_out_loss = await self.evaluator.measure(self.record) if self.evaluator.is_due(self.record) else None
+            self.evaluator.note(self.record, held_out_loss)
         if self.parts.saver is not None:
             await self.parts.saver.offer(self.record, outer_step_done)
 
     @property
-    def is_called(self) -> bool:
+    def _is_called(self) -> bool:
         """Whether a round with other replicas waits for this stage."""
         return self.parts.group is not None and self.parts.group.is_called
 
-    async def called(self) -> None:
+    async def _called(self) -> None:
         """Wait until `is_called`."""
         if self.parts.group is None:
             await anyio.sleep_forever()
         else:
             await self.parts.group.called()
 
-    async def overdue(self) -> None:
+    async def _overdue(self) -> None:
         """Wait until `is_overdue`."""
-        intake = self.parts.service.intake
-        while not self.is_overdue:
+        intake = self._service.intake
+        while not self._is_overdue:
             before = intake.accumulated
             await anyio.sleep(AUTO_STEP_SECONDS)
-            self.is_overdue = intake.is_idle and intake.accumulated is before and self._is_due_alone
+            self._is_overdue = intake.is_idle and intake.accumulated is before and self._is_due_alone
 
-    def withdraw(self) -> None:
+    def _withdraw(self) -> None:
         """Let a round that waits go on without this stage."""
         if self.parts.group is not None:
             self.parts.group.withdraw()
 
-    async def take_part(self) -> None:
+    async def _take_part(self) -> None:
         """The round that waits; nothing may be open. The step in work is kept, or its gradients go into the round."""
-        self.is_overdue = False
-        if not (self.is_called or self._is_due_alone):
+        self._is_overdue = False
+        if not (self._is_called or self._is_due_alone):
             return
-        outer, came = self.parts.outer, self.parts.service.intake.accumulated
+        outer, came = self.parts.outer, self._service.intake.accumulated
         if outer.steps_with_the_group and came.sequences and not await self._has_applied_what_came():
-            self.withdraw()
+            self._withdraw()
             return
         began = self.pace.monotonic()
         completed = await self._run_round()
@@ -123,22 +303,22 @@ class StageTrainer:
         if completed and self.parts.saver is not None:
             await self.parts.saver.offer(self.record, outer_step_done=True)
 
-    async def recover(self) -> None:
+    async def _recover(self) -> None:
         """What follows when the stage gives no numbers any more and so never comes to a step: as after bad steps."""
-        await self.parts.service.discard("The stage goes back to its last checkpoint.")
+        await self._service.discard("The stage goes back to its last checkpoint.")
         progress = self.record.progress
         policy = NonFinitePolicy(progress.non_finite.skipped + 1, STEPS_BEFORE_RESTORE, self.steps + 1)
         self.record.progress = replace(progress, non_finite=policy)
         await self._after_skipped_step()
 
-    async def save(self) -> WriteReport | None:
+    async def _saved(self) -> WriteReport | None:
         """Save a checkpoint of the last step and wait until it is on disk; None when nothing is kept."""
         return None if self.parts.saver is None else await self.parts.saver.save(self.record)
 
     async def _has_applied_what_came(self) -> bool:
         """Step on what was accumulated; whether it gave numbers."""
         with anyio.CancelScope(shield=True):  # weights and record change together or not at all
-            await self._apply(self.parts.service.take("The stage makes its step."))
+            await self._apply(self._service.take("The stage makes its step."))
         if self.record.progress.non_finite.in_a_row:
             await self._after_skipped_step()
             return False
@@ -149,7 +329,7 @@ class StageTrainer:
 
         The loss is what the stage has measured itself or, at the stage where this node drives, what it was told.
         """
-        own = OwnShare() if self._journal is None else self._journal.stepped(done.keys)
+        own = OwnShare() if self._ledger is None else self._ledger.stepped(done.keys)
         parameters, executor, index = self.parameters, self.parts.executor, self.parts.index
         learning_rate = self.parts.outer.learning_rate(parameters)
         max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
@@ -164,6 +344,11 @@ class StageTrainer:
             pace.count(done.tokens)
             record.note_loss(loss, self._wall_clock(), learning_rate)
             self.parts.outer.after_step(done.sequences)
+            self._announce_step()
+
+    def _announce_step(self) -> None:
+        if self._ledger is not None:
+            self._ledger.begin_step(self.steps + 1)
 
     async def _synchronise_if_due(self) -> bool:
         """Run the outer round when it is due and this node is alone; whether it completed. Others call theirs."""
@@ -200,216 +385,11 @@ class StageTrainer:
         restored = None if self.parts.saver is None else await self.parts.saver.restore()
         if restored is None:
             return "There is no checkpoint to go back to; the weights are those before these steps."
-        record = restored.record
-        record.progress = replace(record.progress, position=self.record.progress.position, noted=())
-        self.record = record
+        position = self.record.progress.position
+        self.record.replace_with(restored.record)
+        self.record.progress = replace(self.record.progress, position=position, noted=())
+        self._announce_step()
         self.parts.outer.restore(restored.outer_state, restored.residual, restored.outer_progress)
         if self.background is not None:
             self.background.start_soon(self.parts.outer.update_root)  # the others go by it
-        return f"The checkpoint of step {record.progress.steps} was restored."
-
-
-SECONDS_BEFORE_OFFLOAD = 10.0  # of a pause: a shorter one is not worth writing to the disk
-SECONDS_BEFORE_MEMORY_RETRY = 60.0  # after so long an accelerator that was full is tried again
-FULL = "Paused for a minute: the accelerator has no memory left. Another program may have it."
-
-
-class StageLoop:
-    """Does one thing at a time; while none is asked for, the intake is open and microbatches come.
-
-    A stage closes only after the stages before it on this node have: what these have begun can so end in this one.
-    """
-
-    def __init__(
-        self,
-        stage: StageTrainer,
-        control: Control,
-        *,
-        before: StageLoop | None = None,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`before` is the stage before this one on this node; `changed` is told every change of `state`."""
-        self.stage = stage
-        self.state = NodeState.STARTING  # or TRAINING, or PAUSED once the accelerator is free
-        self.last_report: WriteReport | None = None
-        self.requests = Requests(control)
-        self._control = control
-        self._service = stage.parts.service
-        self._before = before
-        self._changed = changed
-        self._held_since: float | None = None  # when this loop saw that it must hold
-
-    @property
-    def record(self) -> TrainingRecord:
-        """What the stage knows beside tensors."""
-        return self.stage.record
-
-    @property
-    def steps(self) -> int:
-        """Applied inner steps so far."""
-        return self.stage.steps
-
-    @property
-    def pace(self) -> Pace:
-        """How fast they come."""
-        return self.stage.pace
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether there are checkpoints of it."""
-        return self.stage.parts.saver is not None
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nothing is in work that the next stage of this node would have to do as well."""
-        intake = self._service.intake
-        return (self._before is None or self._before.is_quiet) and not intake.is_admitting and intake.is_idle
-
-    async def run(self, last_step: int | None = None) -> None:
-        """Until the control says stop, or the stage has made `last_step`."""
-        stage, control, intake = self.stage, self._control, self._service.intake
-        while True:
-            self._note_hold()
-            if self._service.lacks_memory:
-                await self._make_room()
-            elif intake.is_full:
-                await stage.step()
-            elif self._service.is_spoilt:
-                await stage.recover()
-            elif control.must_hold and self._before is not None and not self._before.is_quiet:
-                await self._let_through(self._before)
-            elif control.must_hold and intake.is_admitting:
-                hold = DrainReason.END if control.is_stopping else DrainReason.PAUSE
-                await self._service.drain(control.must_hold, hold, began=self._held_since)
-            elif control.is_stopping or (last_step is not None and self.steps >= last_step):
-                return
-            elif control.is_paused:
-                await self._pause()
-            elif self.requests.save_wanted:
-                await self._save()
-            elif stage.watch is not None and not stage.watch.is_ready(self.record):
-                await self._get_ready()
-            elif stage.is_called or stage.is_overdue:
-                await self._synchronise()
-            else:
-                await self._collect()
-
-    async def settle(self) -> None:
-        """Drop the step in work and save what the steps before it reached."""
-        await self._service.leave()
-        await self._save()
-        if self.stage.parts.saver is not None:
-            await self.stage.parts.saver.close()
-
-    async def until_quiet(self) -> None:
-        """Wait until `is_quiet`, which is so for good while the control says hold."""
-        if self._before is not None:
-            await self._before.until_quiet()
-        intake = self._service.intake
-        await intake.until(lambda: not intake.is_admitting and intake.is_idle)
-
-    async def _collect(self) -> None:
-        """Let microbatches in until they are enough for a step, or a request comes; what is done stays."""
-        self._begin()
-        self._service.intake.open()
-        filled = self._service.filled
-        await first_of(lambda: self.requests.unless_waiting(filled), self.stage.called, self.stage.overdue)
-
-    async def _synchronise(self) -> None:
-        """A round with other replicas, between two microbatches; whoever asks to hold ends it."""
-        await self._service.drain("The replicas of this stage synchronise.")
-        if not self._service.lacks_memory:  # what is accumulated may go into the round
-            await first_of(self.stage.take_part, self._held)
-
-    def _note_hold(self) -> None:
-        """All stages of the node have the same time to end what is open, whichever of them ends first."""
-        if self._control.must_hold is None:
-            self._held_since = None
-            return
-        self.stage.withdraw()
-        if self._held_since is None:
-            self._held_since = anyio.current_time()
-
-    async def _held(self) -> None:
-        while self._control.must_hold is None:
-            await self._control.changed()
-
-    async def _let_through(self, before: StageLoop) -> None:
-        """Let in what the stage before has begun, though no more will begin there."""
-        self._service.intake.open()
-        await first_of(self._service.filled, before.until_quiet, self._control.changed)
-
-    async def _get_ready(self) -> None:
-        watch = self.stage.watch
-        if watch is None:
-            return
-        await watch.get_ready(self.record, self.requests)
-        if watch.held_out is not None:
-            self._begin()
-
-    async def _pause(self) -> None:
-        """Hold until asked to go on, or to stop, for which no accelerator is needed; save when asked meanwhile."""
-        await self._service.suspend()
-        self._set_state(NodeState.PAUSED)
-        while self._is_held or not (self._control.is_stopping or await self._has_resumed()):
-            if self.requests.save_wanted:
-                await self._save()
-            else:
-                await first_of(self._rest, self._asked)
-        if self._control.is_stopping:
-            return
-        if self.stage.parts.saver is not None:
-            await self.stage.parts.saver.reload_tensors()
-        self.pace.restart()
-        self._set_state(NodeState.TRAINING)
-
-    async def _has_resumed(self) -> bool:
-        try:
-            await self._service.resume()
-        except AcceleratorFullError as error:
-            _LOG.warning("Training does not go on: %s", error)
-            self._wait_for_room()
-            self._set_state(NodeState.PAUSED)  # whoever waits for the end of the pause looks again
-            return False
-        return True
-
-    async def _make_room(self) -> None:
-        """The step in work is given up: what has failed for want of memory may have left a part of its gradients."""
-        await self._service.discard("The accelerator has no memory left.")
-        self._wait_for_room()
-
-    def _wait_for_room(self) -> None:
-        """Pause for a while, unless a pause is wanted anyhow."""
-        if self._control.must_hold is None:
-            self._control.pause(FULL, SECONDS_BEFORE_MEMORY_RETRY)
-
-    @property
-    def _is_held(self) -> bool:
-        return self._control.is_paused and not self._control.is_stopping
-
-    async def _rest(self) -> None:
-        """Need no more memory than a stage that waits."""
-        saver = self.stage.parts.saver
-        if saver is not None:
-            await saver.rest()
-            await anyio.sleep(max(SECONDS_BEFORE_OFFLOAD, saver.seconds_until_offload()))
-            await saver.offload_tensors(lambda: self._is_held and not self.requests.save_wanted)
-        await anyio.sleep_forever()
-
-    async def _asked(self) -> None:
-        """Wait until the pause is over or a checkpoint is wanted."""
-        while self._is_held and not self.requests.save_wanted:
-            await self._control.changed()
-
-    async def _save(self) -> None:
-        number = self._control.saves  # what is asked for from now on is another request
-        self.last_report = await self.stage.save() or self.last_report
-        self.requests.save_taken(number)
-
-    def _begin(self) -> None:
-        if self.state is NodeState.STARTING:
-            self._set_state(NodeState.TRAINING)
-
-    def _set_state(self, state: NodeState) -> None:
-        self.state = state
-        self._changed()
+        return f"The checkpoint of step {self.record.progress.steps} was restored."

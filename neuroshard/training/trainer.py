@@ -70,7 +70,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
     record, pace = loops.primary.record, loops.primary.pace
     held = parts.stages[0] if parts.stages else None
     parameters = parts.parameters if held is None else parts.in_force(held)
-    held_out = None if loops.drive is None else loops.drive.watch.held_out
+    held_out = None if loops.drive is None else loops.drive.evaluator.held_out
     checkpoints = [_checkpoints_of(loop) for loop in loops.stages]
     rows = zip(parts.stages, loops.stages, checkpoints, strict=True)
     return TrainerSnapshot(
@@ -202,7 +202,7 @@ def checkpoint_status(stages: Sequence[CheckpointStatus]) -> CheckpointStatus:
 
 
 def _checkpoints_of(loop: StageLoop) -> CheckpointStatus:
-    saver = loop.stage.parts.saver
+    saver = loop.parts.saver
     if saver is None:
         return CheckpointStatus(could_lose="everything: checkpoints are off")
     return saver.status(loop.steps, loop.pace.speed.step_seconds)
@@ -248,10 +248,10 @@ class Trainer:
         Errors that training cannot repair rise from here. The stages behind the first one end with it.
         """
         if self._loops.drive is not None:
-            self._loops.drive.watch.replay_losses_to_feed(self.record)
+            self._loops.drive.evaluator.replay_losses_to_feed(self.record)
         async with anyio.create_task_group() as background:
             for loop in self._loops.stages:
-                loop.stage.background = background
+                loop.background = background
             self._is_running = True
             try:
                 await self._work(last_step)
@@ -377,7 +377,7 @@ class Trainer:
         """Drop the steps in work and save what those before them reached: each stage, whatever comes of the others."""
         self._set_state(NodeState.STOPPING)
         if self._loops.drive is not None:
-            self._loops.drive.journal.clear()
+            self._loops.drive.ledger.clear()
         async with AsyncExitStack() as settling:
             for loop in reversed(self._loops.stages):
                 settling.push_async_callback(loop.settle)

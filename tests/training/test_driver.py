@@ -339,19 +339,19 @@ def at(window: int) -> DataPosition:
 
 
 def test_the_position_waits_for_the_oldest_microbatch_under_way() -> None:
-    journal = InFlightLedger()
+    ledger = InFlightLedger()
     for number in range(1, 5):
-        journal.sent(key(number), at(10 * number))
-        journal.measured(key(number), MicrobatchResult(torch.tensor(3.0 * number), 2))
-    first = journal.stepped([key(2), key(9, "other"), key(3)])
+        ledger.sent(key(number), at(10 * number))
+        ledger.measured(key(number), MicrobatchResult(torch.tensor(3.0 * number), 2))
+    first = ledger.stepped([key(2), key(9, "other"), key(3)])
     assert first.position is None
     assert first.mean_loss() == pytest.approx((6 + 9) / 4)
-    assert journal.stepped([key(1)]).position == at(30)
-    assert journal.stepped([key(7)]).mean_loss() is None
-    journal.sent(key(5), at(50))
-    journal.dropped(key(4))
-    assert journal.stepped([]).position == at(40)
-    assert journal.stepped([key(5)]).position == at(50)
+    assert ledger.stepped([key(1)]).position == at(30)
+    assert ledger.stepped([key(7)]).mean_loss() is None
+    ledger.sent(key(5), at(50))
+    ledger.dropped(key(4))
+    assert ledger.stepped([]).position == at(40)
+    assert ledger.stepped([key(5)]).position == at(50)
 
 
 def test_batches_are_taken_only_when_the_stage_wants_them(compute: ComputeThread, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from small_stage import ARCHITECTURE, windows
 from stage_chain import INPUTS, LABELS, chain_of
 from torch import Tensor
 
-from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import (
     MAX_AGE_SECONDS,
     Evaluation,
@@ -34,7 +33,7 @@ from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient
 from neuroshard.pipeline.stage_protocol import StageAddress
 from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.tensor_checks import StageShapes
-from neuroshard.training.evaluator import Evaluator
+from neuroshard.training.evaluator import evaluate
 from neuroshard.training.record import TrainingRecord
 from neuroshard.types import LayerRange, NodeId, RunId
 
@@ -125,8 +124,8 @@ def evaluated(compute: ComputeThread, sign: LossSigner) -> tuple[TrainingRecord,
                 report=lambda peer, reason: reports.append((peer, reason)),
                 check=check,
             )
-            examiner = Evaluator(FixedRouting([LocalStageClient(services[0]), last]), HeldOut(windows(-1, 8), 4.0), 4)
-            await examiner.evaluate(record, NOW)
+            routing = FixedRouting([LocalStageClient(services[0]), last])
+            record.evaluations.add(await evaluate(routing, windows(-1, 8), 4, step=0, now=NOW))
 
     trio.run(main)
     return record, [report for report in reports if report[1] is not ScoreReason.GOOD_ANSWER]

@@ -48,7 +48,7 @@ def learned(compute: ComputeThread, local: Tensor, tmp_path: Path) -> tuple[Stag
 
 def vote_of(compute: ComputeThread, stage: Stage, outer: OuterSync, rule: VoteRule | None = None) -> HeldOutVote:
     vote = HeldOutVote(compute, stage.executor, outer, PARAMETERS.batch_size, rule)
-    vote.held_out = lambda: HeldOut(windows(-1, 32), 4.0)
+    vote.pin(HeldOut(windows(-1, 32), 4.0))
     return vote
 
 
@@ -108,7 +108,7 @@ def test_weights_are_the_same_bytes_after_an_evaluation_also_after_one_that_rais
     written = stage.executor.weights
     vote = vote_of(compute, stage, outer)
     trio.run(vote.objection, gained, ROOT)
-    vote.held_out = lambda: HeldOut(windows(-1, 32) + 1000, 4.0)  # ids that the vocabulary does not have
+    vote.pin(HeldOut(windows(-1, 32) + 1000, 4.0))  # ids that the vocabulary does not have
     with pytest.raises(IndexError):
         trio.run(vote.objection, gained, OTHER_ROOT)
     assert torch.equal(flatten(model), before)
@@ -140,7 +140,7 @@ def test_without_held_out_data_or_time_it_says_why_nothing_was_measured(
     vote = vote_of(compute, stage, outer, VoteRule(seconds=0.0))
     assert trio.run(vote.objection, -gained, ROOT) == ""
     assert "there was time for 0 sequences" in vote.explanation
-    vote.held_out = lambda: None
+    vote = HeldOutVote(compute, stage.executor, outer, PARAMETERS.batch_size)
     assert trio.run(vote.objection, -gained, ROOT) == ""
     assert "the held-out sequences are not here" in vote.explanation
 
