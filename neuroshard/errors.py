@@ -36,6 +36,10 @@ class UnwritableError(StorageError):
     """A file or folder that cannot be written now: read-only, moved away, not this user's; nothing was lost."""
 
 
+class DamagedFileError(StorageError):
+    """A state file that was read, but does not contain what it should."""
+
+
 class ConflictError(StorageError):
     """Another process holds or changed what was to be written; nothing was written."""
 

@@ -10,7 +10,6 @@ An installation, as the installers make it, keeps several versions side by side:
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import sys
@@ -102,27 +101,6 @@ def _named_elsewhere(config_file: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return named if isinstance(named, str) and named else None
-
-
-def make_folder(folder: Path, data_dir: Path | None) -> None:
-    """Create a folder in a data folder, which must be there: one that was moved must not begin anew at its old place.
-
-    Without a data folder nothing must be there. Raises OSError whose strerror says what to do.
-    """
-    if data_dir is not None and not data_dir.is_dir():
-        raise FileNotFoundError(errno.ENOENT, _moved_hint(data_dir))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def reason_of(error: OSError, data_dir: Path | None) -> str:
-    """Why something in a data folder could not be written, in words that end a sentence."""
-    if data_dir is not None and not data_dir.is_dir():
-        return _moved_hint(data_dir)
-    return error.strerror or str(error)
-
-
-def _moved_hint(data_dir: Path) -> str:
-    return f"the data folder {data_dir} is not there any more: put it back, or start again where it is now"
 
 
 def prepare_data_dir(folder: Path) -> None:

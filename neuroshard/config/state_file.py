@@ -1,4 +1,4 @@
-"""Write small state files: replace one atomically, set a damaged one aside, lock one for this process.
+"""Small state files: read one within its limit, replace one atomically, set a damaged one aside, lock one.
 
 A reader, or a kill at any moment, sees the old content or the new content, never half of either."""
 
@@ -6,18 +6,121 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+import msgspec
 
+from neuroshard.errors import DamagedFileError, StorageError
+
+_LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TEMPORARY_PREFIX = ".tmp-"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@dataclass(frozen=True)
+class StateFile(Generic[T]):
+    """A small JSON file of type `T` in a data folder, written atomically.
+
+    A damaged file is one that was read and is too long, or is not JSON of type `T`. A file that cannot be read at all
+    is not damaged: the disk may come back, and nothing may be moved or replaced until then.
+    """
+
+    path: Path
+    type: type[T]
+    on_damage: Literal["set_aside", "ignore", "fail"]
+    if_damaged: str  # the consequence, which ends a sentence; with "fail", a sentence that says what the owner can do
+    max_bytes: int = 10_000
+    data_dir: Path | None = None  # must exist when the file is written: a moved data folder must not begin anew
+
+    def read(self, warn: Callable[[str], None] = _LOG.warning) -> T | None:
+        """None if the file is missing, or damaged: then `warn` receives a sentence.
+
+        Raises StorageError if the file cannot be read, and DamagedFileError if it is damaged and `on_damage` is "fail".
+        """
+        content = read_bounded(self.path, self.max_bytes)
+        if content is None:
+            return None
+        try:
+            return self._decode(content)
+        except (ValueError, RecursionError) as error:
+            self._handle_damage(str(error), warn)
+            return None
+
+    def write(self, value: T) -> None:
+        """Replace the file. Raises StorageError; the old file is then untouched."""
+        try:
+            make_folder(self.path.parent, self.data_dir)
+            write_atomically(self.path, msgspec.json.encode(value))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StorageError(f"{self.path} cannot be written ({reason}).", "Check the disk.") from error
+
+    def remove(self) -> None:
+        """Delete the file if it exists. Raises StorageError."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be removed ({error.strerror}).", "Check the disk.") from error
+
+    def _decode(self, content: bytes) -> T:
+        if len(content) > self.max_bytes:
+            raise ValueError(f"it is longer than {self.max_bytes:,} bytes")
+        return msgspec.json.decode(content, type=self.type)
+
+    def _handle_damage(self, reason: str, warn: Callable[[str], None]) -> None:
+        match self.on_damage:
+            case "set_aside":
+                warn(set_damaged_aside(self.path, reason, self.if_damaged))
+            case "ignore":
+                warn(f"{self.path} is damaged ({reason}): {self.if_damaged}.")
+            case "fail":
+                raise DamagedFileError(f"{self.path} is damaged ({reason}).", self.if_damaged)
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes | None:
+    """The file's content, or None if it is missing; of a longer file `max_bytes` + 1 bytes, for the parser to refuse.
+
+    Raises StorageError if the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"{path} cannot be read ({reason}).", "Check the disk and the file's owner.") from error
+
+
+def make_folder(folder: Path, data_dir: Path | None) -> None:
+    """Create a folder in a data folder, which must exist: a moved data folder must not begin anew at its old place.
+
+    Without a data folder, parents are created too. Raises OSError; its strerror says what to do.
+    """
+    if data_dir is not None and not data_dir.is_dir():
+        raise FileNotFoundError(errno.ENOENT, _moved_hint(data_dir))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def reason_of(error: OSError, data_dir: Path | None) -> str:
+    """Why something in a data folder could not be written, in words that end a sentence."""
+    if data_dir is not None and not data_dir.is_dir():
+        return _moved_hint(data_dir)
+    return error.strerror or str(error)
+
+
+def _moved_hint(data_dir: Path) -> str:
+    return f"the data folder {data_dir} is not there any more: put it back, or start again where it is now"
 
 
 def is_disk_full(error: OSError) -> bool:

@@ -16,8 +16,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from neuroshard.compression import MalformedVectorError
-from neuroshard.config.folders import make_folder
-from neuroshard.config.state_file import write_atomically
+from neuroshard.config.state_file import make_folder, write_atomically
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
 from neuroshard.consensus.message_frames import MAX_CLAIM_BYTES, quorum_from, quorum_to_json
 from neuroshard.consensus.roster import MAX_SLICES, digest_of

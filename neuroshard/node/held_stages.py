@@ -6,8 +6,7 @@ import json
 import logging
 from pathlib import Path
 
-from neuroshard.config.folders import make_folder
-from neuroshard.config.state_file import write_atomically
+from neuroshard.config.state_file import make_folder, write_atomically
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.strict_json import parse_json
 from neuroshard.membership.stage_coverage import StageRange

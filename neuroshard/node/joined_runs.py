@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from neuroshard.config.folders import make_folder
-from neuroshard.config.state_file import write_atomically
+from neuroshard.config.state_file import make_folder, write_atomically
 from neuroshard.errors import DataError, StorageError
 from neuroshard.runs.offer import (
     MAX_OFFER_BYTES,

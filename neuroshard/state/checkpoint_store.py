@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuroshard.config.folders import NodePaths, make_folder, reason_of
-from neuroshard.config.state_file import TEMPORARY_PREFIX, is_disk_full, sync_folder, write_atomically
+from neuroshard.config.folders import NodePaths
+from neuroshard.config.state_file import (
+    TEMPORARY_PREFIX,
+    is_disk_full,
+    make_folder,
+    reason_of,
+    sync_folder,
+    write_atomically,
+)
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError
 from neuroshard.state.checkpoint_manifest import (
     MAX_META_BYTES,

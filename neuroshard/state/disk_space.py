@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuroshard.config.folders import make_folder
+from neuroshard.config.state_file import make_folder
 from neuroshard.errors import DiskFullError, StorageError
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.types import LayerRange, RunId

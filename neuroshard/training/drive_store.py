@@ -15,8 +15,7 @@ import anyio
 import anyio.to_thread
 import torch
 
-from neuroshard.config.folders import make_folder
-from neuroshard.config.state_file import write_atomically
+from neuroshard.config.state_file import make_folder, write_atomically
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES, Evaluation, EvaluationRecord
 from neuroshard.data.windows import Batch

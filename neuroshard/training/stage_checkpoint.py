@@ -13,8 +13,8 @@ import anyio
 import torch
 from torch import Tensor
 
-from neuroshard.config.folders import make_folder, reason_of
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.config.state_file import make_folder, reason_of
 from neuroshard.consensus.sync_strategies import first_outer_state, kept_length
 from neuroshard.errors import StorageError
 from neuroshard.model.transformer import StageModel

@@ -4,17 +4,15 @@ docs/INSTALLING.md explains how another publisher replaces the address and the k
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from platform import machine
-from typing import Any
 
 from neuroshard.config.folders import installation_root
 from neuroshard.config.settings import Settings
-from neuroshard.config.state_file import write_atomically
-from neuroshard.errors import StorageError, UsageError
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import UsageError
 from neuroshard.update.fetching import fetch_manifest
 from neuroshard.update.manifest import (
     AvailableUpdate,
@@ -28,45 +26,39 @@ from neuroshard.update.manifest import (
 )
 
 FILE_NAME = "update.json"
-MAX_FILE_BYTES = 4096
 DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """Times in seconds since the epoch."""
+    """Answers of the publisher so far. Times in seconds since the epoch."""
 
-    asked_at: float = 0.0
-    seen: SeenManifest = field(default_factory=SeenManifest)
-    available: str = ""  # the version that was offered to this computer then
+    asked_at: float
+    seen: SeenManifest
+    available: str  # the version that was offered to this computer then; "" for none
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for text that is not a version."""
+        for version in filter(None, (self.available, self.seen.version)):
+            version_number(version)
 
     def is_due(self, now: float) -> bool:
         """Whether the publisher may be asked again: once a day; a clock that was ahead delays it by a day at most."""
         return not 0 <= now - self.asked_at < DAY_SECONDS
 
 
-def load_memory(data_dir: Path) -> UpdateMemory:
-    """What stands in the folder; nothing readable there counts as nothing seen."""
-    try:
-        with (data_dir / FILE_NAME).open("rb") as file:
-            value: Any = json.loads(file.read(MAX_FILE_BYTES))
-        seen = SeenManifest(str(value["seen"]["version"]), float(value["seen"]["issued_at"]))
-        version_number(seen.version)
-        available = str(value["available"])
-        if available:
-            version_number(available)
-        return UpdateMemory(float(value["asked_at"]), seen, available)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return UpdateMemory()
+NEVER_ASKED = UpdateMemory(0.0, SeenManifest(), "")
 
 
-def save_memory(data_dir: Path, memory: UpdateMemory) -> None:
-    """Store it. Raises StorageError."""
-    path = data_dir / FILE_NAME
-    try:
-        write_atomically(path, json.dumps(asdict(memory)).encode())
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}.", "Free or repair the data folder.") from error
+def memory_file(data_dir: Path) -> StateFile[UpdateMemory]:
+    """The file of a data folder. Its damage stops updates: without it, an older manifest that is still valid passes."""
+    return StateFile(
+        data_dir / FILE_NAME,
+        UpdateMemory,
+        on_damage="fail",
+        if_damaged="Install the newest version by hand, then delete this file.",
+        max_bytes=4096,
+    )
 
 
 RELEASE_URL = ""  # nowhere yet: until there is a publisher, `update_url` and `update_key` name one
@@ -111,12 +103,13 @@ async def look_for_update(settings: Settings, current: str, now: float) -> Avail
     nobody answers, StorageError.
     """
     publisher = publisher_of(settings)
-    memory = load_memory(settings.data_dir)
-    _remember(settings.data_dir, replace(memory, asked_at=now))  # also when nobody answers: once a day is enough
+    file = memory_file(settings.data_dir)
+    memory = file.read() or NEVER_ASKED
+    file.write(replace(memory, asked_at=now))  # also when nobody answers: once a day is enough
     manifest = read_manifest(await fetch_manifest(publisher.url), publisher.key)
     update = judge(manifest, current=current, platform=platform_name(), seen=memory.seen, now=now)
     seen = newest_seen(manifest, memory.seen)
-    _remember(settings.data_dir, UpdateMemory(now, seen, update.version if update else ""))
+    file.write(UpdateMemory(now, seen, update.version if update else ""))
     return update
 
 
@@ -125,7 +118,7 @@ async def daily_notice(settings: Settings, current: str, now: float) -> str | No
 
     Raises UsageError without a publisher, DataError when nobody answers, StorageError.
     """
-    memory = load_memory(settings.data_dir)
+    memory = memory_file(settings.data_dir).read() or NEVER_ASKED
     if not memory.is_due(now):
         is_newer = memory.available and version_number(memory.available) > version_number(current)
         return notice(memory.available) if is_newer else None
@@ -140,8 +133,3 @@ def notice(version: str) -> str:
     """What people are told: the command where it can work, else the way by which this one came."""
     how = "`neuroshard update apply` installs it." if installation_root() else "install it as you installed this one."
     return f"Version {version} is available: {how}"
-
-
-def _remember(data_dir: Path, memory: UpdateMemory) -> None:
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    save_memory(data_dir, memory)
