@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType, TypeAlias
+from typing import Annotated, NewType, TypeAlias
+
+from msgspec import Meta
 
 NodeId = NewType("NodeId", str)  # libp2p peer id of the node's Ed25519 key
 WalletId = NewType("WalletId", str)  # first 16 hex digits of SHA-256(wallet public key)
 RunId = NewType("RunId", str)  # 64 hex digits
 ShardId = NewType("ShardId", int)
+
+HexDigest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a field of a message: a run id, a SHA-256 or a BLAKE3
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from neuroshard.identity.strict_json import (
     exact_object,
@@ -73,6 +76,9 @@ class Announcement:
 
 
 _FIELDS = set(Announcement.__dataclass_fields__)
+
+
+Address = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=r"^/[!-~]*\Z")]  # the transport parses it
 
 
 def address_field(value: JsonValue, where: str) -> str:

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from math import inf
 from random import Random
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import anyio
+from msgspec import Meta, Struct
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import NodeIdentity
-from neuroshard.membership.announcements import Announcement, DirectoryGroups, address_field
+from neuroshard.membership.announcements import Address, Announcement, DirectoryGroups
 from neuroshard.membership.claim_intake import ClaimIntake, Refusal, signed_announcement
 from neuroshard.membership.reports import MAX_PACKED_BYTES, TrainingReport
 from neuroshard.membership.swarm_view import Membership
-from neuroshard.messages import Frame, FrameLimits, WireError, WireValue
+from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES
 from neuroshard.types import NodeId
@@ -31,46 +32,22 @@ HANDSHAKE = "hello"
 MAX_SHARED_ADDRESSES = 32
 MAX_HANDSHAKE_BYTES = 32 * 1024
 HANDSHAKE_TIMEOUT_SECONDS = 10.0
-_FIELDS = {"announcement", "report", "addresses"}
 _LOG = logging.getLogger(__name__)
 
 
 class HandshakeRefusedError(NeuroShardError):
-    """A peer's hello that does not count: another run, or a claim that is false, stale or malformed."""
+    """A peer's handshake that does not count: another run, or a claim that is false, stale or malformed."""
 
 
-@dataclass(frozen=True)
-class HandshakeMessage:
-    """What each side says."""
+class HandshakeMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    """The claims and addresses that each side of a handshake sends."""
 
-    announcement: bytes  # signed
-    report: bytes | None  # signed and packed; None before the first one
-    addresses: tuple[str, ...]  # of others
+    announcement: Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)]  # signed
+    report: Annotated[bytes, Meta(max_length=MAX_PACKED_BYTES)] | None  # signed; None before the first one
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_SHARED_ADDRESSES)]  # of others
 
-    def to_frame(self) -> Frame:
-        """The message."""
-        header: dict[str, WireValue] = {
-            "announcement": self.announcement,
-            "report": self.report,
-            "addresses": list(self.addresses),
-        }
-        return Frame(HANDSHAKE, header)
 
-    @classmethod
-    def from_frame(cls, frame: Frame) -> HandshakeMessage:
-        """Strict reading. Raises HandshakeRefusedError."""
-        fields = frame.header
-        announcement, report = fields.get("announcement"), fields.get("report")
-        if frame.kind != HANDSHAKE or set(fields) != _FIELDS:
-            raise HandshakeRefusedError("A hello has announcement, report and addresses, and nothing else.")
-        if not isinstance(announcement, bytes) or len(announcement) > MAX_RECORD_BYTES:
-            raise HandshakeRefusedError(f"The announcement must be at most {MAX_RECORD_BYTES} bytes.")
-        if report is not None and (not isinstance(report, bytes) or len(report) > MAX_PACKED_BYTES):
-            raise HandshakeRefusedError(f"The report must be at most {MAX_PACKED_BYTES} bytes.")
-        try:
-            return cls(announcement, report, _addresses(fields["addresses"]))
-        except ValueError as error:
-            raise HandshakeRefusedError(f"A hello cannot be read: {error}.") from None
+HANDSHAKE_LIMITS = FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES, message=HandshakeMessage)
 
 
 @dataclass(frozen=True)
@@ -106,12 +83,12 @@ class Handshaker:
 
         async def answer(sender: NodeId, request: Frame) -> Frame:
             try:
-                self._hear(network, sender, HandshakeMessage.from_frame(request))
+                self._hear(network, sender, request.read(HandshakeMessage))
             except HandshakeRefusedError as error:
                 raise RequestRefusedError(str(error)) from None
-            return self._hello(sender).to_frame()
+            return Frame(HANDSHAKE, self._hello(sender))
 
-        network.transport.serve(HANDSHAKE, answer, FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES))
+        network.transport.serve(HANDSHAKE, answer, HANDSHAKE_LIMITS)
 
     async def greet(self, network: Network, peer: NodeId) -> tuple[str, ...]:
         """Exchange hellos; gives addresses of others that the peer knows.
@@ -120,11 +97,11 @@ class Handshaker:
         """
         answer = await network.transport.request(
             peer,
-            self._hello(peer).to_frame(),
-            reply=FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES),
+            Frame(HANDSHAKE, self._hello(peer)),
+            reply=HANDSHAKE_LIMITS,
             timeout_seconds=HANDSHAKE_TIMEOUT_SECONDS,
         )
-        hello = HandshakeMessage.from_frame(answer)
+        hello = answer.read(HandshakeMessage)
         self._hear(network, peer, hello)
         network.reputation.report(peer, ScoreReason.GOOD_ANSWER)
         return hello.addresses
@@ -162,15 +139,6 @@ def _score(network: Network, peer: NodeId, refusal: Refusal) -> None:
     if refusal.reason is not None and not refusal.is_other_run:
         network.reputation.report(refusal.culprit or peer, refusal.reason)
         _LOG.debug("A hello of node %s is refused: %s", peer, refusal.explanation)
-
-
-def _addresses(value: WireValue) -> tuple[str, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or len(value) > MAX_SHARED_ADDRESSES:
-        raise ValueError(f"addresses must be a list of at most {MAX_SHARED_ADDRESSES}")
-    texts = [text for text in value if isinstance(text, str)]
-    if len(texts) != len(value):
-        raise ValueError("addresses must be text")
-    return tuple(address_field(text, "addresses") for text in texts)
 
 
 WANTED_PEERS = 16  # greeted peers; the others are known by their reports

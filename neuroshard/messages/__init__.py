@@ -8,7 +8,7 @@ from neuroshard.messages.codec import (
     ChunkCheck,
     EncodedFrame,
     FrameDecoder,
-    check_limits,
+    as_received,
     decode,
     encode,
 )
@@ -50,7 +50,7 @@ __all__ = [
     "UnexpectedTensorError",
     "WireError",
     "WireValue",
-    "check_limits",
+    "as_received",
     "decode",
     "encode",
 ]

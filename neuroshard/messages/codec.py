@@ -29,9 +29,11 @@ from neuroshard.messages.frame import (
     check_specs,
     encode_head,
     encode_header,
+    pack,
     parse_kind,
     parse_prefix,
     parse_rest,
+    unpack,
 )
 
 
@@ -66,12 +68,13 @@ def encode(frame: Frame) -> EncodedFrame:
     return EncodedFrame(head, body, chunks)
 
 
-def check_limits(frame: Frame, limits: FrameLimits) -> None:
-    """Raises the WireError that a receiver with these limits would raise, for a frame that is in memory already."""
+def as_received(frame: Frame, limits: FrameLimits) -> Frame:
+    """A frame in memory as a receiver with these limits would have it. Raises the WireError that it would raise."""
     views = [_bytes_of(part) for part in frame.tensors]
     check_header_size(frame.kind, len(encode_header(frame)), limits)
     check_body_size(frame.kind, sum(len(view) for view in views), limits)
     check_specs(frame.kind, tuple(part.spec for part in frame.tensors), limits)
+    return Frame(frame.kind, unpack(pack(frame.message), limits.message), frame.tensors)
 
 
 def _bytes_of(part: TensorPart) -> memoryview:
@@ -231,7 +234,7 @@ class ChunkAssembly:
         for spec in self._head.specs:
             parts.append(TensorPart(spec, self._body[start : start + spec.byte_count]))
             start += spec.byte_count
-        return Frame(self._head.kind, self._head.header, tuple(parts))
+        return Frame(self._head.kind, self._head.message, tuple(parts))
 
     def _memory_of(self, index: int) -> memoryview:
         size = self._head.chunk_bytes(index)

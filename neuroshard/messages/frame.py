@@ -3,25 +3,26 @@
 magic `NSHF` | version u8 | flags u8 | kind length u8 | reserved u8 | header length u32 | body length u64
 | kind | msgpack header | BLAKE3 of each 1 MiB chunk of the body | BLAKE3 of everything before | body
 
-Numbers are little-endian. The header is {"h": fields of the message, "t": [[name, type, shape] of each tensor]}. The
+Numbers are little-endian. The header is {"h": the message, "t": [[name, type, shape] of each tensor]} in msgpack. The
 body is the tensors in order.
 
-The header is msgpack with bounded depth, a bounded number of values, unique text keys, finite floats and no
-extensions. The msgpack package reads the scalars. The structure is read here, because the package allocates containers
-from the length that a peer claims, before it has seen one of their values.
+A message is a msgspec struct whose annotations are its bounds. The limits of a kind name the struct, so a frame that a
+handler receives holds a message within its bounds.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, prod
-from struct import Struct
-from typing import Literal, Protocol, TypeAlias, cast
+from functools import cache
+from math import prod
+from struct import Struct as Layout
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
-import msgpack
+import msgspec
 from blake3 import blake3
+from msgspec import Meta
 
 from neuroshard.errors import NeuroShardError
 
@@ -42,7 +43,9 @@ ITEM_BYTES: Mapping[DType, int] = {
     "int32": 4,
     "int64": 8,
 }
-WireValue: TypeAlias = "bool | int | float | str | bytes | Sequence[WireValue] | Mapping[str, WireValue] | None"
+WireValue: TypeAlias = "bool | int | float | str | Sequence[WireValue] | Mapping[str, WireValue] | None"
+Message: TypeAlias = "msgspec.Struct | Mapping[str, WireValue]"  # a mapping: of a kind without a declaration
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 class WireError(NeuroShardError):
@@ -106,11 +109,24 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class Frame:
-    """One message."""
+    """One message and its tensors."""
 
     kind: str  # printable ASCII, at most MAX_KIND_CHARACTERS
-    header: Mapping[str, WireValue] = field(default_factory=dict[str, WireValue])
+    message: Message = field(default_factory=dict[str, WireValue])
     tensors: tuple[TensorPart, ...] = ()
+
+    def read(self, declared: type[M]) -> M:
+        """The message, for a receiver whose limits declare this type. Raises MalformedFrameError for another one."""
+        if not isinstance(self.message, declared):
+            raise MalformedFrameError(f"A frame of kind {self.kind!r} holds no {declared.__name__}.")
+        return self.message
+
+    @property
+    def header(self) -> Mapping[str, WireValue]:
+        """The message of a kind without a declaration. Raises MalformedFrameError for one that is declared."""
+        if isinstance(self.message, msgspec.Struct):
+            raise MalformedFrameError(f"A frame of kind {self.kind!r} holds a {type(self.message).__name__}.")
+        return self.message
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,7 @@ class FrameLimits:
     max_header_bytes: int = MAX_HEADER_BYTES
     max_body_bytes: int = 0  # 0: no tensors
     expected: tuple[TensorSpec, ...] | None = None  # not None: exactly these names, types and shapes
+    message: type[msgspec.Struct] | None = None  # None: a mapping of plain values
 
     @classmethod
     def exactly(cls, *specs: TensorSpec) -> FrameLimits:
@@ -149,149 +166,79 @@ def check_specs(kind: str, specs: tuple[TensorSpec, ...], limits: FrameLimits) -
         raise UnexpectedTensorError(f"A frame of kind {kind!r} has tensors where none are expected.")
 
 
-MAX_DEPTH = 16  # containers inside containers
-MAX_VALUES = 16_384  # every container, key and scalar counts
-# extension types, and the one marker without a meaning
-_EXTENSIONS = frozenset({0xC1, 0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8})
-_Plain: TypeAlias = "bool | int | float | str | bytes | list[_Plain] | dict[str, _Plain] | None"
+MAX_TENSORS = 4096
+MAX_DEPTH = 8  # containers inside containers, of a message without a declaration
+MAX_ITEMS = 4096  # of one of its lists or mappings
+_MAX_NUMBER = 1e300
 
 
-class _Unpacker(Protocol):
-    """The part of msgpack.Unpacker that is used here; the package has no type stubs."""
+def _plain_type(depth: int) -> Any:
+    """The msgspec type of values that need no declaration: at most `depth` containers inside each other.
 
-    def feed(self, next_bytes: bytes) -> None: ...
-    def tell(self) -> int: ...
-    def unpack(self) -> object: ...
-    def read_array_header(self) -> int: ...
-    def read_map_header(self) -> int: ...
+    Typed, because msgspec reads values of any type as deep as a sender nests them.
+    """
+    number: Any = Annotated[float, Meta(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
+    if depth == 0:
+        return number | bool | int | str | None
+    inner = _plain_type(depth - 1)
+    items: Any = Annotated[list[inner], Meta(max_length=MAX_ITEMS)]
+    mapping: Any = Annotated[dict[str, inner], Meta(max_length=MAX_ITEMS)]
+    return number | bool | int | str | items | mapping | None
 
 
-_new_unpacker = cast("Callable[..., _Unpacker]", msgpack.Unpacker)  # pyright: ignore[reportUnknownMemberType]
+PLAIN_MAPPING: Any = Annotated[dict[str, _plain_type(MAX_DEPTH - 1)], Meta(max_length=MAX_ITEMS)]
 
 
-def pack(value: WireValue) -> bytes:
-    """The msgpack bytes of a value. Raises MalformedFrameError for one that `unpack` would not read."""
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The header of every frame. The limits of its kind say how its message is read."""
+
+    message: msgspec.Raw = msgspec.field(name="h")
+    tensors: Annotated[
+        list[tuple[str, str, Annotated[tuple[int, ...], Meta(max_length=MAX_DIMENSIONS)]]],
+        Meta(max_length=MAX_TENSORS),
+    ] = msgspec.field(name="t")
+
+
+def _as_plain(value: object) -> object:
+    """Containers that msgspec does not know, as those that it does."""
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[object, object]", value))
+    raise TypeError(f"a message cannot hold a value of type {type(value).__name__}")
+
+
+_HEADERS = msgspec.msgpack.Decoder(_Header)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_plain)
+
+
+@cache
+def _decoder(declared: type[msgspec.Struct] | None) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(PLAIN_MAPPING if declared is None else declared)
+
+
+def pack(message: Message) -> bytes:
+    """The msgpack bytes of a message. Raises MalformedFrameError for a value that no receiver would accept."""
+    declared = type(message) if isinstance(message, msgspec.Struct) else None
     try:
-        return cast("bytes", msgpack.packb(_Checker().plain(value, 0), use_bin_type=True))  # pyright: ignore[reportUnknownMemberType]
-    except (ValueError, OverflowError) as error:  # numbers beyond 64 bits, text that is not Unicode
-        raise MalformedFrameError(f"A header cannot be encoded: {error}.") from None
+        data = _ENCODER.encode(message)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise MalformedFrameError(f"A message cannot be encoded: {error}.") from None
+    unpack(data, declared)
+    return data
 
 
-def unpack(data: bytes) -> WireValue:
-    """Read what `pack` wrote; arrays become lists. Raises MalformedFrameError, also for bytes after the value."""
-    reader = _Reader(data)
+def unpack(data: bytes | msgspec.Raw, declared: type[msgspec.Struct] | None = None) -> Message:
+    """Read the bytes that `pack` wrote. Raises MalformedFrameError that names the field, for example `$.view`."""
     try:
-        value = reader.value(0)
-    except msgpack.OutOfData:
-        raise MalformedFrameError("A header ends too early.") from None
-    except ValueError as error:  # text that is not UTF-8
-        raise MalformedFrameError(f"A header cannot be read: {str(error)[:200]}.") from None
-    if reader.position != len(data):
-        raise MalformedFrameError("A header has bytes after its value.")
-    return value
-
-
-class _Checker:
-    """Counts the values on their way to plain lists and dictionaries, with the rules that the reader has."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def plain(self, value: object, depth: int) -> _Plain:
-        self._count = _counted(self._count, 1)
-        match value:
-            case None | bool() | int() | str() | bytes():
-                return value
-            case float():
-                return _finite(value)
-            case Mapping():
-                return self._plain_map(cast("Mapping[object, object]", value), _deeper(depth))
-            case Sequence() if not isinstance(value, bytearray | memoryview):
-                inner = _deeper(depth)
-                return [self.plain(item, inner) for item in cast("Sequence[object]", value)]
-            case _:
-                raise MalformedFrameError(f"A header cannot hold a value of type {type(value).__name__}.")
-
-    def _plain_map(self, value: Mapping[object, object], depth: int) -> dict[str, _Plain]:
-        self._count = _counted(self._count, len(value))
-        return {_text_key(key): self.plain(item, depth) for key, item in value.items()}
-
-
-class _Reader:
-    """One pass over the bytes; a container is never larger than the bytes that are left could fill."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._count = 0
-        self._unpacker = _new_unpacker(max_buffer_size=max(1, len(data)))
-        self._unpacker.feed(data)
-
-    @property
-    def position(self) -> int:
-        """Bytes read so far."""
-        return self._unpacker.tell()
-
-    def value(self, depth: int) -> WireValue:
-        """The next value. Raises ValueError (MalformedFrameError for a broken rule) or msgpack.OutOfData."""
-        self._count = _counted(self._count, 1)
-        position = self.position
-        if position >= len(self._data):
-            raise MalformedFrameError("A header ends too early.")
-        marker = self._data[position]
-        if 0x80 <= marker <= 0x8F or marker in {0xDE, 0xDF}:
-            return self._map(_deeper(depth))
-        if 0x90 <= marker <= 0x9F or marker in {0xDC, 0xDD}:
-            inner = _deeper(depth)
-            return [self.value(inner) for _ in range(self._claimed(self._unpacker.read_array_header(), 1))]
-        if marker in _EXTENSIONS:
-            raise MalformedFrameError("A header holds a value of an unknown type.")
-        scalar = self._unpacker.unpack()
-        return _finite(scalar) if isinstance(scalar, float) else cast("WireValue", scalar)
-
-    def _map(self, depth: int) -> dict[str, WireValue]:
-        result: dict[str, WireValue] = {}
-        for _ in range(self._claimed(self._unpacker.read_map_header(), 2)):
-            key = _text_key(self.value(depth))
-            if key in result:
-                raise MalformedFrameError(f"A header names {key[:64]!r} twice.")
-            result[key] = self.value(depth)
-        return result
-
-    def _claimed(self, length: int, bytes_each: int) -> int:
-        if length * bytes_each > len(self._data) - self.position:
-            raise MalformedFrameError("A header claims more values than it has bytes.")
-        return length
-
-
-def _counted(count: int, more: int) -> int:
-    if count + more > MAX_VALUES:
-        raise MalformedFrameError(f"A header holds more than {MAX_VALUES} values.")
-    return count + more
-
-
-def _deeper(depth: int) -> int:
-    if depth == MAX_DEPTH:
-        raise MalformedFrameError(f"A header is nested deeper than {MAX_DEPTH} levels.")
-    return depth + 1
-
-
-def _finite(value: float) -> float:
-    if not isfinite(value):
-        raise MalformedFrameError("A header holds a number that is not finite.")
-    return value
-
-
-def _text_key(key: object) -> str:
-    if not isinstance(key, str):
-        raise MalformedFrameError("A header has a key that is not text.")
-    return key
+        return _decoder(declared).decode(data)
+    except (ValueError, RecursionError) as error:  # ValidationError and DecodeError, text that is not UTF-8
+        raise MalformedFrameError(f"A message cannot be read: {str(error)[:200]}.") from None
 
 
 MAGIC = b"NSHF"
 VERSION = 1
 CHUNK_BYTES = 1024 * 1024
 DIGEST_BYTES = 32
-_PREFIX = Struct("<4sBBBBIQ")
+_PREFIX = Layout("<4sBBBBIQ")
 PREFIX_BYTES = _PREFIX.size
 _KIND = re.compile(rf"[!-~]{{1,{MAX_KIND_CHARACTERS}}}")
 
@@ -301,7 +248,7 @@ class FrameHead:
     """Everything of a frame but its body; all limits were checked and all lengths agree."""
 
     kind: str
-    header: Mapping[str, WireValue]
+    message: Message
     specs: tuple[TensorSpec, ...]
     chunk_digests: tuple[bytes, ...] = field(repr=False)  # BLAKE3, 32 bytes each
     body_bytes: int
@@ -348,7 +295,11 @@ def encode_header(frame: Frame) -> bytes:
     """The msgpack header of a frame. Raises MalformedFrameError."""
     specs = [part.spec for part in frame.tensors]
     _check_names(specs)
-    return pack({"h": frame.header, "t": [[spec.name, spec.dtype, spec.shape] for spec in specs]})
+    entries = [(spec.name, spec.dtype, spec.shape) for spec in specs]
+    try:
+        return _ENCODER.encode(_Header(msgspec.Raw(pack(frame.message)), entries))
+    except (ValueError, OverflowError) as error:  # text that is not Unicode
+        raise MalformedFrameError(f"A header cannot be encoded: {error}.") from None
 
 
 def parse_prefix(data: bytes) -> Prefix:
@@ -387,35 +338,24 @@ def parse_rest(before: bytes, rest: bytes, prefix: Prefix, kind: str, limits: Fr
     digest = rest[-DIGEST_BYTES:]
     if blake3(before).update(rest[:-DIGEST_BYTES]).digest() != digest:
         raise MalformedFrameError(f"The head of a frame of kind {kind!r} does not match its digest.")
-    header, specs = _parse_header(rest[: prefix.header_bytes])
+    message, specs = _parse_header(rest[: prefix.header_bytes], limits)
     total = sum(spec.byte_count for spec in specs)
     if total != prefix.body_bytes:
         raise MalformedFrameError(f"A frame has tensors of {total} bytes in a body of {prefix.body_bytes}.")
     check_specs(kind, specs, limits)
     starts = range(prefix.header_bytes, len(rest) - DIGEST_BYTES, DIGEST_BYTES)
     chunk_digests = tuple(rest[start : start + DIGEST_BYTES] for start in starts)
-    return FrameHead(kind, header, specs, chunk_digests, prefix.body_bytes, digest)
+    return FrameHead(kind, message, specs, chunk_digests, prefix.body_bytes, digest)
 
 
-def _parse_header(data: bytes) -> tuple[Mapping[str, WireValue], tuple[TensorSpec, ...]]:
-    match unpack(data):
-        case {"h": {} as header, "t": list() as entries, **others} if not others:
-            specs = tuple(_parse_spec(entry) for entry in entries)
-            _check_names(specs)
-            return cast("Mapping[str, WireValue]", header), specs
-        case _:
-            raise MalformedFrameError("A frame's header does not have the fields that it must have.")
-
-
-def _parse_spec(entry: WireValue) -> TensorSpec:
-    match entry:
-        case [str() as name, str() as dtype, list() as shape]:
-            sizes = tuple(size for size in shape if isinstance(size, int) and not isinstance(size, bool))
-            if len(sizes) == len(shape):
-                return TensorSpec(name, cast("DType", dtype), sizes)
-        case _:
-            pass
-    raise MalformedFrameError("A tensor in a frame's header does not have name, type and shape.")
+def _parse_header(data: bytes, limits: FrameLimits) -> tuple[Message, tuple[TensorSpec, ...]]:
+    try:
+        header = _HEADERS.decode(data)
+    except (ValueError, RecursionError) as error:  # a message may be nested as deep as its bytes allow
+        raise MalformedFrameError(f"The header of a frame cannot be read: {str(error)[:200]}.") from None
+    specs = tuple(TensorSpec(name, cast("DType", dtype), shape) for name, dtype, shape in header.tensors)
+    _check_names(specs)
+    return unpack(header.message, limits.message), specs
 
 
 def _check_names(specs: Sequence[TensorSpec]) -> None:

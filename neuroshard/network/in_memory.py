@@ -15,7 +15,7 @@ import anyio
 
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import SignedClaim
-from neuroshard.messages import Frame, FrameLimits, WireError, check_limits
+from neuroshard.messages import Frame, FrameLimits, WireError, as_received
 from neuroshard.network.in_memory_gossip import GossipCounters, GossipHub, InMemoryGossip
 from neuroshard.network.in_memory_links import PERFECT_LINK, Link, Links
 from neuroshard.network.reputation import Reputation
@@ -272,8 +272,7 @@ class InMemoryTransport:
             if self._network.links.is_lost(peer, self._local_id):
                 await anyio.sleep_forever()
             told = accepted(peer, answer)
-            check_limits(told, reply or FrameLimits())
-            return told
+            return as_received(told, reply or FrameLimits())
         raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
 
     def serve(
@@ -321,7 +320,7 @@ class InMemoryTransport:
     async def answer(self, sender: NodeId, request: Frame) -> Frame:
         """This node's answer to a request."""
         try:
-            check_limits(request, self._server.limits_of(request.kind))
+            request = as_received(request, self._server.limits_of(request.kind))
             if sender != self._local_id:
                 self._server.check(request.kind, sum(part.spec.byte_count for part in request.tensors))
         except (RequestRefusedError, WireError) as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Annotated
 
 import anyio
+from msgspec import Meta, Struct
 
-from neuroshard.messages import Frame, FrameLimits
+from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network.transport import (
     MAX_REASON_CHARACTERS,
     Admission,
@@ -20,6 +22,15 @@ from neuroshard.types import NodeId
 REFUSED_KIND = "refused"
 MAX_WAITING_PER_SLOT = 4  # requests of a kind that may wait for each one that is answered
 _LOG = logging.getLogger(__name__)
+
+
+class Refused(Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a request that is refused."""
+
+    reason: Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS)]
+
+
+REFUSED_LIMITS = FrameLimits(message=Refused)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ class RequestServer:
         """The handler's answer, or a frame that says why there is none; never raises for what a peer did."""
         try:
             return await self._handled(sender, request)
-        except RequestRefusedError as error:
+        except (RequestRefusedError, WireError) as error:
             return refusal(str(error))
         except Exception:  # noqa: BLE001 - the inbound-message handler: a defect in one must not end the node
             _LOG.exception("A request of kind %s from %s failed.", request.kind, sender)
@@ -84,13 +95,11 @@ class RequestServer:
 
 def refusal(reason: str) -> Frame:
     """The answer that refuses."""
-    return Frame(REFUSED_KIND, {"reason": reason[:MAX_REASON_CHARACTERS]})
+    return Frame(REFUSED_KIND, Refused(reason[:MAX_REASON_CHARACTERS]))
 
 
 def accepted(peer: NodeId, answer: Frame) -> Frame:
     """The answer of a peer, unless it refuses. Raises PeerRefusedError with the peer's reason."""
     if answer.kind != REFUSED_KIND:
         return answer
-    reason = answer.header.get("reason")
-    told = reason[:MAX_REASON_CHARACTERS] if isinstance(reason, str) else "no reason given"
-    raise PeerRefusedError(f"Peer {peer} refused: {told}")
+    raise PeerRefusedError(f"Peer {peer} refused: {answer.read(Refused).reason}")

@@ -16,12 +16,12 @@ import anyio
 from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.membership.announcements import directory_namespace
 from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, ClaimIntake, Refusal
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.tasks import accompanied
-from neuroshard.runs.offer import OfferChoice, RunOffer, checked_offer, read_offer
+from neuroshard.runs.offer import OfferChoice, RunAnswer, RunOffer, RunRequest, checked_offer, read_offer
 from neuroshard.types import NodeId, RunId
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class RunExchange:
 
     async def live(self, network: Network) -> None:
         """Answer others as long as this network lives, and ask each of them now and then for newer versions."""
-        network.transport.serve(RUN_KIND, self._answer)
+        network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest))
         asked: dict[NodeId, float] = {}
         while True:
             await anyio.sleep(LOOK_SECONDS)
@@ -163,13 +163,11 @@ class RunExchange:
             await anyio.sleep(DIRECTORY_SECONDS[min(look, len(DIRECTORY_SECONDS) - 1)])
 
     async def _answer(self, sender: NodeId, request: Frame) -> Frame:
-        wanted = request.header.get("run")
-        if wanted is not None and not isinstance(wanted, str):
-            raise RequestRefusedError("The run's id must be text.")
+        wanted = request.read(RunRequest).run
         offer = self._known(None if wanted is None else RunId(wanted))
         if offer is None:
             raise RequestRefusedError(f"Node {sender} asked for a run that is not known here.")
-        return Frame(RUN_KIND, {"offer": offer.to_json()})
+        return Frame(RUN_KIND, RunAnswer(offer.to_json()))
 
     def _known(self, run_id: RunId | None) -> RunOffer | None:
         """The offer of a run; without an id, of the one that newcomers are told of."""
@@ -186,13 +184,15 @@ class RunExchange:
     async def _told(self, network: Network, peer: NodeId, run_id: RunId | None) -> bytes | None:
         try:
             answer = await network.transport.request(
-                peer, Frame(RUN_KIND, {"run": run_id}), timeout_seconds=ASK_SECONDS
+                peer,
+                Frame(RUN_KIND, RunRequest(run_id)),
+                reply=FrameLimits(message=RunAnswer),
+                timeout_seconds=ASK_SECONDS,
             )
         except NeuroShardError as error:
             log.debug("Node %s knows no run: %s", peer, error)
             return None
-        data = answer.header.get("offer")
-        return data if isinstance(data, bytes) else None
+        return answer.read(RunAnswer).offer
 
     async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
         run_id = followed.offer.run_id

@@ -11,13 +11,15 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.errors import DataError
 from neuroshard.identity import SignedRunParameters, canonical_json, parse_json, run_id
 from neuroshard.identity.strict_json import object_fields
-from neuroshard.types import JsonValue, RunId, WalletId
+from neuroshard.types import HexDigest, JsonValue, RunId, WalletId
 
 MAX_OFFER_BYTES = 48 * 1024  # fits into the header of a frame; about 30 usual versions, or three of the largest
 # What a later version may change (DESIGN 3.9). Everything else is part of what the run is; seeds only tell where it is.
@@ -35,6 +37,18 @@ MAY_CHANGE = frozenset(
         "outer.overlap",
     }
 )
+
+
+class RunRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks for the offer of a run."""
+
+    run: HexDigest | None  # None: of the run that newcomers are shown
+
+
+class RunAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The offer of a run, as its owner signed it."""
+
+    offer: Annotated[bytes, Meta(max_length=MAX_OFFER_BYTES)]
 
 
 class RunOfferError(DataError):

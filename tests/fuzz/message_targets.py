@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from random import Random
 from typing import Any, cast
 
+import msgspec
 import trio
 from google.protobuf.message import Message
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Reservation, Status, StopMessage
@@ -19,7 +20,7 @@ from neuroshard.errors import UsageError
 from neuroshard.identity import ClaimTooLargeError, MalformedClaimError, canonical_json, parse_json
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import is_announcement, signed_announcement, signed_report
-from neuroshard.membership.handshake import HANDSHAKE, MAX_HANDSHAKE_BYTES, HandshakeMessage, HandshakeRefusedError
+from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
 from neuroshard.membership.reports import (
     HEAD_BYTES,
     MAX_PACKED_BYTES,
@@ -28,12 +29,21 @@ from neuroshard.membership.reports import (
     packed,
     unpacked,
 )
-from neuroshard.messages import Frame, FrameDecoder, FrameLimits, WireError, WireValue, encode
-from neuroshard.messages.frame import pack
+from neuroshard.messages import Frame, FrameDecoder, FrameLimits, WireError, encode
 from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.network.libp2p.address_book import PeerAddressBook
 from neuroshard.network.libp2p.addresses import parse_address
-from neuroshard.network.libp2p.directory import FIND_KIND, STORE_KIND, KademliaDirectory
+from neuroshard.network.libp2p.directory import (
+    FIND_ANSWER,
+    FIND_KIND,
+    STORE_ANSWER,
+    STORE_KIND,
+    FindAnswer,
+    FindRequest,
+    FoundNode,
+    KademliaDirectory,
+    StoreRequest,
+)
 from neuroshard.network.libp2p.relay_messages import (
     MAX_MESSAGE_BYTES,
     RelayError,
@@ -81,30 +91,22 @@ def written(frame: Frame, limits: FrameLimits) -> Frame | None:
     return decoder.frame()
 
 
-def head(header: Mapping[str, WireValue]) -> bytes:
-    """A header as it stands in a frame without tensors."""
-    return pack({"h": header, "t": []})
+def head(message: object) -> bytes:
+    """The header of a frame without tensors."""
+    return msgspec.msgpack.encode({"h": message, "t": []})
 
 
 def check_hello(data: bytes) -> None:
-    """A hello that is read can be said again; of any other only HandshakeRefusedError is raised."""
-    limits = FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES)
-    frame = read_frame(HANDSHAKE, data, limits)
-    if frame is None:
-        return
-    try:
-        hello = HandshakeMessage.from_frame(frame)
-    except HandshakeRefusedError:
-        return
-    assert frame.header == {**vars(hello), "addresses": list(hello.addresses)}
-    again = written(hello.to_frame(), limits)
-    assert again is not None
-    assert HandshakeMessage.from_frame(again) == hello
+    """A handshake that is read can be sent again."""
+    frame = read_frame(HANDSHAKE, data, HANDSHAKE_LIMITS)
+    if frame is not None:
+        assert written(frame, HANDSHAKE_LIMITS) == frame
+        assert isinstance(frame.message, HandshakeMessage)
 
 
 def hello_seeds() -> tuple[bytes, ...]:
     """Good ones and wrong ones."""
-    values: tuple[dict[str, WireValue], ...] = (
+    values: tuple[dict[str, object], ...] = (
         {"announcement": _ANNOUNCED, "report": _REPORTED, "addresses": [_ADDRESS, "/memory"]},
         {"announcement": b"", "report": None, "addresses": []},
         {"announcement": b"x", "report": b"y", "addresses": ["no address"]},
@@ -268,7 +270,7 @@ class AnsweringPeer:
         self.handlers: dict[str, Callable[[NodeId, Frame], Coroutine[Any, Any, Frame]]] = {}
         self._answer = answer
 
-    def serve(self, kind: str, handler: Any, **_: object) -> None:
+    def serve(self, kind: str, handler: Any, *_: object, **__: object) -> None:
         """Keep what the directory answers with."""
         self.handlers[kind] = handler
 
@@ -284,9 +286,10 @@ class AnsweringPeer:
 
 def check_directory(data: bytes) -> None:
     """Questions are answered within limits or refused; answers give only records that hold."""
-    frame = read_frame(FIND_KIND, data, FrameLimits())
-    if frame is not None:
-        trio.run(_converse, frame)
+    for declared in (FindRequest, StoreRequest, FindAnswer):
+        frame = read_frame(FIND_KIND, data, FrameLimits(message=declared))
+        if frame is not None:
+            trio.run(_converse, frame)
 
 
 async def _converse(frame: Frame) -> None:
@@ -302,10 +305,13 @@ async def _converse(frame: Frame) -> None:
         accepts=is_announcement,
     )
     directory.meet(PEER.node_id)
-    for kind in (STORE_KIND, FIND_KIND):
+    asked = {StoreRequest: (STORE_KIND, STORE_ANSWER), FindRequest: (FIND_KIND, FIND_ANSWER)}
+    if type(frame.message) in asked:
+        kind, limits = asked[type(frame.message)]
         with suppress(RequestRefusedError):
             answer = await peer.handlers[kind](PEER.node_id, frame)
-            assert written(answer, FrameLimits()) is not None
+            assert written(answer, limits) is not None
+        return
     for record in await directory.find(_NAMESPACE):
         checked_record(None, record, EPOCH, is_announcement)
     assert len(contacts) <= 17
@@ -318,12 +324,16 @@ def directory_seeds() -> tuple[bytes, ...]:
     key = bytes(range(32))
     other = identity_of(3)
     other_address = f"/ip4/192.0.2.9/tcp/4001/p2p/{other.node_id}"
-    values: tuple[dict[str, WireValue], ...] = (
-        {"key": key, "from": [_ADDRESS]},
-        {"key": key, "from": [_ADDRESS, 7], "namespace": _NAMESPACE},
-        {"namespace": _NAMESPACE, "record": _ANNOUNCED, "key": key},
+    found = FoundNode(other.node_id, (other_address,)), FoundNode(PEER.node_id, (_ADDRESS,))
+    values: tuple[object, ...] = (
+        FindRequest(key, (_ADDRESS,)),
+        FindRequest(key, (_ADDRESS,), _NAMESPACE, 3),
+        {"key": key, "asker_addresses": [_ADDRESS, 7], "namespace": _NAMESPACE},
+        StoreRequest(_NAMESPACE, _ANNOUNCED),
+        StoreRequest(_NAMESPACE, b"no record"),
         {"namespace": "x" * 1000, "record": b"no record"},
-        {"nodes": [[other.node_id, [other_address]], [PEER.node_id, [_ADDRESS]]], "records": [_ANNOUNCED, b"none"]},
+        FindAnswer(found, (_ANNOUNCED, b"none")),
+        FindAnswer((FoundNode("x", ("y",)), FoundNode("z", (other_address,)))),
         {"nodes": [["x", "y"], [1], 5, ["z", [other_address]]], "records": "text"},
     )
     return tuple(head(value) for value in values)

@@ -10,11 +10,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestTimeoutError
 from neuroshard.node.networking import Networking
 from neuroshard.node.run_exchange import ASK_SECONDS, ASKED_AT_ONCE, RunExchange, RunShelf
-from neuroshard.runs.offer import OfferChoice, RunOffer
+from neuroshard.runs.offer import OfferChoice, RunAnswer, RunOffer
 from neuroshard.types import NodeId, RunId
 from tests.swarm.run_offers import FIRST, offer_of
 
@@ -42,7 +42,7 @@ class Peers:
     async def find(self, *_: Any) -> tuple[bytes, ...]:
         raise PeerUnreachableError("nobody there")
 
-    async def request(self, peer: NodeId, _: Frame, *, timeout_seconds: float) -> Frame:
+    async def request(self, peer: NodeId, _: Frame, *, reply: FrameLimits, timeout_seconds: float) -> Frame:
         self._asked += 1
         self.most_asked = max(self.most_asked, self._asked)
         try:
@@ -50,7 +50,7 @@ class Peers:
         finally:
             self._asked -= 1
         if peer in self.knowing:
-            return Frame("run/parameters", {"offer": OFFER.to_json()})
+            return Frame("run/parameters", RunAnswer(OFFER.to_json()))
         raise RequestTimeoutError("silent") if peer in self.silent else PeerRefusedError("no")
 
     def state(self) -> tuple[str, str]:

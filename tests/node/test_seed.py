@@ -22,6 +22,7 @@ from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.network.transport import RECORD_DOMAIN
 from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.seed import DEFAULT_PORT, seed_settings
+from neuroshard.runs.offer import RunRequest
 from neuroshard.types import LayerRange, RunId
 
 RUN = RunId("ab" * 32)
@@ -66,7 +67,7 @@ def test_nodes_find_each_other_through_two_seeds_and_through_either_of_them(tmp_
                     b_id = await looking.transport.connect(b.address)
                     await found(looking, 1)
                     with pytest.raises(PeerRefusedError, match="This is a seed"):
-                        await looking.transport.request(b_id, Frame(RUN_KIND, {"run": RUN}), timeout_seconds=10)
+                        await looking.transport.request(b_id, Frame(RUN_KIND, RunRequest(RUN)), timeout_seconds=10)
                     b.kill()
                     async with node(3) as late:
                         await late.transport.connect(a.address)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import anyio
+import msgspec
 import pytest
 from claim_samples import (
     DAY,
@@ -28,6 +29,7 @@ from neuroshard.membership.claim_intake import (
 )
 from neuroshard.membership.handshake import (
     HANDSHAKE,
+    HANDSHAKE_LIMITS,
     MAX_SHARED_ADDRESSES,
     ClaimIntakes,
     HandshakeMessage,
@@ -35,7 +37,8 @@ from neuroshard.membership.handshake import (
     HandshakeRefusedError,
 )
 from neuroshard.membership.swarm_view import Membership
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, MalformedFrameError, as_received
+from neuroshard.messages.frame import unpack
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.types import NodeId, RunId
 
@@ -159,9 +162,9 @@ def test_an_answer_of_another_run_does_not_count_either() -> None:
         async def answer(_sender: NodeId, _request: Frame) -> Frame:
             await anyio.lowlevel.checkpoint()
             announcement = announcement_of(liar, run_id=OTHER_RUN)
-            return HandshakeMessage(signed_announcement(liar, announcement, clock()), None, ()).to_frame()
+            return Frame(HANDSHAKE, HandshakeMessage(signed_announcement(liar, announcement, clock()), None, ()))
 
-        net.join(liar.node_id).serve(HANDSHAKE, answer)
+        net.join(liar.node_id).serve(HANDSHAKE, answer, HANDSHAKE_LIMITS)
         with pytest.raises(HandshakeRefusedError, match="not run"):
             await a.greeter.greet(a.network, liar.node_id)
         assert a.membership.announcements == {}
@@ -198,7 +201,7 @@ def test_lies_in_a_hello_are_refused_and_cost_the_liar() -> None:
         for number, hello in enumerate(lies):
             before = a.score_of(liar)
             with pytest.raises(PeerRefusedError):
-                await liar.network.transport.request(a.node_id, hello.to_frame(), timeout_seconds=5)
+                await liar.network.transport.request(a.node_id, Frame(HANDSHAKE, hello), timeout_seconds=5)
             assert a.score_of(liar) < before, number
         assert a.score_of(b) == 0
         assert a.membership.view.members == {}
@@ -225,15 +228,13 @@ def test_lies_in_a_hello_are_refused_and_cost_the_liar() -> None:
     ],
 )
 def test_a_malformed_hello_is_refused(header: dict[str, object]) -> None:
-    with pytest.raises(HandshakeRefusedError):
-        HandshakeMessage.from_frame(Frame(HANDSHAKE, header))  # type: ignore[arg-type]
+    with pytest.raises(MalformedFrameError):
+        unpack(msgspec.msgpack.encode(header), HandshakeMessage)
 
 
 def test_a_hello_survives_its_frame() -> None:
     for hello in (HandshakeMessage(b"a", b"r", ("/x", "/y")), HandshakeMessage(b"a", None, ())):
-        assert HandshakeMessage.from_frame(hello.to_frame()) == hello
-    with pytest.raises(HandshakeRefusedError):
-        HandshakeMessage.from_frame(Frame("other", HandshakeMessage(b"a", None, ()).to_frame().header))
+        assert as_received(Frame(HANDSHAKE, hello), HANDSHAKE_LIMITS).read(HandshakeMessage) == hello
 
 
 def test_the_dead_answer_no_hello() -> None:

@@ -106,9 +106,9 @@ def test_what_is_written_is_read(message: Message) -> None:
 def test_a_message_that_is_cut_or_has_more_is_refused(message: Message) -> None:
     frame = to_frame(message)
     spoilt = [
-        replace(frame, header={}),
-        replace(frame, header={**frame.header, "type": "Pickle"}),
-        replace(frame, header={**frame.header, "fields": {"x": 1}}),
+        replace(frame, message={}),
+        replace(frame, message={**frame.header, "type": "Pickle"}),
+        replace(frame, message={**frame.header, "fields": {"x": 1}}),
         replace(frame, tensors=(*frame.tensors, TensorPart(TensorSpec("slice 64", "uint8", (1,)), b"x"))),
         replace(frame, tensors=(*frame.tensors, TensorPart(TensorSpec("slice x", "uint8", (1,)), b"x"))),
         replace(frame, tensors=(*frame.tensors, TensorPart(TensorSpec("other", "uint8", (1,)), b"x"))),

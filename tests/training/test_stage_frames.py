@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small_stage import ARCHITECTURE
 from stage_chain import INPUTS, LABELS, activations
 
-from neuroshard.messages import Frame, FrameDecoder, FrameLimits, FrameTooLargeError, check_limits, encode
+from neuroshard.messages import Frame, FrameDecoder, FrameLimits, FrameTooLargeError, as_received, encode
 from neuroshard.pipeline.microbatch import (
     DisputedTensorError,
     RefusedTensorError,
@@ -148,7 +148,7 @@ def test_odd_headers_are_refused_and_never_an_accident(name: str, value: object)
     frame = request_frame(REQUESTS[0])
     header = {**frame.header, name: value}
     try:
-        found = read_request(replace(frame, header=header), FIRST)  # type: ignore[arg-type]
+        found = read_request(replace(frame, message=header), FIRST)  # type: ignore[arg-type]
     except StageError:
         return
     assert name != "more"
@@ -171,11 +171,11 @@ def test_odd_tensors_are_refused() -> None:
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda request: request.operation.name)
 def test_a_request_beyond_the_batch_is_not_read(asked: StageRequest) -> None:
     limits = request_limits(asked.operation, shapes_of(asked.stage))
-    check_limits(request_frame(asked), limits)
+    as_received(request_frame(asked), limits)
     shorter = StageShapes.for_layers(replace(ARCHITECTURE, sequence_length=1), asked.stage.layers, 1)
     if asked.operation not in (Operation.CLOSE, Operation.FORGET):
         with pytest.raises(FrameTooLargeError):
-            check_limits(request_frame(asked), request_limits(asked.operation, shorter))
+            as_received(request_frame(asked), request_limits(asked.operation, shorter))
 
 
 @pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**40])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgspec
 from blake3 import blake3
 
 from neuroshard.messages import CHUNK_BYTES, Frame, FrameLimits, TensorPart, TensorSpec, WireValue
@@ -43,25 +43,12 @@ def golden_frame(vector: dict[str, Any]) -> Frame:
         )
         for tensor in vector["tensors"]
     )
-    return Frame(vector["kind"], untagged(vector["header"]), parts)
+    return Frame(vector["kind"], vector["header"], parts)
 
 
 def golden_bytes(vector: dict[str, Any]) -> bytes:
     """The bytes that a golden vector must become."""
     return bytes.fromhex(vector["head"]) + b"".join(bytes(part.data) for part in golden_frame(vector).tensors)
-
-
-def untagged(value: Any) -> Any:
-    """JSON to header values: {"$bytes": hex} stands for bytes."""
-    match value:
-        case {"$bytes": str() as text}:
-            return bytes.fromhex(text)
-        case dict():
-            return {key: untagged(item) for key, item in value.items()}
-        case list():
-            return [untagged(item) for item in value]
-        case _:
-            return value
 
 
 def forged_head(
@@ -73,7 +60,7 @@ def forged_head(
     body_bytes: int = 0,
 ) -> bytes:
     """A head that claims anything, with zeros as chunk digests and a right digest over it; written by hand."""
-    packed = msgpack.packb({"h": {}, "t": tensors}) if header is None else header
+    packed = msgspec.msgpack.encode({"h": {}, "t": tensors}) if header is None else header
     claimed = len(packed) if header_bytes is None else header_bytes
     prefix = struct.pack("<4sBBBBIQ", b"NSHF", 1, 0, len(kind), 0, claimed, body_bytes)
     bound = prefix + kind.encode() + packed + bytes(32 * min(-(-body_bytes // CHUNK_BYTES), 1000))

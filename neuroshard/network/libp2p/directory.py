@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import Meta, Struct
 
 from neuroshard.errors import DataError, NeuroShardError
-from neuroshard.messages import Frame, WireValue
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.libp2p.address_book import MAX_ADDRESSES, PeerAddressBook
 from neuroshard.network.libp2p.kademlia import (
     BUCKET_SIZE,
@@ -55,7 +56,53 @@ MAX_ANSWER_BYTES = 60 * 1024  # of nodes and records in one answer; the header o
 MAX_NODES_BYTES = 24 * 1024  # of them of nodes
 SHARE_OF_KEEPER = 4  # of the records that are wanted, one keeper is asked for one in so many: half of them overlap
 FIELD_BYTES = 8  # around a text or a record, at most
+MAX_ADDRESS_CHARACTERS = 512
+MAX_NODE_ID_CHARACTERS = 64
 _LOG = logging.getLogger(__name__)
+
+_Namespace = Annotated[str, Meta(min_length=1, max_length=MAX_NAMESPACE_CHARACTERS)]
+_Record = Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)]
+_Addresses = Annotated[
+    tuple[Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)], ...], Meta(max_length=MAX_ADDRESSES)
+]
+
+
+class FindRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks for the nodes nearest to a key, and for records of a namespace."""
+
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    asker_addresses: _Addresses = ()
+    namespace: _Namespace | None = None  # None: no records
+    most: Annotated[int, Meta(ge=0, le=MAX_RECORDS_OF_NAMESPACE)] = MAX_RECORDS_OF_NAMESPACE  # records
+
+
+class FoundNode(Struct, frozen=True, forbid_unknown_fields=True):
+    """A node and the addresses at which it was reached."""
+
+    node_id: Annotated[str, Meta(max_length=MAX_NODE_ID_CHARACTERS)]
+    addresses: _Addresses
+
+
+class FindAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The nodes and the records that a node knows."""
+
+    nodes: Annotated[tuple[FoundNode, ...], Meta(max_length=BUCKET_SIZE)] = ()
+    records: Annotated[tuple[_Record, ...], Meta(max_length=MAX_RECORDS_OF_NAMESPACE)] = ()
+
+
+class StoreRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks a node to keep the sender's record."""
+
+    namespace: _Namespace
+    record: _Record
+
+
+class Stored(Struct, frozen=True, forbid_unknown_fields=True):
+    """The record is kept."""
+
+
+FIND_ANSWER = FrameLimits(message=FindAnswer)
+STORE_ANSWER = FrameLimits(message=Stored)
 
 
 @dataclass(frozen=True)
@@ -95,8 +142,8 @@ class KademliaDirectory:
         self._first_peer = anyio.Event()
         self._is_closed = False
         self.refused: Counter[ScoreReason] = Counter()  # records, by what was wrong with them
-        transport.serve(FIND_KIND, self._answer_find, max_concurrent=32)
-        transport.serve(STORE_KIND, self._answer_store, max_concurrent=32)
+        transport.serve(FIND_KIND, self._answer_find, FrameLimits(message=FindRequest), max_concurrent=32)
+        transport.serve(STORE_KIND, self._answer_store, FrameLimits(message=StoreRequest), max_concurrent=32)
 
     async def announce(self, namespace: str, record: bytes) -> None:
         """See Directory. The record is kept here whatever happens; PeerUnreachableError when nobody else keeps it.
@@ -109,7 +156,7 @@ class KademliaDirectory:
             raise MessageTooLargeError(f"A record of {len(record)} bytes is above the limit of {MAX_RECORD_BYTES}.")
         self._store.put(namespace, StoredRecord.checked(record, self._now(), self._transport.local_id, self._accepts))
         keepers = await self._search(key_of(namespace))
-        stored = await self._stored_at(keepers, Frame(STORE_KIND, {"namespace": namespace, "record": record}))
+        stored = await self._stored_at(keepers, Frame(STORE_KIND, StoreRequest(namespace, record)))
         self._check_open()
         if not stored:
             raise PeerUnreachableError("No other node keeps this node's record now.")
@@ -159,17 +206,18 @@ class KademliaDirectory:
 
     async def _search(self, key: int, wanted: _Wanted | None = None) -> list[NodeId]:
         """The nodes nearest to the key that answer; records they give are checked and added to those that are found."""
-        question: dict[str, WireValue] = {"key": key.to_bytes(32), "from": self._own_addresses()}
+        question = FindRequest(key.to_bytes(32), self._own_addresses())
         if wanted is not None:
-            question |= {"namespace": wanted.namespace, "most": wanted.of_each}
+            question = FindRequest(question.key, question.asker_addresses, wanted.namespace, wanted.of_each)
         lookup = Lookup(key, self._table.closest(key), self._transport.local_id)
         changed = Signal()
 
         async def ask(peer: NodeId) -> None:
-            answer = await self._request(peer, Frame(FIND_KIND, question))
-            if answer is None:
+            received = await self._request(peer, Frame(FIND_KIND, question), FIND_ANSWER)
+            if received is None:
                 lookup.failed(peer)
             else:
+                answer = received.read(FindAnswer)
                 lookup.answered(peer, self._learned(peer, answer))
                 if wanted is not None:
                     self._take_records(peer, answer, wanted.found)
@@ -183,9 +231,9 @@ class KademliaDirectory:
                 tasks.cancel_scope.cancel()
         return lookup.nearest()
 
-    async def _request(self, peer: NodeId, frame: Frame) -> Frame | None:
+    async def _request(self, peer: NodeId, frame: Frame, reply: FrameLimits) -> Frame | None:
         try:
-            answer = await self._transport.request(peer, frame, timeout_seconds=ANSWER_SECONDS)
+            answer = await self._transport.request(peer, frame, reply=reply, timeout_seconds=ANSWER_SECONDS)
         except NeuroShardError as error:
             _LOG.debug("%s does not help with the directory: %s", peer, error)
             self._table.failed(peer)
@@ -197,7 +245,7 @@ class KademliaDirectory:
         stored: list[NodeId] = []
 
         async def store(peer: NodeId) -> None:
-            if await self._request(peer, frame) is not None:
+            if await self._request(peer, frame, STORE_ANSWER) is not None:
                 stored.append(peer)
 
         async with anyio.create_task_group() as tasks:
@@ -205,21 +253,21 @@ class KademliaDirectory:
                 tasks.start_soon(store, peer)
         return len(stored)
 
-    def _learned(self, teller: NodeId, answer: Frame) -> list[NodeId]:
-        """The nodes in an answer, with their addresses; whatever is no such thing is left out."""
+    def _learned(self, teller: NodeId, answer: FindAnswer) -> list[NodeId]:
+        """The nodes in an answer whose addresses may be used."""
         learned: list[NodeId] = []
         teller_host = self._host_of(teller)
-        for node, addresses in _named_addresses(answer.header.get("nodes")):
-            self._contacts.hear_texts(node, addresses, teller_host)
+        for found in answer.nodes:
+            node = NodeId(found.node_id)
+            self._contacts.hear_texts(node, found.addresses, teller_host)
             if self._contacts.of(node):
                 learned.append(node)
         return learned
 
-    def _take_records(self, peer: NodeId, answer: Frame, found: dict[bytes, StoredRecord]) -> None:
+    def _take_records(self, peer: NodeId, answer: FindAnswer, found: dict[bytes, StoredRecord]) -> None:
         """Add the records in an answer that hold; several keepers give the same ones, which are checked once."""
-        told = answer.header.get("records")
-        for data in told if isinstance(told, list | tuple) else ():
-            if isinstance(data, bytes) and data not in found:
+        for data in answer.records:
+            if data not in found:
                 record = self._checked(peer, data, None)
                 if record is not None:
                     found[data] = record
@@ -238,50 +286,41 @@ class KademliaDirectory:
 
     # Answering
 
-    async def _answer_find(self, peer: NodeId, question: Frame) -> Frame:
-        key, namespace = question.header.get("key"), question.header.get("namespace")
-        most = question.header.get("most", MAX_RECORDS_OF_NAMESPACE)
-        if not isinstance(key, bytes) or len(key) != 32 or not isinstance(namespace, str | None):
-            raise RequestRefusedError("A question to the directory has a key of 32 bytes.")
-        if not isinstance(most, int) or most < 0:
-            raise RequestRefusedError("A question to the directory says how many records it wants, or does not.")
-        self._hear_asker(peer, question)
+    async def _answer_find(self, peer: NodeId, request: Frame) -> Frame:
+        question = request.read(FindRequest)
+        self._hear_asker(peer, question.asker_addresses)
         await anyio.lowlevel.checkpoint()
-        near = [node for node in self._table.closest(int.from_bytes(key)) if node != peer]
+        near = [node for node in self._table.closest(int.from_bytes(question.key)) if node != peer]
         nodes, byte_count = self._places_of(near)
-        answer: dict[str, WireValue] = {"nodes": nodes}
-        if namespace is not None:
-            answer["records"] = self._portion(namespace, most, MAX_ANSWER_BYTES - byte_count)
-        return Frame(FIND_KIND, answer)
+        records: tuple[bytes, ...] = ()
+        if question.namespace is not None:
+            records = self._portion(question.namespace, question.most, MAX_ANSWER_BYTES - byte_count)
+        return Frame(FIND_KIND, FindAnswer(nodes, records))
 
     async def _answer_store(self, peer: NodeId, request: Frame) -> Frame:
-        namespace, data = request.header.get("namespace"), request.header.get("record")
-        if not isinstance(namespace, str) or not isinstance(data, bytes):
-            raise RequestRefusedError("A record needs a namespace.")
-        if not _is_namespace(namespace):
-            raise RequestRefusedError("That is no namespace.")
-        self._hear_asker(peer, request)
+        given = request.read(StoreRequest)
+        self._hear_asker(peer, ())
         await anyio.lowlevel.checkpoint()
-        record = self._checked(peer, data, peer)
+        record = self._checked(peer, given.record, peer)
         if record is None:
             raise RequestRefusedError("The record was refused.")
-        if not self._store.put(namespace, record, origin_of(self._host_of(peer))):
+        if not self._store.put(given.namespace, record, origin_of(self._host_of(peer))):
             raise RequestRefusedError("This node is in as many namespaces as are kept.")
-        return Frame(STORE_KIND)
+        return Frame(STORE_KIND, Stored())
 
-    def _places_of(self, nodes: Sequence[NodeId]) -> tuple[list[WireValue], int]:
+    def _places_of(self, nodes: Sequence[NodeId]) -> tuple[tuple[FoundNode, ...], int]:
         """Where nodes can be reached, the first ones as far as there is room, and the bytes that takes."""
-        places: list[WireValue] = []
+        places: list[FoundNode] = []
         used = 0
         for node in nodes:
-            texts = [address.text for address in self._contacts.vouched(node)[:MAX_ADDRESSES]]
+            texts = tuple(address.text for address in self._contacts.vouched(node)[:MAX_ADDRESSES])
             byte_count = sum(len(text) + FIELD_BYTES for text in (node, *texts))
             if texts and used + byte_count <= MAX_NODES_BYTES:
-                places.append([node, texts])
+                places.append(FoundNode(node, texts))
                 used += byte_count
-        return places, used
+        return tuple(places), used
 
-    def _portion(self, namespace: str, most: int, room: int) -> list[bytes]:
+    def _portion(self, namespace: str, most: int, room: int) -> tuple[bytes, ...]:
         """As many records as are wanted and there is room for, other ones every time."""
         chosen: list[bytes] = []
         for record in self._store.get(namespace, self._now(), self._random)[:most]:
@@ -290,17 +329,14 @@ class KademliaDirectory:
                 break
             room -= byte_count
             chosen.append(record.data)
-        return chosen
+        return tuple(chosen)
 
-    def _hear_asker(self, peer: NodeId, frame: Frame) -> None:
-        addresses = frame.header.get("from")
-        if isinstance(addresses, list | tuple):
-            texts = [text for text in addresses if isinstance(text, str)]
-            self._contacts.learn_texts(peer, texts, self._now(), host=self._host_of(peer))
+    def _hear_asker(self, peer: NodeId, addresses: Sequence[str]) -> None:
+        self._contacts.learn_texts(peer, addresses, self._now(), host=self._host_of(peer))
         self._table.heard_from(peer)
 
-    def _own_addresses(self) -> list[str]:
-        return list(self._transport.addresses()[:MAX_ADDRESSES])
+    def _own_addresses(self) -> tuple[str, ...]:
+        return tuple(self._transport.addresses()[:MAX_ADDRESSES])
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -313,21 +349,5 @@ def _start_asking(lookup: Lookup, tasks: TaskGroup, ask: Callable[[NodeId], Coro
 
 
 def _check_namespace(namespace: str) -> None:
-    if not _is_namespace(namespace):
+    if not 1 <= len(namespace) <= MAX_NAMESPACE_CHARACTERS:
         raise ValueError(f"a namespace has 1 to {MAX_NAMESPACE_CHARACTERS} characters, got {namespace[:40]!r}")
-
-
-def _is_namespace(text: str) -> bool:
-    return 1 <= len(text) <= MAX_NAMESPACE_CHARACTERS
-
-
-def _named_addresses(value: WireValue) -> list[tuple[NodeId, list[str]]]:
-    """Entries of [node id, [address, ...]]; anything else is left out."""
-    named: list[tuple[NodeId, list[str]]] = []
-    for entry in value if isinstance(value, list | tuple) else ():
-        if not isinstance(entry, list | tuple) or len(entry) != 2:
-            continue
-        node, addresses = entry
-        if isinstance(node, str) and isinstance(addresses, list | tuple) and len(named) < BUCKET_SIZE:
-            named.append((NodeId(node), [text for text in addresses if isinstance(text, str)]))
-    return named

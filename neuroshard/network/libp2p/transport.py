@@ -22,7 +22,7 @@ from neuroshard.messages import (
     FrameTooLargeError,
     UnexpectedTensorError,
     WireError,
-    check_limits,
+    as_received,
 )
 from neuroshard.network.libp2p.addresses import parse_address
 from neuroshard.network.libp2p.connections import Connections
@@ -33,7 +33,7 @@ from neuroshard.network.limits import ByteBudget, Reservation, contested_seconds
 from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.pool.route import BulkRoute, is_bulk
 from neuroshard.network.reputation import ScoreReason
-from neuroshard.network.serving import REFUSED_KIND, RequestServer, accepted, refusal
+from neuroshard.network.serving import REFUSED_KIND, REFUSED_LIMITS, RequestServer, accepted, refusal
 from neuroshard.network.transport import (
     Admission,
     Connection,
@@ -130,7 +130,7 @@ class RequestStreams:
             stream.abandon()
 
     async def _reply(self, stream: YamuxStream, peer: NodeId, limits: FrameLimits) -> Frame | NeuroShardError:
-        decoder = FrameDecoder(lambda kind: FrameLimits() if kind == REFUSED_KIND else limits)
+        decoder = FrameDecoder(lambda kind: REFUSED_LIMITS if kind == REFUSED_KIND else limits)
         try:
             await confirm(stream, FRAME_PROTOCOL)
             await _receive_head(stream, decoder)
@@ -407,7 +407,7 @@ class Libp2pTransport:
 
     async def _ask_itself(self, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
         try:
-            check_limits(frame, self._server.limits_of(frame.kind))
+            frame = as_received(frame, self._server.limits_of(frame.kind))
         except (RequestRefusedError, WireError) as error:
             return refusal(str(error))
         answer: Frame | None = None
@@ -415,8 +415,7 @@ class Libp2pTransport:
             answer = await self._server.answer(self._local_id, frame)
         if answer is None:
             raise RequestTimeoutError(f"This node did not answer itself within {timeout_seconds:g} s.")
-        check_limits(answer, FrameLimits() if answer.kind == REFUSED_KIND else reply)
-        return answer
+        return as_received(answer, REFUSED_LIMITS if answer.kind == REFUSED_KIND else reply)
 
     @asynccontextmanager
     async def _slot(self, peer: NodeId) -> AsyncGenerator[None]:

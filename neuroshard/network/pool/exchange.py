@@ -21,7 +21,7 @@ from neuroshard.network.pool.options import NotDeliveredError
 from neuroshard.network.pool.receiving import OfferReading, Receiver, ReceivingHooks, Resources
 from neuroshard.network.pool.transfers import OutgoingPacket, OutgoingTransfer, PacketHeader, PacketKind, packet
 from neuroshard.network.reputation import ScoreReason
-from neuroshard.network.serving import REFUSED_KIND, accepted, refusal
+from neuroshard.network.serving import REFUSED_KIND, REFUSED_LIMITS, accepted, refusal
 from neuroshard.network.transport import PeerRefusedError, PeerUnreachableError, RequestRefusedError
 from neuroshard.types import NodeId
 
@@ -257,7 +257,7 @@ class PeerTransfers:
         pending = self._pending.get(answers)
         if pending is None:
             raise RequestRefusedError("Nobody waits for this answer.")
-        return FrameLimits() if kind == REFUSED_KIND else pending.limits
+        return REFUSED_LIMITS if kind == REFUSED_KIND else pending.limits
 
     def _has_room(self) -> bool:
         return len(self._answering) + self.receiver.request_count < self._shared.options.max_transfers_per_peer

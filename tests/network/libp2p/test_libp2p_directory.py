@@ -10,7 +10,7 @@ from libp2p_nodes import LOOPBACK, address_of, identity, nodes, run, until
 
 from neuroshard.errors import DataError
 from neuroshard.identity import MalformedClaimError, VerifiedClaim, sign_claim
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import (
     MessageTooLargeError,
     Network,
@@ -19,6 +19,7 @@ from neuroshard.network import (
     TransportClosedError,
 )
 from neuroshard.network.libp2p import NetworkParts, libp2p_network
+from neuroshard.network.libp2p.directory import FindAnswer, FindRequest, FoundNode, Stored, StoreRequest
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.types import NodeId
 
@@ -101,14 +102,14 @@ def test_lies_that_peers_store_are_refused_counted_and_cost_reputation() -> None
                 with pytest.raises(PeerRefusedError, match="The record was refused"):
                     await b.transport.request(
                         a.transport.local_id,
-                        Frame("directory/store", {"namespace": SPACE, "record": lie}),
+                        Frame("directory/store", StoreRequest(SPACE, lie)),
                         timeout_seconds=5,
                     )
-            for header in ({}, {"namespace": 5, "record": b""}, {"namespace": "x" * 300, "record": b""}):
+            for header in ({}, {"namespace": 5, "record": ""}, {"namespace": SPACE, "record": "text"}):
                 with pytest.raises(PeerRefusedError):
                     await b.transport.request(a.transport.local_id, Frame("directory/store", header), timeout_seconds=5)
             assert a.directory.refused == dict.fromkeys(lies, 1)
-            assert {reason for reason, _ in opinions[0].refused()} == {reason.value for reason in lies}
+            assert {reason for reason, _ in opinions[0].refused()} == {ScoreReason.MALFORMED_FRAME.value, *lies}
             assert await a.directory.find(SPACE) == ()
 
     run(scenario)
@@ -146,19 +147,22 @@ def test_a_directory_full_of_lies_shows_the_truth() -> None:
             liars, honest = networks[:3], networks[3:]
             false = [record(9, "forged").replace(b"forged", b"forger"), b"garbage" * 100, record(9, at=1.0)]
             nowhere = [
-                [identity(n).node_id, [f"/ip4/127.0.0.1/tcp/1/p2p/{identity(n).node_id}"]] for n in range(50, 60)
+                FoundNode(identity(n).node_id, (f"/ip4/127.0.0.1/tcp/1/p2p/{identity(n).node_id}",))
+                for n in range(50, 60)
             ]
             for liar in liars:
 
-                async def lie(_: NodeId, question: Frame) -> Frame:
+                async def lie(_: NodeId, question: Frame, liar: Network = liar) -> Frame:
                     if question.kind == "directory/store":
-                        return Frame("directory/store")  # and forget it
-                    odd = [["x"], [1, 2], None, ["12D3KooWshort", ["/ip4/1.1.1.1/tcp/1"]]]
-                    return Frame("directory/find", {"nodes": [*odd, *nowhere], "records": [*false, 5, None]})
+                        return Frame("directory/store", Stored())  # and forget it
+                    if liar is liars[1]:
+                        return Frame("directory/find", {"nodes": [["x"], [1, 2], None], "records": [5, None]})
+                    odd = FoundNode("12D3KooWshort", ("/ip4/1.1.1.1/tcp/1",))
+                    return Frame("directory/find", FindAnswer((odd, *nowhere), tuple(false)))
 
-                for kind in ("directory/find", "directory/store"):
+                for kind, asked in (("directory/find", FindRequest), ("directory/store", StoreRequest)):
                     liar.transport._server._served.pop(kind)
-                    liar.transport.serve(kind, lie)
+                    liar.transport.serve(kind, lie, FrameLimits(message=asked))
             for network in honest:
                 for other in networks[:4]:
                     if other is not network:

@@ -5,17 +5,27 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
+import msgspec
 import pytest
 import trio
 from libp2p_nodes import identity, run
 from trio.testing import MockClock
 
 from neuroshard.identity import VerifiedClaim, sign_claim
-from neuroshard.messages import Frame
-from neuroshard.messages.frame import encode_head
-from neuroshard.network import RequestRefusedError, RequestTimeoutError, ScoreReason, Transport
+from neuroshard.messages import Frame, MalformedFrameError
+from neuroshard.messages.frame import encode_head, unpack
+from neuroshard.network import RequestTimeoutError, ScoreReason, Transport
 from neuroshard.network.libp2p.address_book import PeerAddressBook
-from neuroshard.network.libp2p.directory import FIND_KIND, SEARCH_SECONDS, STORE_KIND, KademliaDirectory
+from neuroshard.network.libp2p.directory import (
+    FIND_KIND,
+    SEARCH_SECONDS,
+    STORE_KIND,
+    FindAnswer,
+    FindRequest,
+    FoundNode,
+    KademliaDirectory,
+    StoreRequest,
+)
 from neuroshard.network.transport import RecordCheck, any_record
 from neuroshard.types import NodeId
 
@@ -35,10 +45,10 @@ class FakeTransport:
     def addresses(self) -> tuple[str, ...]:
         return ()
 
-    def serve(self, kind: str, handler: Any, **_: Any) -> None:
+    def serve(self, kind: str, handler: Any, *_: Any, **__: Any) -> None:
         self.handlers[kind] = handler
 
-    async def request(self, peer: NodeId, frame: Frame, *, timeout_seconds: float) -> Frame:
+    async def request(self, peer: NodeId, frame: Frame, **_: Any) -> Frame:
         self.asked.append(peer)
         return await self._answer(peer, frame)
 
@@ -86,12 +96,12 @@ def test_an_answer_fits_a_frame_however_long_addresses_are(address_kind: str) ->
             assert len(contacts.of(peer)) == (8 if address_kind == "names" else 6)
             directory.meet(peer)
             record = sign_claim(identity(number), "announcement", {"text": "x" * 1500}, time.time()).encode()
-            await transport.handlers[STORE_KIND](peer, Frame(STORE_KIND, {"namespace": SPACE, "record": record}))
-        question = Frame(FIND_KIND, {"key": bytes(32), "namespace": SPACE, "from": []})
+            await transport.handlers[STORE_KIND](peer, Frame(STORE_KIND, StoreRequest(SPACE, record)))
+        question = Frame(FIND_KIND, FindRequest(bytes(32), namespace=SPACE))
         answer = await transport.handlers[FIND_KIND](identity(99).node_id, question)
         assert len(encode_head(answer, (), 0)) > 50_000  # and no error
-        assert len(answer.header["nodes"]) >= (8 if address_kind == "names" else 16)
-        assert len(answer.header["records"]) >= 12
+        assert len(answer.read(FindAnswer).nodes) >= (8 if address_kind == "names" else 16)
+        assert len(answer.read(FindAnswer).records) >= 12
 
     run(scenario)
 
@@ -101,18 +111,18 @@ def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
         _, transport = directory_with(nobody, PeerAddressBook(ME))
         for number in range(10, 20):
             record = sign_claim(identity(number), "announcement", None, time.time()).encode()
-            stored = Frame(STORE_KIND, {"namespace": SPACE, "record": record})
+            stored = Frame(STORE_KIND, StoreRequest(SPACE, record))
             await transport.handlers[STORE_KIND](identity(number).node_id, stored)
         given = {}
         for most in (0, 3, 64):
-            question = Frame(FIND_KIND, {"key": bytes(32), "namespace": SPACE, "from": [], "most": most})
+            question = Frame(FIND_KIND, FindRequest(bytes(32), namespace=SPACE, most=most))
             answer = await transport.handlers[FIND_KIND](identity(99).node_id, question)
-            given[most] = len(answer.header["records"])
+            given[most] = len(answer.read(FindAnswer).records)
         assert given == {0: 0, 3: 3, 64: 10}
         for nonsense in (-1, "3", None):
-            question = Frame(FIND_KIND, {"key": bytes(32), "namespace": SPACE, "from": [], "most": nonsense})
-            with pytest.raises(RequestRefusedError):
-                await transport.handlers[FIND_KIND](identity(99).node_id, question)
+            question = msgspec.msgpack.encode({"key": bytes(32), "namespace": SPACE, "most": nonsense})
+            with pytest.raises(MalformedFrameError, match=r"\$\.most"):
+                unpack(question, FindRequest)
 
     run(scenario)
 
@@ -124,8 +134,8 @@ def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
         checked: list[NodeId] = []
 
         async def give(_: NodeId, question: Frame) -> Frame:
-            asked_for.append(question.header["most"])
-            return Frame(FIND_KIND, {"nodes": [], "records": [*records, records[0].replace(b"null", b"true")]})
+            asked_for.append(question.read(FindRequest).most)
+            return Frame(FIND_KIND, FindAnswer(records=(*records, records[0].replace(b"null", b"true"))))
 
         def check(claim: VerifiedClaim) -> bool:
             checked.append(claim.node_id)
@@ -152,8 +162,8 @@ def test_an_answer_makes_this_node_dial_few_places_and_none_near_by() -> None:
         async def lie(peer: NodeId, _: Frame) -> Frame:
             if peer != teller:
                 return await nobody(peer, _)
-            nodes = [[node, [f"/ip4/{host}/tcp/22/p2p/{node}" for host in hosts]] for node in victims]
-            return Frame(FIND_KIND, {"nodes": nodes})
+            nodes = (FoundNode(node, tuple(f"/ip4/{host}/tcp/22/p2p/{node}" for host in hosts)) for node in victims)
+            return Frame(FIND_KIND, FindAnswer(tuple(nodes)))
 
         directory, _ = directory_with(lie, contacts)
         directory.meet(teller)
@@ -175,7 +185,8 @@ def test_a_search_among_liars_and_dead_nodes_ends() -> None:
                 await trio.sleep(5)
                 return await nobody(peer, _)
             dead = [identity(next(made)).node_id for _ in range(8)]
-            return Frame(FIND_KIND, {"nodes": [[node, [f"/ip4/8.8.8.8/tcp/22/p2p/{node}"]] for node in dead]})
+            nodes = (FoundNode(node, (f"/ip4/8.8.8.8/tcp/22/p2p/{node}",)) for node in dead)
+            return Frame(FIND_KIND, FindAnswer(tuple(nodes)))
 
         directory, transport = directory_with(lie, contacts)
         directory.meet(liar)
@@ -195,7 +206,7 @@ def test_addresses_in_a_signed_record_are_the_nodes_own_word() -> None:
         record = sign_claim(bob, "announcement", payload, time.time()).encode()
 
         async def tell(_: NodeId, question: Frame) -> Frame:
-            return Frame(FIND_KIND, {"nodes": [], "records": [record]})
+            return Frame(FIND_KIND, FindAnswer(records=(record,)))
 
         directory, _ = directory_with(tell, contacts)
         directory.meet(identity(2).node_id)
