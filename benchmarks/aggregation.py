@@ -131,7 +131,7 @@ def _against_byzfl(rule: str) -> dict[str, Any]:
 
 
 def _peak(rule: str, form: str) -> dict[str, Any]:
-    from neuroshard.node.process_memory import peak_megabytes
+    from neuroshard.host.computer import peak_megabytes
 
     _, _, forms = _forms(rule, COUNT, LENGTH)
     before = peak_megabytes()

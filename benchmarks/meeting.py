@@ -21,7 +21,7 @@ from benchmarks.hivemind_process import hivemind_facts
 from benchmarks.record import Report, Row, load_average
 from benchmarks.society_process import NAMESPACE, OFFER, society, status
 from neuroshard.membership.claim_intake import signed_announcement
-from neuroshard.node.self_description import own_announcement
+from neuroshard.node.peer_network import own_announcement
 
 CROWD = 10  # nodes that shall see a new one
 NEWCOMERS = 5

@@ -24,8 +24,8 @@ import torch
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.prepared_run import build_data, fix_run
 from benchmarks.record import NotHereError, Report, Row, mean_with_interval
+from neuroshard.host.computer import default_threads
 from neuroshard.model.architecture import flops_per_token, parameter_count
-from neuroshard.node.cores import default_threads
 from neuroshard.types import Architecture
 
 PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "30"))

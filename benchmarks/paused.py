@@ -32,9 +32,9 @@ PACKAGES = (
     "neuroshard.cli.main",
     "neuroshard.cli.start",
     "neuroshard.node.launch",
-    "neuroshard.node.node_work",
+    "neuroshard.node.assembly",
     "neuroshard.api.server",
-    "neuroshard.node.libp2p_opening",
+    "neuroshard.membership.network_opening",
 )
 
 

@@ -21,9 +21,8 @@ from benchmarks.staged_swarm import alone, driver_of, keep_own_run, staged_param
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import parameter_count
-from neuroshard.node.placing import TIER_MB
-from neuroshard.node.proposal import Room
-from neuroshard.node.stage_memory import least_load, need_of
+from neuroshard.node.stage_choice import TIER_MB, least_load, need_of
+from neuroshard.runs.proposal import HardwareBudget
 from neuroshard.types import Architecture
 
 PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "12"))
@@ -111,7 +110,9 @@ def _least_memory(parameters: RunParameters) -> tuple[int, ...]:
 def _least_tier(parameters: RunParameters, stage: StageRange) -> int:
     tiers = count(TIER_MB, TIER_MB)
     load = least_load(parameters, stage)
-    return next(tier for tier in tiers if need_of(parameters, stage, Room(tier, "cpu", None, 1e9), load).fits(tier))
+    return next(
+        tier for tier in tiers if need_of(parameters, stage, HardwareBudget(tier, "cpu", None, 1e9), load).fits(tier)
+    )
 
 
 def _compared(driver: NodeProcess, lone: NodeProcess) -> tuple[list[float], tuple[float, float]]:

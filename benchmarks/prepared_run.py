@@ -12,7 +12,7 @@ from neuroshard.data.manifest import parse_manifest
 from neuroshard.data.tokenizer import TokenizerTable
 from neuroshard.dataset import BuildOptions, StandardLibraryText, build_genesis
 from neuroshard.identity import Wallet, parse_token
-from neuroshard.node.own_run import OwnRuns
+from neuroshard.runs.stored_runs import LocalRuns
 from neuroshard.types import Architecture
 
 
@@ -50,5 +50,5 @@ def fix_run(
         inner=InnerOptimization(learning_rate=learning_rate),
         outer=OuterOptimization(),
     )
-    OwnRuns(data_dir, Wallet.from_secret(parse_token(TOKEN))).create(parameters)
+    LocalRuns(data_dir, Wallet.from_secret(parse_token(TOKEN))).create(parameters)
     return parameters

@@ -25,7 +25,7 @@ from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.identity import SignedClaim, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.membership.announcements import directory_namespace
-from neuroshard.node.society import Society
+from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
@@ -42,7 +42,7 @@ STARTED_AT = time.time()  # as of a real node, always the same
 class Crowd:
     """Nodes of one process."""
 
-    societies: tuple[Society, ...]
+    societies: tuple[PeerNetwork, ...]
 
     def least_seen(self) -> int:
         """How many peers the node knows that knows the fewest."""
@@ -66,10 +66,10 @@ def status() -> NodeStatus:
     return NodeStatus("0", STARTED_AT, time.time(), NodeState.TRAINING, "Training.", model=model, training=training)
 
 
-def society(folder: Path, number: int, peers: Sequence[str]) -> Society:
+def society(folder: Path, number: int, peers: Sequence[str]) -> PeerNetwork:
     """Node number 1 to 255."""
     settings = Settings(data_dir=folder / str(number), p2p_host="127.0.0.1", peer=tuple(peers))
-    made = Society.of(settings, identity_of(number))
+    made = PeerNetwork.of(settings, identity_of(number))
     made.serve(OFFER, status, is_shared=True)
     return made
 
@@ -79,7 +79,7 @@ async def main(first: int, count: int, peers: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with anyio.create_task_group() as tasks:
             known = list(peers)
-            made: list[Society] = []
+            made: list[PeerNetwork] = []
             for number in range(first, first + count):
                 made.append(society(Path(folder), number, known))
                 tasks.start_soon(made[-1].networking.run)

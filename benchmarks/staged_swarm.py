@@ -14,9 +14,8 @@ import httpx
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.identity import SignedRunParameters, Wallet, parse_token
-from neuroshard.node.joined_runs import JoinedRuns
-from neuroshard.node.own_run import OwnRuns
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.stored_runs import JoinedRuns, LocalRuns
 from neuroshard.types import Architecture
 
 START_SECONDS = 180.0
@@ -71,7 +70,7 @@ def staged_parameters(
 
 def keep_own_run(data_dir: Path, parameters: RunParameters) -> None:
     """A node with the benchmark's token finds this run in its data folder."""
-    OwnRuns(data_dir, Wallet.from_secret(parse_token(TOKEN))).create(parameters)
+    LocalRuns(data_dir, Wallet.from_secret(parse_token(TOKEN))).create(parameters)
 
 
 class StagedSwarm:

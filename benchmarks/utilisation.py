@@ -20,8 +20,8 @@ from benchmarks.shaped_line import FAR_ADDRESS, NEAR_ADDRESS, Line, NoLineError,
 from neuroshard.config.run_parameters import CodecName, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.identity import SignedRunParameters, Wallet, parse_token
 from neuroshard.model.architecture import parameter_count
-from neuroshard.node.joined_runs import JoinedRuns
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.types import Architecture
 
 UP_MBIT, DOWN_MBIT, RTT_MS = 10, 100, 100

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from neuroshard.node.autostart.rendering import systemd_unit
+from neuroshard.host.autostart import systemd_unit
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

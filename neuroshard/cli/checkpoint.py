@@ -172,7 +172,7 @@ def _write(stages: Sequence[SavedStage], format_name: str, out: Path, tokenizer:
         export_torch(stages, out)
         return
     from neuroshard.errors import DataError
-    from neuroshard.node.saved_tokenizer import table_of
+    from neuroshard.runs.data_opening import table_of
 
     table = table_of(stages, tokenizer)
     if format_name == "gguf":
@@ -300,7 +300,7 @@ def restore(
 
 def _has_met_others(folder: Path, kept: Sequence[CheckpointGeneration]) -> bool:
     """Whether others may train what lies in this data folder: it met some, or has a part of a model only."""
-    from neuroshard.node.libp2p_opening import PEERS_FILE
+    from neuroshard.membership.network_opening import PEERS_FILE
     from neuroshard.state.checkpoint_catalogue import saved_stages
 
     stages = saved_stages(sorted({Path(generation.path).parent for generation in kept}))

@@ -19,7 +19,7 @@ from neuroshard.cli.remote import DemoNode
 
 if TYPE_CHECKING:
     from neuroshard.cli.tray_view import Mood, TrayNode
-    from neuroshard.node.autostart import AutostartStatus
+    from neuroshard.host.autostart import AutostartStatus
 
 
 AUTOSTART_REMEDY = "`neuroshard autostart on` writes it anew, `neuroshard autostart off` removes it."
@@ -34,7 +34,7 @@ def on(
 ) -> None:
     """Start a headless node at every login, with the stored token and settings. Starts nothing now."""
     from neuroshard.config.loading import load_settings
-    from neuroshard.node.autostart import places_of_this_computer, start_command, turn_on
+    from neuroshard.host.autostart import places_of_this_computer, start_command, turn_on
 
     loaded = load_settings(given(token_file=token_file, data_dir=data_dir), os.environ)
     command = start_command(loaded)
@@ -44,7 +44,7 @@ def on(
 @autostart_app.command("off")
 def off(as_json: AsJson = False) -> None:
     """Remove everything that `on` wrote. A node that runs goes on."""
-    from neuroshard.node.autostart import places_of_this_computer, turn_off
+    from neuroshard.host.autostart import places_of_this_computer, turn_off
 
     _print_autostart(turn_off(places_of_this_computer(os.environ)), as_json=as_json)
 
@@ -52,8 +52,8 @@ def off(as_json: AsJson = False) -> None:
 @autostart_app.command("status")
 def status(as_json: AsJson = False) -> None:
     """Tell whether a node starts at login, and which file or registry key does it."""
-    from neuroshard.node.autostart import places_of_this_computer
-    from neuroshard.node.autostart import status as autostart_status
+    from neuroshard.host.autostart import places_of_this_computer
+    from neuroshard.host.autostart import status as autostart_status
 
     _print_autostart(autostart_status(places_of_this_computer(os.environ)), as_json=as_json)
 

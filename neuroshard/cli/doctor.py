@@ -64,8 +64,8 @@ def torch(_case: Case) -> Finding:
 
 def device(case: Case) -> Finding:
     """What computes, and whether a GPU lies idle because PyTorch cannot use it."""
-    from neuroshard.node.cores import default_threads
-    from neuroshard.node.probe import choose_device
+    from neuroshard.host.computer import default_threads
+    from neuroshard.host.resources import choose_device
 
     chosen = choose_device(case.loaded.settings.device)
     threads = case.loaded.settings.cpu_threads or default_threads()
@@ -92,9 +92,9 @@ def _nvidia_gpus() -> list[str]:
 
 def memory(case: Case) -> Finding:
     """What training may take, and what model fits that."""
+    from neuroshard.host.live_settings import limit_source
     from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
     from neuroshard.model.memory_need import propose_architecture
-    from neuroshard.node.configuration import limit_source
 
     bound = memory_bound(probe_memory(), case.loaded.settings.memory)
     tier = tier_mb(bound.mb)
@@ -123,7 +123,7 @@ def autostart(_case: Case) -> Finding:
 
     from neuroshard.cli.desktop import AUTOSTART_REMEDY
     from neuroshard.errors import UsageError
-    from neuroshard.node.autostart import places_of_this_computer, status
+    from neuroshard.host.autostart import places_of_this_computer, status
 
     try:
         found = status(places_of_this_computer(os.environ))
@@ -136,7 +136,7 @@ def autostart(_case: Case) -> Finding:
 
 def token(case: Case) -> Finding:
     """Whose wallet it is."""
-    from neuroshard.node.identity import wallet_of
+    from neuroshard.host.identity import wallet_of
 
     wallet, kind, warnings = wallet_of(case.loaded)
     return Finding("token", is_well=True, detail=f"{kind}, wallet {wallet.wallet_id}", action=" ".join(warnings))
@@ -146,7 +146,7 @@ def data(case: Case) -> Finding:
     """Whether the data set, at the CDN or elsewhere, answers and what it has."""
     import anyio
 
-    from neuroshard.node.data_opening import look_at_source
+    from neuroshard.runs.data_opening import look_at_source
 
     genesis = case.loaded.settings.genesis
     found = anyio.run(look_at_source, genesis, MANIFEST_SECONDS, backend="trio")
@@ -232,8 +232,8 @@ def nat(case: Case) -> Finding:
 
 def peers(case: Case) -> Finding:
     """Who is there: by the running node, else whether known addresses answer."""
-    from neuroshard.node.address_book import remembered_addresses
-    from neuroshard.node.libp2p_opening import PEERS_FILE
+    from neuroshard.membership.connectivity import remembered_addresses
+    from neuroshard.membership.network_opening import PEERS_FILE
 
     settings = case.loaded.settings
     if case.status is not None:

@@ -83,7 +83,7 @@ def _show(error: Exception, flags: Mapping[str, object]) -> None:
     try:
         if _may_show(flags, os.environ):
             from neuroshard.cli.failure_page import failure_page, serve_once
-            from neuroshard.node.desktop import open_browser_at
+            from neuroshard.host.desktop import open_browser_at
 
             serve_once(failure_page(error, _folder(flags)).encode(), open_browser_at)
     except (OSError, ValueError, RuntimeError) as hindrance:
@@ -92,7 +92,7 @@ def _show(error: Exception, flags: Mapping[str, object]) -> None:
 
 def _may_show(flags: Mapping[str, object], environment: Mapping[str, str]) -> bool:
     """Whether somebody sits there, reads no terminal, and has not asked for no pages; a broken file asks nothing."""
-    from neuroshard.node.desktop import can_show_pages, has_terminal, is_over_ssh
+    from neuroshard.host.desktop import can_show_pages, has_terminal, is_over_ssh
 
     chosen = flags.get("browser", environment.get("NEUROSHARD_BROWSER"))
     if chosen is None:

@@ -70,7 +70,7 @@ def build(
     where it was stopped or killed, and logs/genesis_SOURCE.log in the data folder tells what each source had to say.
     """
     from neuroshard.config.loading import load_settings
-    from neuroshard.node.identity import wallet_of
+    from neuroshard.host.identity import wallet_of
 
     if (text is None) == (config is None):
         raise UsageError("Exactly one of --text and --config is needed.", "Name a folder or a file of sources.")

@@ -15,7 +15,7 @@ from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, gi
 
 if TYPE_CHECKING:
     from neuroshard.config.run_parameters import RunParameters
-    from neuroshard.node.run_creation import Owner
+    from neuroshard.runs.creation import Owner
     from neuroshard.runs.offer import OfferChoice, RunOffer
 
 
@@ -46,9 +46,9 @@ def create(
 ) -> None:
     """Sign the parameters of a run with your wallet, store them for your nodes, and print the line to join with."""
     from neuroshard.config.loading import load_settings
-    from neuroshard.node.identity import wallet_of
-    from neuroshard.node.run_config import read_run_config
-    from neuroshard.node.run_creation import Owner, create_run, update_run, write_offer
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
+    from neuroshard.runs.run_file import read_run_config
 
     flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis)
     loaded = load_settings(flags, os.environ)
@@ -122,8 +122,8 @@ def publish(
 ) -> None:
     """Make a run the default of its data, which nodes without --run join: a signed run.json beside the manifest."""
     from neuroshard.config.loading import load_settings
-    from neuroshard.node.identity import wallet_of
-    from neuroshard.node.run_publishing import publish_run
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.runs.default_run import publish_run
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     wallet = wallet_of(loaded)[0]
@@ -145,8 +145,7 @@ def publish(
 def _offer_of(named: str, data_dir: Path) -> RunOffer:
     """The verified run in a file, or the one of this id in the data folder."""
     from neuroshard.errors import UsageError
-    from neuroshard.node.joined_runs import RUN_ID_DIGITS, is_run_id, read_offer_file
-    from neuroshard.node.own_run import find_run
+    from neuroshard.runs.stored_runs import RUN_ID_DIGITS, find_run, is_run_id, read_offer_file
     from neuroshard.types import RunId
 
     text = named.strip().lower()
@@ -168,7 +167,7 @@ def _file_of(offer: RunOffer) -> Path:
 def _check_file(file: Path, offer: RunOffer | None = None) -> None:
     """Never write a run over something else: the file must be free, or hold a run; with an offer, that run."""
     from neuroshard.errors import DataError, UsageError
-    from neuroshard.node.joined_runs import read_offer_file
+    from neuroshard.runs.stored_runs import read_offer_file
 
     if not file.exists():
         return

@@ -107,7 +107,7 @@ def demo(
 
 def _run(flags: Mapping[str, object], options: DemoOptions) -> int:
     """Run a demo with these flags; the exit code."""
-    from neuroshard.node.cores import default_threads
+    from neuroshard.host.computer import default_threads
     from neuroshard.node.demo import demo_token
     from neuroshard.node.launch import run_node
 

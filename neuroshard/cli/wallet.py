@@ -58,8 +58,8 @@ def show(
 ) -> None:
     """Show the wallet of a token, and the node identity that this computer has in the data folder."""
     from neuroshard.config.loading import load_settings
+    from neuroshard.host.identity import wallet_of
     from neuroshard.identity import NodeKey
-    from neuroshard.node.identity import wallet_of
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     wallet, kind, warnings = wallet_of(loaded)
@@ -91,7 +91,7 @@ def backup(
 ) -> None:
     """Write the wallet's token and this computer's node key to a file that only a passphrase opens."""
     from neuroshard.config.loading import load_settings
-    from neuroshard.node.identity_backup import back_up
+    from neuroshard.host.identity import back_up
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     identity = back_up(loaded, file, lambda: _passphrase(passphrase_file, is_new=True))
@@ -110,7 +110,7 @@ def restore(
     from neuroshard.config.instance_lock import read_lock_owner
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.errors import UsageError
-    from neuroshard.node.identity_backup import restore as put_back
+    from neuroshard.host.identity import restore as put_back
 
     folder = resolve_data_dir(data_dir)
     if read_lock_owner(folder) is not None:

@@ -2,17 +2,19 @@
 
 A packed report contains keys, signatures and the run id as raw bytes. The rest is JSON, deflated with a dictionary of
 the words that all reports share. A report of 980 bytes is sent as 300 bytes, of which 224 are keys, signatures and the
-run id, which cannot be compressed.
-"""
+run id, which cannot be compressed."""
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from struct import Struct
 
+from neuroshard.config.state_file import make_folder, write_atomically
 from neuroshard.data.assignment import MAX_RANGES
 from neuroshard.identity import (
     ClaimTooLargeError,
@@ -312,3 +314,35 @@ class ReportNumbers:
             self._reserved = self._last + RESERVED
             self._reserve(self._reserved)
         return self._last
+
+
+log = logging.getLogger(__name__)
+
+NUMBER_FILE = "network/report-number"
+MOST_DIGITS = 15  # some thousand years of milliseconds; a report carries no more than 2**53
+
+
+def kept_report_numbers(data_dir: Path) -> ReportNumbers:
+    """Above those of earlier starts. Where the disk refuses, they rise over restarts as long as the clock does."""
+    file = data_dir / NUMBER_FILE
+
+    def keep(number: int) -> None:
+        try:
+            make_folder(file.parent, data_dir)
+            write_atomically(file, str(number).encode())
+        except OSError as error:
+            log.warning("The number of this node's last report cannot be written to %s: %s", file, error)
+
+    return ReportNumbers(_read(file), keep)
+
+
+def _read(file: Path) -> int:
+    try:
+        with file.open("rb") as stored:
+            text = stored.read(MOST_DIGITS + 1)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        log.warning("The number of this node's last report cannot be read: %s", error)
+        return 0
+    return int(text) if text.isdigit() and len(text) <= MOST_DIGITS else 0

@@ -1,7 +1,9 @@
-"""Life of a running node on its event loop: known to others at once, then at work; one task tree. Loads no PyTorch."""
+"""Life of a running node on its event loop: peers know it at once, then it works; one task tree. Loads no PyTorch."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,34 +13,52 @@ import anyio
 import anyio.to_thread
 import trio
 
+from neuroshard import __version__
+from neuroshard.config.settings import Settings
 from neuroshard.errors import NeuroShardError
+from neuroshard.host.computer import peak_megabytes, resident_megabytes
+from neuroshard.host.contribution_recorder import ContributionRecorder
+from neuroshard.host.identity import node_identity
+from neuroshard.host.live_settings import Configuration, limit_source
+from neuroshard.host.owner_limits import NetworkRules, OwnerPolicyTask, TransferLedger, restore_pause
 from neuroshard.identity import Wallet
 from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
-from neuroshard.node.arrival import Arrival
+from neuroshard.network.tasks import accompanied
 from neuroshard.node.command_loop import CommandLoop
-from neuroshard.node.configuration import Configuration, limit_source
-from neuroshard.node.contribution_keeper import ContributionKeeper
-from neuroshard.node.identity import node_identity
-from neuroshard.node.kindness.kept_pause import restore_pause
-from neuroshard.node.kindness.network_rules import NetworkRules
-from neuroshard.node.kindness.transfer_ledger import TransferLedger
-from neuroshard.node.kindness.watch import KindnessWatch
-from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
-from neuroshard.node.publisher import Publisher, StartupProgress
-from neuroshard.node.society import Society, observe_network
-from neuroshard.node.startup_stages import LOADING, startup_stages
-from neuroshard.node.stopping import StopRequest
-from neuroshard.node.tasks import accompanied
-from neuroshard.node.update_watch import watch_for_updates
+from neuroshard.node.peer_network import PeerNetwork, observe_network
+from neuroshard.node.process import StopRequest
+from neuroshard.node.run_arrival import LOADING, RunArrival, startup_steps
 from neuroshard.pipeline.control import RequestedPause
 from neuroshard.runs.offer import RunOffer
-from neuroshard.status.board import CommandChannel, StatusBoard
+from neuroshard.status.board import CommandChannel, Publisher, StartupProgress, StatusBoard
 from neuroshard.status.snapshot import MemoryStatus, NodeState
 from neuroshard.telemetry.counters import Counters
+from neuroshard.update.checking import daily_notice
 
 if TYPE_CHECKING:
+    from neuroshard.node.assembly import NodeWork
     from neuroshard.node.demo import DemoOptions
-    from neuroshard.node.node_work import NodeWork
+
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 3600.0  # asks only when the last time was a day ago
+
+
+async def watch_for_updates(
+    settings: Settings, publisher: Publisher, wall_clock: Callable[[], float] = time.time
+) -> None:
+    """Run until cancelled. A publisher that does not answer is a line in the log, nothing more."""
+    while True:
+        try:
+            told = await daily_notice(settings, __version__, wall_clock())
+        except NeuroShardError as error:
+            log.info("No newer version could be looked for: %s", error)
+        else:
+            if told:
+                publisher.warn(told)
+        await anyio.sleep(LOOK_SECONDS)
+
 
 INTRODUCTION_SECONDS = 2.0  # PyTorch, whose loading holds everything else up, waits so long for a node to be known
 
@@ -52,7 +72,7 @@ class ExitReport:
 
 
 @dataclass(frozen=True)
-class Workplace:
+class ProcessContext:
     """What a node's work gets from the process around it."""
 
     configuration: Configuration
@@ -65,22 +85,22 @@ class Workplace:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartContext:
     """What there is when the work begins: this node is on its way to others, or among them."""
 
     memory: MemoryStatus
     publisher: Publisher
     startup: StartupProgress
     loop: CommandLoop
-    society: Society
-    arrival: Arrival
+    society: PeerNetwork
+    arrival: RunArrival
     wish: RequestedPause
 
 
 class Application:
     """One node, from nothing to the end."""
 
-    def __init__(self, place: Workplace, commands: CommandChannel) -> None:
+    def __init__(self, place: ProcessContext, commands: CommandChannel) -> None:
         self._place = place
         self._commands = commands
 
@@ -98,28 +118,28 @@ class Application:
         identity = node_identity(place.wallet, settings.data_dir)
         memory = measured_memory(place.configuration)
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)
-        society = Society.of(settings, identity)
+        society = PeerNetwork.of(settings, identity)
         society.genesis = settings.genesis
-        stages = startup_stages(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
+        stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
         startup = StartupProgress(publisher, stages)
 
         def enter(offer: RunOffer) -> None:
             society.join(offer, place.board.current, is_shared=True)
 
-        arrival = Arrival(society.finder, publisher, startup, identity.wallet_id, enter)
-        beginning = Beginning(memory, publisher, startup, loop, society, arrival, wish)
+        arrival = RunArrival(society.finder, publisher, startup, identity.wallet_id, enter)
+        beginning = StartContext(memory, publisher, startup, loop, society, arrival, wish)
         observe = partial(observe_network, society, publisher)
-        keeper = ContributionKeeper(settings.data_dir, place.board, publisher)
+        keeper = ContributionRecorder(settings.data_dir, place.board, publisher)
         ledger = TransferLedger(settings.data_dir)
         publisher.warn(*ledger.warnings)
         network = NetworkRules(ledger, society.networking.gate, society.networking, society.moved)
-        kindness = KindnessWatch(place.configuration, wish, loop, publisher, network=network)
+        kindness = OwnerPolicyTask(place.configuration, wish, loop, publisher, network=network)
         updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []
         companions = (loop.run, observe, society.networking.run, keeper.run, kindness.run, *updates)
         await accompanied(partial(self._live, beginning), *companions)
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 
-    async def _live(self, beginning: Beginning) -> None:
+    async def _live(self, beginning: StartContext) -> None:
         """Meet the others, load PyTorch meanwhile, and work."""
         arrival = [beginning.arrival.run] if self._place.configuration.settings.run else []
         try:
@@ -128,7 +148,7 @@ class Application:
             beginning.publisher.state(NodeState.FAILED, str(error))
             raise
 
-    async def _work(self, beginning: Beginning) -> None:
+    async def _work(self, beginning: StartContext) -> None:
         with beginning.startup.stage(LOADING):
             if self._place.configuration.settings.run:
                 with anyio.move_on_after(INTRODUCTION_SECONDS):
@@ -138,9 +158,9 @@ class Application:
         await make_work(self._place, beginning).run()
 
 
-def _loaded() -> Callable[[Workplace, Beginning], NodeWork]:
+def _loaded() -> Callable[[ProcessContext, StartContext], NodeWork]:
     """Import what trains; takes seconds, holding the interpreter most of the time."""
-    from neuroshard.node.node_work import NodeWork
+    from neuroshard.node.assembly import NodeWork
 
     return NodeWork
 

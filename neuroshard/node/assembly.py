@@ -1,4 +1,4 @@
-"""Lays the ground of a node, step by step, each visible in the dashboard; takes it down in reverse."""
+"""The work of a node: builds its parts step by step, each visible in the dashboard, and takes them down in reverse."""
 
 from __future__ import annotations
 
@@ -16,27 +16,33 @@ from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import FolderSource, ShardSource, open_source
 from neuroshard.data.source_monitor import SourceMonitor
+from neuroshard.data.storage import METADATA_FOLDER
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
+from neuroshard.host.computer import default_threads
+from neuroshard.host.resources import Device, choose_device, matmul_flops_per_second
 from neuroshard.identity import NodeIdentity, Wallet
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.memory_limit import tier_mb
-from neuroshard.node.arrival import tell_run
-from neuroshard.node.cores import default_threads
-from neuroshard.node.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
+from neuroshard.network.tasks import Companion, accompanied
+from neuroshard.node.application import ProcessContext, StartContext
 from neuroshard.node.data_sharing import DataSharing
-from neuroshard.node.demo import DemoData, DemoOptions
-from neuroshard.node.held_stages import kept_stages
-from neuroshard.node.own_run import OwnRun, OwnRuns
-from neuroshard.node.placing import Placing, windows_of
-from neuroshard.node.probe import Device, choose_device, matmul_flops_per_second
-from neuroshard.node.proposal import Room, propose, propose_demo, run_parameters
-from neuroshard.node.publisher import Publisher, StartupProgress
-from neuroshard.node.run_choice import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, NoRun, RunFinder, not_joinable
-from neuroshard.node.stage_training import Ground
-from neuroshard.node.startup_stages import DATA, DEMO_DATA, HARDWARE, MODEL, RUN
-from neuroshard.node.tasks import accompanied
+from neuroshard.node.demo import DemoData, DemoOptions, Invitation, LocalSwarm
+from neuroshard.node.drive_training import begin_driving
+from neuroshard.node.holder_monitor import HolderMonitor
+from neuroshard.node.joining import StageSafety
+from neuroshard.node.observation import Observer
+from neuroshard.node.pipeline_status import tell_stages
+from neuroshard.node.run_arrival import DATA, DEMO_DATA, HARDWARE, MODEL, RUN, tell_run
+from neuroshard.node.stage_choice import StageChooser, kept_stages, windows_of
+from neuroshard.node.stage_training import NodeContext, RunningNode, StageTraining
+from neuroshard.node.training_life import TrainingLife
 from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.runs.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
+from neuroshard.runs.finding import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, NoRun, RunFinder, not_joinable
+from neuroshard.runs.proposal import HardwareBudget, propose, propose_demo, run_parameters
+from neuroshard.runs.stored_runs import LocalRun, LocalRuns
+from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import MemoryStatus, NodeState
 
@@ -59,7 +65,7 @@ class Assembly:
         memory: MemoryStatus,
         finder: RunFinder,
         named: Callable[[], Awaitable[FoundRun | None]],
-        enter: Callable[[OwnRun, str], Placing],
+        enter: Callable[[LocalRun, str], StageChooser],
         sharing: DataSharing,
         metered: Callable[[ShardSource], ShardSource],
         demo: DemoOptions | None,
@@ -84,7 +90,7 @@ class Assembly:
         self._closing = AsyncExitStack()
         self.startup = startup
 
-    async def lay(self) -> tuple[Ground, StageRange]:
+    async def lay(self) -> tuple[NodeContext, StageRange]:
         """The ground, and the stages to begin with. Raises NeuroShardError when something cannot be used."""
         with self.startup.stage(HARDWARE):
             device = choose_device(self._settings.device)
@@ -93,7 +99,7 @@ class Assembly:
             room = self._room(device, await self._speed(compute, device))
             _check_memory(room, self._demo)
         location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
-        runs = OwnRuns(self._settings.data_dir, self._wallet)
+        runs = LocalRuns(self._settings.data_dir, self._wallet)
         fetcher, data, found = await self._find_run(location, runs, room)
         with self.startup.stage(MODEL):
             run = self._choose_run(data, room, runs, "demo" if self._demo else fetcher.source.description)
@@ -106,7 +112,7 @@ class Assembly:
                 placing.swarm.windows = windows
                 self.startup.tell(MODEL, "Asking the others which layers they hold.")
             stages = await placing.choose(first, kept_stages(self._settings.data_dir, self._identity, run))
-        ground = Ground(
+        ground = NodeContext(
             run,
             data,
             fetcher,
@@ -122,7 +128,7 @@ class Assembly:
         )
         return ground, stages
 
-    async def lay_to_drive(self) -> Ground:
+    async def lay_to_drive(self) -> NodeContext:
         """The ground of a trainer, which holds no layers. Raises NeuroShardError when something cannot be used.
 
         Raises UsageError when there is no run of others to drive.
@@ -130,7 +136,7 @@ class Assembly:
         with self.startup.stage(HARDWARE):
             device, compute = choose_device("cpu"), self._compute_thread(1)
             room = self._room(device, 0.0)
-        runs = OwnRuns(self._settings.data_dir, self._wallet)
+        runs = LocalRuns(self._settings.data_dir, self._wallet)
         fetcher, data, found = await self._find_run(self._settings.genesis, runs, room)
         if data.run is None or not data.run.is_joined:
             raise UsageError("A trainer drives a run of others, and none was found.", HOW_TO_JOIN)
@@ -138,7 +144,7 @@ class Assembly:
         swarm = self._enter(data.run, fetcher.source.description).swarm
         watch = SourceMonitor(data.genesis, data.run.parameters.genesis)
         shelf = self._sharing.shelf
-        return Ground(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, shelf, watch, ())
+        return NodeContext(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, shelf, watch, ())
 
     async def close(self) -> None:
         """End threads, files and connections."""
@@ -155,9 +161,9 @@ class Assembly:
             return inf
         return await compute.run(partial(matmul_flops_per_second, device.torch_device()))
 
-    def _room(self, device: Device, flops_per_second: float) -> Room:
+    def _room(self, device: Device, flops_per_second: float) -> HardwareBudget:
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
-        return Room(self._memory.tier_mb, device.kind, device_tier, flops_per_second)
+        return HardwareBudget(self._memory.tier_mb, device.kind, device_tier, flops_per_second)
 
     async def _demo_source(self, options: DemoOptions) -> str:
         """Build the embedded data and serve it on loopback, so that the demo takes the way of every other node."""
@@ -177,7 +183,9 @@ class Assembly:
             )
             return data.serve()
 
-    async def _find_run(self, location: str, runs: OwnRuns, room: Room) -> tuple[Fetcher, OpenedData, FoundRun | NoRun]:
+    async def _find_run(
+        self, location: str, runs: LocalRuns, room: HardwareBudget
+    ) -> tuple[Fetcher, OpenedData, FoundRun | NoRun]:
         """The source of the data, opened, and what is known of a run on them."""
         named = await self._named()
         with self.startup.stage(DATA):
@@ -189,7 +197,7 @@ class Assembly:
             return fetcher, *await self._open_data(fetcher, runs, room, named)
 
     async def _open_data(
-        self, fetcher: Fetcher, runs: OwnRuns, room: Room, named: FoundRun | None
+        self, fetcher: Fetcher, runs: LocalRuns, room: HardwareBudget, named: FoundRun | None
     ) -> tuple[OpenedData, FoundRun | NoRun]:
         """Open the data set of a run to join, or of a run of one's own; what is waited for stands in the status."""
         store = self._sharing.shelf.store
@@ -197,13 +205,13 @@ class Assembly:
 
         async def opened() -> tuple[OpenedData, FoundRun | NoRun]:
             if named is not None:
-                return await open_joined_data(fetcher, store, OwnRun.of(named.offer, is_joined=True), limit), named
+                return await open_joined_data(fetcher, store, LocalRun.of(named.offer, is_joined=True), limit), named
             data = await open_data(fetcher, store, runs, limit)
             found = A_DEMONSTRATION if self._demo else await self._suggested_run(fetcher, data)
             if isinstance(found, NoRun):
                 return data, found
             try:
-                return await open_joined_data(fetcher, store, OwnRun.of(found.offer, is_joined=True), limit), found
+                return await open_joined_data(fetcher, store, LocalRun.of(found.offer, is_joined=True), limit), found
             except DataError as error:
                 self._publisher.warn(f"The run {found.offer.run_id[:16]} was found but not joined: {error}")
                 return data, not_joinable(found, str(error))
@@ -236,7 +244,7 @@ class Assembly:
                 status = DataStatus(description, verified=False, explanation=reason, downloads=fetcher.active())
                 self._publisher.change(state=NodeState.WAITING_FOR_DATA, state_reason=reason, data=status)
 
-    def _choose_run(self, data: OpenedData, room: Room, runs: OwnRuns, source: str) -> OwnRun:
+    def _choose_run(self, data: OpenedData, room: HardwareBudget, runs: LocalRuns, source: str) -> LocalRun:
         """The run that this data had before, or a new one from what this computer can do."""
         run = data.run
         wanted = self._settings.inner_steps
@@ -258,14 +266,116 @@ class Assembly:
         runs.remember_source(source, run)
         return run
 
-    def _tell_run(self, run: OwnRun, found: FoundRun | NoRun) -> None:
+    def _tell_run(self, run: LocalRun, found: FoundRun | NoRun) -> None:
         tell_run(self._publisher, run.offer, found, self._identity.wallet_id, is_demo=self._demo is not None)
 
 
-def _check_memory(room: Room, demo: DemoOptions | None) -> None:
+def _check_memory(room: HardwareBudget, demo: DemoOptions | None) -> None:
     """Raises TooLittleMemoryError for memory too small for any model, before data are fetched or built."""
     if demo is None:
         propose(room, FIRST_MERGE_ID)
     else:
         pins = GenesisPins("", 1, None, "", FIRST_MERGE_ID)  # of no data yet: the smallest vocabulary that there is
         windows_of(run_parameters(propose_demo(FIRST_MERGE_ID, demo.stages), pins, name="demo"), room, None)
+
+
+class NodeWork:
+    """Used once a start, when PyTorch is loaded."""
+
+    def __init__(self, place: ProcessContext, beginning: StartContext) -> None:
+        self._place = place
+        self._beginning = beginning
+
+    async def run(self) -> None:
+        """Start up and train. A stop during the start-up cancels it; nothing was trained yet, so nothing is lost."""
+        place, beginning = self._place, self._beginning
+        publisher, society, startup = beginning.publisher, beginning.society, beginning.startup
+        settings, wish = place.configuration.settings, beginning.wish
+        sharing = DataSharing(society, settings.paths.data_cache / METADATA_FOLDER)
+        society.networking.attach(sharing.live)
+        assembly = Assembly(
+            settings=settings,
+            wallet=place.wallet,
+            identity=society.identity,
+            publisher=publisher,
+            startup=startup,
+            memory=beginning.memory,
+            finder=society.finder,
+            named=self._named,
+            enter=self._enter,
+            sharing=sharing,
+            metered=society.metered,
+            demo=place.demo,
+            holds_layers=not place.is_trainer,
+        )
+        training = StageTraining(
+            lambda: place.configuration.settings,
+            society.identity,
+            publisher,
+            startup,
+            wish=wish,
+            is_demo=place.demo is not None,
+        )
+
+        async def begin() -> RunningNode:
+            if place.is_trainer:
+                ground = await assembly.lay_to_drive()
+                return begin_driving(ground, settings, society.identity, publisher, startup, wish=wish)
+            return await training.begin(*await assembly.lay())
+
+        life = TrainingLife(
+            training,
+            beginning.loop,
+            place.stop,
+            publisher,
+            lambda node: Observer(node, society, publisher, place.counters),
+            None if place.demo is None else place.demo.steps,
+        )
+        try:
+            await life.run(begin, partial(self._companions, training))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await assembly.close()
+
+    async def _named(self) -> FoundRun | None:
+        return await self._beginning.arrival.found() if self._place.configuration.settings.run else None
+
+    def _companions(self, training: StageTraining, ground: NodeContext) -> list[Companion]:
+        """What goes on beside the training, whatever stages are trained."""
+        companions: list[Companion] = [
+            partial(self._further_nodes, ground),
+            self._beginning.society.exchange.look_on_shelf,
+            HolderMonitor(ground.swarm).run,
+            ground.watch.run,
+            StageSafety(ground.swarm, partial(training.has_checkpoint, ground)).run,
+        ]
+        if training.copies is not None:
+            companions.append(training.copies.run)
+        return companions
+
+    def _enter(self, run: LocalRun, genesis: str) -> StageChooser:
+        """Become one of the run's nodes; which layers this one takes is chosen next."""
+        society, board, demo = self._beginning.society, self._place.board, self._place.demo
+        society.genesis = genesis
+        is_swarm = demo is not None and demo.nodes > 1
+        swarm = society.serve(run.offer, board.current, is_shared=is_swarm or run.is_joined)
+        society.networking.attach(partial(tell_stages, swarm, self._beginning.publisher, board.current))
+        return StageChooser(swarm, society.networking, is_first=demo is not None)
+
+    async def _further_nodes(self, ground: NodeContext) -> None:
+        """The other nodes of `demo --nodes N`, which join the first one's run."""
+        demo, settings = self._place.demo, self._place.configuration.settings
+        if demo is None or demo.nodes < 2:
+            return
+        network = await self._beginning.society.networking.up()
+        invitation = Invitation(
+            run_id=ground.run.run_id,
+            peer=network.transport.addresses()[0],
+            genesis=ground.fetcher.source.description,
+            max_stages=demo.stages_a_node,
+            spare_stages=demo.spare_stages_a_node,
+            max_storage=settings.max_storage,
+            is_training=settings.training,
+        )
+        swarm = LocalSwarm(settings.data_dir, demo.nodes, ground.threads)
+        await swarm.run(invitation)

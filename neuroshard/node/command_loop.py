@@ -14,9 +14,9 @@ import anyio.to_thread
 import trio
 
 from neuroshard.errors import NeuroShardError, NotReadyError, StorageError
-from neuroshard.node.configuration import Configuration
-from neuroshard.node.kindness.kept_pause import keep_pause
-from neuroshard.node.stopping import StopRequest
+from neuroshard.host.live_settings import Configuration
+from neuroshard.host.owner_limits import keep_pause
+from neuroshard.node.process import StopRequest
 from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause
 from neuroshard.status.board import (
     Command,

@@ -1,31 +1,35 @@
-"""This node's exchange of data with others of its run: what it has is given, what its source fails to give is asked."""
+"""Exchange of shards with nodes of the run, and the status of the data at the source and in the swarm."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 import anyio
 
-from neuroshard.data.assignment import has_shard
+from neuroshard.data.assignment import copies_by_cell, covered_shard_count, has_shard
+from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.transfer import OpenedFile
 from neuroshard.exchange.data_files import DATA, PARTS_AT_ONCE, REQUEST_LIMITS, DataClient, DataServer, DataStore
-from neuroshard.membership.swarm_view import Membership
+from neuroshard.membership.connectivity import DialledRequests
+from neuroshard.membership.network_opening import upload_limit
+from neuroshard.membership.swarm_view import GlobalView, Membership
 from neuroshard.messages import Frame
 from neuroshard.network import Network, RequestRefusedError, ScoreReason
-from neuroshard.node.dialled_requests import DialledRequests
-from neuroshard.node.libp2p_opening import upload_limit
-from neuroshard.node.society import Society
-from neuroshard.types import NodeId
+from neuroshard.node.peer_network import PeerNetwork
+from neuroshard.status.data import DataCoverage, DataStatus
+from neuroshard.types import NodeId, ShardRange
 
 _SHARD = re.compile(r"shard_([0-9]{1,9})\.pt", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ShardExchange:
     """Both directions, once the run is known."""
 
     giver: DataServer
@@ -35,12 +39,12 @@ class Exchange:
 class DataSharing:
     """One for a node; as AlternativeSource it gives nothing before the run is known."""
 
-    def __init__(self, society: Society, store: Path, random: Random | None = None) -> None:
+    def __init__(self, society: PeerNetwork, store: Path, random: Random | None = None) -> None:
         """`store`: where the descriptions of data sets are kept."""
         self.shelf = DataStore(store)
         self._society = society
         self._random = random or Random()  # noqa: S311 - whom to ask first, no secret
-        self._exchange: Exchange | None = None
+        self._exchange: ShardExchange | None = None
 
     @property
     def bytes_given(self) -> int:
@@ -75,7 +79,7 @@ class DataSharing:
             raise RequestRefusedError("This node is of no run yet.")
         return await exchange.giver.give(sender, frame)
 
-    def _known(self) -> Exchange | None:
+    def _known(self) -> ShardExchange | None:
         society = self._society
         if self._exchange is None and society.participant is not None and society.served is not None:
             membership, run_id = society.participant.membership, society.served.run_id
@@ -88,7 +92,7 @@ class DataSharing:
                 self._random,
                 self._report,
             )
-            self._exchange = Exchange(giver, asker)
+            self._exchange = ShardExchange(giver, asker)
         return self._exchange
 
     def _report(self, peer: NodeId, reason: ScoreReason) -> None:
@@ -110,3 +114,40 @@ def holders(membership: Membership, name: str) -> list[NodeId]:
         for node, member in members.items()
         if node != membership.node_id and has_shard(member.report.cached, number)
     ]
+
+
+COVERAGE_SECONDS = 2.0  # between two; adding up the reports of a thousand nodes takes some milliseconds
+
+
+class DataView:
+    """Completes the status of the data."""
+
+    def __init__(
+        self,
+        watch: SourceMonitor,
+        society: PeerNetwork,
+        total_shards: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watch = watch
+        self._society = society
+        self._total_shards = total_shards
+        self._clock = clock
+        self._coverage: DataCoverage | None = None
+        self._looked_at = float("-inf")
+
+    def completed(self, data: DataStatus) -> DataStatus:
+        """The status with what is known here."""
+        participant, now = self._society.participant, self._clock()
+        if participant is not None and now - self._looked_at >= COVERAGE_SECONDS:
+            membership = participant.membership
+            self._coverage = coverage_of(membership.view, membership.node_id, data.shared, self._total_shards)
+            self._looked_at = now
+        return replace(data, refresh=self._watch.status, coverage=self._coverage)
+
+
+def coverage_of(view: GlobalView, node_id: NodeId, own: Sequence[ShardRange], total_shards: int) -> DataCoverage:
+    """Which shards the nodes of a run have: `own` are those of this node now, the others' are in their reports."""
+    others = (member.report.cached for node, member in view.members.items() if node != node_id)
+    held = [ranges for ranges in (own, *others) if ranges]
+    return DataCoverage(len(held), covered_shard_count(held, total_shards), copies_by_cell(held, total_shards))

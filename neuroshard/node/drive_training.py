@@ -1,4 +1,4 @@
-"""Makes and keeps the parts of a trainer: a node that drives the run's stages and holds none of its layers."""
+"""Builds and keeps the parts of a trainer: a node that drives the run's stages and holds none of its layers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from neuroshard.data.cache import ShardCache
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.errors import TooLittleMemoryError
+from neuroshard.host.computer import peak_megabytes, resident_megabytes
+from neuroshard.host.resources import ResourceSampler
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.architecture import parameter_count
 from neuroshard.model.memory_limit import least_limit_mb, planned_bytes
 from neuroshard.model.memory_need import MEGABYTE, driving_bytes
-from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
-from neuroshard.node.publisher import Publisher, StartupProgress
-from neuroshard.node.record_keeper import RecordKeeper
-from neuroshard.node.resources import ResourceSampler
-from neuroshard.node.rotation_log import RotationLog
-from neuroshard.node.sample_keeper import SampleKeeper, author_of
-from neuroshard.node.stage_training import MOST_IN_FLIGHT, Ground, RunningNode
-from neuroshard.node.startup_stages import FIRST_STEP
-from neuroshard.node.texts import text_generator
+from neuroshard.node.run_arrival import FIRST_STEP
+from neuroshard.node.sample_texts import SampleTexts, author_of
+from neuroshard.node.stage_training import MOST_IN_FLIGHT, NodeContext, RunningNode, text_generator
+from neuroshard.node.training_records import RecordSaver, RotationLog
 from neuroshard.pipeline.control import RequestedPause
 from neuroshard.pipeline.routing import SwarmRouting, replica_choice
+from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.snapshot import ModelStatus
 from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
 from neuroshard.training.parts import DriverParts, TrainerParts
@@ -35,7 +33,7 @@ from neuroshard.types import Role
 
 
 def begin_driving(
-    ground: Ground,
+    ground: NodeContext,
     settings: Settings,
     identity: NodeIdentity,
     publisher: Publisher,
@@ -77,8 +75,8 @@ def begin_driving(
         sampler=ResourceSampler(ground.device, settings.data_dir, ground.threads),
         rotations=RotationLog(settings.data_dir, ground.run.run_id, identity),
         startup=startup,
-        samples=SampleKeeper(settings.data_dir, ground.run.run_id, publisher, author_of(trainer, is_whole=False)),
-        keeper=RecordKeeper(store, trainer),
+        samples=SampleTexts(settings.data_dir, ground.run.run_id, publisher, author_of(trainer, is_whole=False)),
+        keeper=RecordSaver(store, trainer),
     )
 
 
@@ -101,7 +99,7 @@ def microbatches_in_flight(parameters: RunParameters, limit_mb: int) -> int:
 
 
 def _feed(
-    ground: Ground, settings: Settings, identity: NodeIdentity, record: TrainingRecord
+    ground: NodeContext, settings: Settings, identity: NodeIdentity, record: TrainingRecord
 ) -> tuple[DataFeed, ShardCache]:
     parameters = ground.run.parameters
     cache = ShardCache(

@@ -22,13 +22,11 @@ from neuroshard.config.loading import LoadedSettings, read_config
 from neuroshard.config.saving import FirstSettings, store_first_settings
 from neuroshard.config.settings import SECRET_KEYS, Settings
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError, UsageError
+from neuroshard.host.autostart import Place, places_of_this_computer, start_command, status, turn_on
+from neuroshard.host.computer import default_threads
+from neuroshard.host.desktop import can_show_pages, open_browser_at
 from neuroshard.model.memory_limit import available_mb, probe_memory
-from neuroshard.node.autostart import Place, places_of_this_computer, start_command, status, turn_on
-from neuroshard.node.cores import default_threads
-from neuroshard.node.desktop import can_show_pages, open_browser_at
-from neuroshard.node.outside_requests import outside_requests
-from neuroshard.node.seat import Seat, show_first_instance
-from neuroshard.node.stopping import StopRequest
+from neuroshard.node.process import ListenerHandover, StopRequest, outside_requests, show_first_instance
 
 LOOPBACK = "127.0.0.1"
 WAIT_SECONDS = 0.2  # how often the main thread looks up, so that signals work on Windows as well
@@ -40,7 +38,7 @@ class Ready:
     """A first run that came to its end: what the node starts with."""
 
     loaded: LoadedSettings
-    seat: Seat
+    seat: ListenerHandover
 
 
 def asks_first(loaded: LoadedSettings, *, ends_with_stdin: bool) -> bool:
@@ -77,7 +75,7 @@ def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Rea
         if run.lock is not lock:
             lock.release()
         undo.pop_all()  # lock and port are the node's now
-    return Ready(run.stored, Seat(run.lock, _kept(listener, run.stored.settings, host, port)))
+    return Ready(run.stored, ListenerHandover(run.lock, _kept(listener, run.stored.settings, host, port)))
 
 
 def _serve(run: _FirstRun, secret: str, listener: socket.socket) -> None:

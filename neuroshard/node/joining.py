@@ -1,4 +1,4 @@
-"""Brings the state of a stage to this node before it trains that stage: nobody begins anew what others have trained."""
+"""Brings the state of a stage to this node before it trains the stage, and tracks how safe each stage's state is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.errors import StorageError
 from neuroshard.network import ScoreReason
 from neuroshard.network.blocking import BlockingRunner
-from neuroshard.node.copy_order import likely_keepers
-from neuroshard.node.stage_swarm import GONE, StageSwarm
-from neuroshard.node.tasks import accompanied
+from neuroshard.network.tasks import accompanied
+from neuroshard.node.stage_copies import likely_keepers
+from neuroshard.node.stage_swarm import GONE, ReportedCopy, StageSwarm
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
 from neuroshard.state.outer_state import outer_root
@@ -264,3 +264,46 @@ def _told(layers: LayerRange, progress: DownloadProgress) -> str:
         return f"{what}."
     digits = 0 if total >= 10 else 1
     return f"{what}: {done:.{digits}f} of {max(total, 0.1):.{digits}f} MB."
+
+
+SAFETY_INTERVAL_SECONDS = 10.0
+
+
+@dataclass
+class StageSafety:
+    """One for a node: asks the others for what only they know, and keeps it in the swarm for whoever tells people."""
+
+    swarm: StageSwarm
+    has_state: Callable[[int], bool] = lambda _: False  # of a stage, on this disk
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.look()
+            await anyio.sleep(SAFETY_INTERVAL_SECONDS)
+
+    async def look(self) -> None:
+        """Ask about all stages."""
+        coverage = self.swarm.coverage()
+        told = dict[int, ReportedCopy]()
+
+        async def ask(stage: int, holder: NodeId) -> None:
+            answers = await query_statuses(self.swarm.asking, self.swarm.name_of(stage), [holder])
+            if holder in answers:
+                told[stage] = ReportedCopy(holder, answers[holder].copied_seconds, anyio.current_time())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._find_unobtainable, coverage.missing)
+            for stage in range(coverage.stage_count):
+                holder = self.swarm.sole_holder(stage)
+                if holder is not None and holder != self.swarm.node_id:
+                    tasks.start_soon(ask, stage, holder)
+        self.swarm.told_copies = told
+
+    async def _find_unobtainable(self, missing: Iterable[int]) -> None:
+        self.swarm.unobtainable = await unobtainable(self.swarm, missing, self.has_state)
+
+
+async def unobtainable(swarm: StageSwarm, stages: Iterable[int], has_state: Callable[[int], bool]) -> frozenset[int]:
+    """Those of the stages of which neither this disk nor anybody who answers has the state."""
+    return frozenset([stage for stage in stages if not (has_state(stage) or await is_obtainable(swarm, stage))])

@@ -1,4 +1,4 @@
-"""Starts and ends the process: signals and waiting in the main thread, everything else in threads with a parent."""
+"""Starts and ends the process: signals and waiting in the main thread, all other work in threads with a parent."""
 
 from __future__ import annotations
 
@@ -22,20 +22,34 @@ from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.config.loading import LoadedSettings
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NeuroShardError
-from neuroshard.node.application import Application, ExitReport, Workplace
-from neuroshard.node.configuration import Configuration
+from neuroshard.host.desktop import open_browser_at
+from neuroshard.host.identity import wallet_of
+from neuroshard.host.live_settings import Configuration
+from neuroshard.node.application import Application, ExitReport, ProcessContext
 from neuroshard.node.demo import DemoOptions
-from neuroshard.node.desktop import open_browser_at
-from neuroshard.node.identity import wallet_of
-from neuroshard.node.outside_requests import outside_requests
-from neuroshard.node.seat import Seat, show_first_instance
-from neuroshard.node.stopping import StopRequest
-from neuroshard.node.summary import summary
+from neuroshard.node.process import ListenerHandover, StopRequest, outside_requests, show_first_instance
 from neuroshard.status.board import CommandChannel, StatusBoard
 from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus, PathsStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, LogRing, configure_logging
 from neuroshard.telemetry.redaction import Redactor
+
+
+def summary(status: NodeStatus) -> str:
+    """The run in a few lines, for people."""
+    training, checkpoints = status.training, status.checkpoints
+    rows = [("steps", f"{training.steps:,}"), ("tokens", f"{training.tokens:,}")]
+    if training.loss_ema is not None:
+        rows.append(("training loss", f"{training.loss_ema:.3f} nats a token"))
+    if training.held_out:
+        first, last = training.held_out[0], training.held_out[-1]
+        later = "" if last is first else f", {last.loss:.3f} at step {last.step}"
+        rows.append(("held-out loss", f"{first.loss:.3f} at step {first.step}{later}"))
+    rows.append(("verdict", status.verification.reason))
+    if checkpoints.last_saved_step is not None:
+        rows.append(("checkpoint", f"step {checkpoints.last_saved_step:,} in {checkpoints.folder}"))
+    return "".join(f"{name:14} {value}\n" for name, value in rows)
+
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +62,7 @@ def run_node(
     *,
     is_trainer: bool = False,
     ends_with_stdin: bool = False,
-    seat: Seat | None = None,
+    seat: ListenerHandover | None = None,
 ) -> int:
     """Run a node or a trainer until it is told to stop, by the end of its input too when wished; the exit code.
 
@@ -84,7 +98,7 @@ def run_node(
         stop = StopRequest()
         with outside_requests(stop, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
-            place = Workplace(configuration, wallet, board, counters, stop, demo, is_trainer)
+            place = ProcessContext(configuration, wallet, board, counters, stop, demo, is_trainer)
             report = _run_to_the_end(Application(place, commands).run)
         log.info("%s", report.message)
         if demo is not None and demo.steps is not None:

@@ -1,22 +1,56 @@
-"""Looks at the running parts twice a second, and when their state changes; publishes what it sees as one snapshot."""
+"""Reads the running parts twice per second, and when their state changes, and publishes one snapshot."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import anyio
 import anyio.to_thread
 
-from neuroshard.node.data_view import DataView
+from neuroshard.host.computer import peak_megabytes, resident_megabytes
+from neuroshard.node.data_sharing import DataView
+from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.pipeline_status import pipeline_status
-from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
-from neuroshard.node.publisher import Publisher
-from neuroshard.node.society import Society
 from neuroshard.node.stage_training import RunningNode
-from neuroshard.node.standby import Standby
-from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus
+from neuroshard.status.board import Publisher
+from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus, StageStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.training.trainer import TrainerSnapshot
+
+QUIET_SECONDS = 15.0
+
+
+class StandbyNotice:
+    """Notices that nothing was asked of the stages here for a while."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._work: object = None
+        self._since = 0.0
+
+    def rest(self) -> None:
+        """The node does not train now: that nothing is asked of it meanwhile says nothing."""
+        self._work = None
+
+    def sentence(self, stages: Sequence[StageStatus], replicas: int, *, has_lanes: bool) -> str:
+        """Why these stages, whose work others drive, do nothing; "" as long as they do something, or drive themselves.
+
+        `replicas` other nodes hold the same layers; with lanes a driver keeps to one of them until an outer step.
+        """
+        now, work = self._clock(), [(stage.index, stage.steps, stage.sequences_accumulated) for stage in stages]
+        if work != self._work:
+            self._work, self._since = work, now
+        if not stages or stages[0].index == 0 or now - self._since < QUIET_SECONDS:
+            return ""
+        if replicas and has_lanes:
+            return (
+                "Ready, and not needed at present: until the next outer step those who feed text keep to another "
+                "computer with the same layers. This one steps in at once when that one fails."
+            )
+        return "Ready: no computer that feeds text to the model sends anything at present."
+
 
 PUBLISH_SECONDS = 0.5
 RESTING_SECONDS = 2.0  # a paused node's numbers hardly change; what it does next is told at once
@@ -30,7 +64,7 @@ _COUNTED = {
 class Observer:
     """Turns the trainer's own snapshot and samples of this computer into the node's status."""
 
-    def __init__(self, node: RunningNode, society: Society, publisher: Publisher, counters: Counters) -> None:
+    def __init__(self, node: RunningNode, society: PeerNetwork, publisher: Publisher, counters: Counters) -> None:
         self._node = node
         self._society = society
         self._counters = counters
@@ -38,7 +72,7 @@ class Observer:
             counters.declare(name, help_text)
         self._publisher = publisher
         self._told: NodeState | None = None
-        self._standby = Standby()
+        self._standby = StandbyNotice()
         total_shards = node.ground.run.parameters.genesis.total_shards
         self._data_view = DataView(node.ground.watch, society, total_shards)
         self._resources = ResourceStatus(

@@ -10,8 +10,8 @@ import anyio
 from neuroshard.membership.stage_coverage import StageRange, layers_of, missing_sentence
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import Network
-from neuroshard.node.publisher import Publisher
 from neuroshard.node.stage_swarm import AT_WORK, GONE, HOLDING, StageSwarm
+from neuroshard.status.board import Publisher
 from neuroshard.status.pipeline import PipelineFlow, PipelineStage, PipelineStatus, StateCopyStatus
 from neuroshard.status.snapshot import NodeState, NodeStatus
 from neuroshard.types import LayerRange, NodeId

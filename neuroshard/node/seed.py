@@ -22,17 +22,16 @@ from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.config.loading import LoadedSettings, load_settings, resolve_data_dir
 from neuroshard.errors import NetworkRefusedError
+from neuroshard.host.identity import node_identity
 from neuroshard.identity import TokenSecret, Wallet
+from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.handshake import HANDSHAKE
+from neuroshard.membership.network_opening import PEERS_FILE, libp2p_opener, use_surroundings
 from neuroshard.messages import Frame
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.network.nat.external_addresses import ExternalAddresses
-from neuroshard.node.identity import node_identity
-from neuroshard.node.libp2p_opening import PEERS_FILE, libp2p_opener
-from neuroshard.node.networking import Networking
-from neuroshard.node.run_exchange import RUN_KIND
-from neuroshard.node.surroundings import use_surroundings
-from neuroshard.node.tasks import accompanied
+from neuroshard.network.tasks import accompanied
+from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.telemetry.logs import configure_logging
 from neuroshard.types import NodeId
 

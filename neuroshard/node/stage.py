@@ -14,15 +14,15 @@ from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.roster import GroupMember
 from neuroshard.consensus.stage_rounds import StageRounds, lone_exchange
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER, FileVoteLog
+from neuroshard.host.resources import Device
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.weights import TensorSchema
-from neuroshard.node.own_run import OwnRun
-from neuroshard.node.probe import Device
-from neuroshard.node.stage_memory import StageWork
+from neuroshard.node.stage_choice import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.executor import Precision
 from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver
 from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
 from neuroshard.state.disk_space import StorageLimits, state_folders
@@ -85,7 +85,7 @@ class StageHome:
         cls,
         settings: Settings,
         identity: NodeIdentity,
-        run: OwnRun,
+        run: LocalRun,
         *,
         layers: LayerRange,
         threads: int,
@@ -104,7 +104,7 @@ async def bring_up_stage(
     *,
     compute: ComputeThread,
     home: StageHome,
-    run: OwnRun,
+    run: LocalRun,
     swarm: StageSwarm,
     index: int,
     device: Device,
@@ -156,7 +156,7 @@ async def bring_up_stage(
 def _outer_part(
     compute: ComputeThread,
     home: StageHome,
-    run: OwnRun,
+    run: LocalRun,
     swarm: StageSwarm,
     *,
     index: int,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,17 +17,92 @@ from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.config.settings import Settings
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.errors import StorageError
+from neuroshard.identity import hash_parts
 from neuroshard.network.blocking import BlockingRunner
-from neuroshard.node.copy_duty import CopyTimes, copy_is_due
-from neuroshard.node.copy_order import rank_of
-from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.stage_swarm import HOLDING, StageSwarm
 from neuroshard.state.backup_copy import PARTIAL_FILE, BackupCopy
 from neuroshard.state.disk_space import check_space, copy_folder
 from neuroshard.state.download import PartialFile, ReceivingOptions, StageFile
 from neuroshard.state.receiver import StateReceiver
 from neuroshard.state.replica_status import query_statuses
 from neuroshard.state.transfer_messages import DonorError, StageName
-from neuroshard.types import Architecture, NodeId
+from neuroshard.types import Architecture, LayerRange, NodeId, WalletId
+
+RANKS = 4  # how many of the order may come to keep one
+MOST_OF_A_WALLET = 8  # of those that are asked for a copy while it is not known whose stage it is
+
+
+def rank_of(swarm: StageSwarm, stage: int, holder: NodeId) -> int:
+    """This node's place in the order of those that keep the copy of this holder's stage."""
+    members = swarm.membership.view.members
+    able = {
+        node: member.wallet_id
+        for node, member in members.items()
+        if member.report.layers is not None and member.report.state in HOLDING
+    }
+    able[swarm.node_id] = swarm.wallet_id
+    wallet = members[holder].wallet_id if holder in members else None
+    order = _in_order(swarm, swarm.plan[stage], able.keys() - {holder})
+    order.sort(key=lambda node: able[node] == wallet)  # stable: computers of one owner are often switched off together
+    return order.index(swarm.node_id)
+
+
+def likely_keepers(swarm: StageSwarm, layers: LayerRange, most: int) -> list[NodeId]:
+    """Other nodes that most likely keep a copy of a stage whose holder may be forgotten; those that do come first.
+
+    The order that `rank_of` knows puts nodes of the holder's wallet last. Here it may be any wallet, so that none of
+    them has more than a part of the places.
+    """
+    members = swarm.membership.view.members
+    able = [
+        node
+        for node, member in members.items()
+        if node != swarm.node_id and node not in swarm.lost and member.report.layers is not None
+    ]
+    asked, later = list[NodeId](), list[NodeId]()
+    counts = Counter[WalletId]()
+    for node in _in_order(swarm, layers, able):
+        wallet = members[node].wallet_id
+        counts[wallet] += 1
+        (asked if counts[wallet] <= MOST_OF_A_WALLET else later).append(node)
+    return [*asked, *later][:most]
+
+
+def _in_order(swarm: StageSwarm, layers: LayerRange, nodes: Iterable[NodeId]) -> list[NodeId]:
+    """By rendezvous hashing."""
+    return sorted(
+        nodes, key=lambda node: hash_parts("neuroshard/second-copy", swarm.run_id, layers.start, layers.stop, node)
+    )
+
+
+@dataclass(frozen=True)
+class CopyTimes:
+    """How often, and how much of the holder's line it may take."""
+
+    every_seconds: float = 30.0  # no copy shall be older, where line and write budget allow
+    lead_seconds: float = 8.0  # so long before that the next one is begun
+    fresh_seconds: float = 10.0  # of a snapshot that is older than this the holder makes a new one, if it may
+    look_seconds: float = 1.0
+    retry_seconds: float = 5.0  # of the first in the order, while its copy is missing or old
+    stale_seconds: float = 90.0  # of a copy: then the next one in the order makes one too
+    turn_seconds: float = 20.0  # so long each one in the order waits for the ones before it
+    ranks: int = RANKS
+    share: float = 0.5  # of the holder's line
+
+
+def copy_is_due(
+    times: CopyTimes, rank: int, age_seconds: float | None, *, single_seconds: float, waited: float | None
+) -> bool:
+    """Whether to ask the holder for its state now.
+
+    `age_seconds` of the copy here, `single_seconds` since the stage has one holder, `waited` since the last try.
+    """
+    if rank >= times.ranks or single_seconds < rank * times.turn_seconds:
+        return False
+    pause = times.retry_seconds if rank == 0 else times.every_seconds
+    is_old = age_seconds is None or age_seconds >= times.every_seconds - times.lead_seconds
+    return is_old and (waited is None or waited >= pause)
+
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The stages of a run as this node sees them in the swarm: who holds which, who can work, and how they are reached."""
+"""The stages of a run in the swarm: their holders, which of them can work, and how this node reaches them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from neuroshard.consensus.message_frames import signed_by
 from neuroshard.consensus.round_messages import Signed
 from neuroshard.data.held_out_losses import MeasuredWith, signed_losses, verified_losses
 from neuroshard.identity import NodeIdentity, SignedClaim
+from neuroshard.membership.connectivity import DialledRequests, Networking
+from neuroshard.membership.holder_health import VALID_SECONDS, ConfirmedHolders, LostNodes, SlowStarts
 from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.stage_coverage import (
     StageCoverage,
@@ -30,17 +32,12 @@ from neuroshard.membership.swarm_view import GlobalView, Member, Membership
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import Network, ScoreReason
-from neuroshard.node.confirmed_holders import VALID_SECONDS, ConfirmedHolders
-from neuroshard.node.dialled_requests import DialledRequests
-from neuroshard.node.lost_nodes import LostNodes
-from neuroshard.node.networking import Networking
-from neuroshard.node.run_versions import RunVersions
-from neuroshard.node.slow_starts import SlowStarts
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
 from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision
 from neuroshard.pipeline.stage_requests import StageRequestHandler, StageRequestHandlers
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.runs.exchange import RunVersions
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
@@ -69,7 +66,7 @@ class _Fold:
 
 
 @dataclass(frozen=True)
-class ToldCopy:
+class ReportedCopy:
     """What the single holder of a stage says of the copy that another node keeps."""
 
     holder: NodeId
@@ -116,7 +113,7 @@ class StageSwarm:
         self.ready_percent = 0  # of the states that this node fetches before it can work
         self.destination: StageRange | None = None  # where this node goes, while it still holds other stages
         self.report_soon: Callable[[], None] = _unheard  # lets the others know what this node does now
-        self.told_copies: Mapping[int, ToldCopy] = {}  # of stages that another node holds alone
+        self.told_copies: Mapping[int, ReportedCopy] = {}  # of stages that another node holds alone
         self.donor = SnapshotServer(membership.knows, report=self._report)  # of the state of stages that lies here
         self.rounds = RoundRequestHandlers()  # of replicas that are held here
         self.asking = ReplicaClient(self, self._report)  # others for theirs

@@ -1,12 +1,13 @@
-"""Holds and trains some stages of the run: what is made anew when this node goes on to other stages."""
+"""Holds and trains stages of the run: everything that is built again when this node moves to other stages."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
 from neuroshard.config.settings import Settings
 from neuroshard.data.cache import ShardCache
@@ -15,56 +16,79 @@ from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.exchange.data_files import DataStore
+from neuroshard.host.computer import peak_megabytes, resident_megabytes
+from neuroshard.host.resources import Device, ResourceSampler
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import parameter_count
-from neuroshard.node.data_opening import OpenedData
-from neuroshard.node.held_stages import note_stages
 from neuroshard.node.joining import Joining
-from neuroshard.node.own_run import OwnRun
-from neuroshard.node.placing import megabytes_for
-from neuroshard.node.probe import Device
-from neuroshard.node.process_memory import peak_megabytes, resident_megabytes
-from neuroshard.node.proposal import Room
-from neuroshard.node.publisher import Publisher, StartupProgress
-from neuroshard.node.record_keeper import RecordKeeper
-from neuroshard.node.resources import ResourceSampler
-from neuroshard.node.rotation_log import RotationLog
-from neuroshard.node.sample_keeper import SampleKeeper, author_of
+from neuroshard.node.run_arrival import CHECKPOINT, FIRST_STEP
+from neuroshard.node.sample_texts import SampleTexts, author_of
 from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
+from neuroshard.node.stage_choice import StageWork, best_load, megabytes_for, note_stages, stage_work
 from neuroshard.node.stage_copies import StageCopies
-from neuroshard.node.stage_memory import StageWork, best_load, stage_work
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.node.startup_stages import CHECKPOINT, FIRST_STEP
-from neuroshard.node.texts import text_generator
+from neuroshard.node.training_records import RecordSaver, RotationLog
 from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.control import RequestedPause
 from neuroshard.pipeline.executor import Precision
-from neuroshard.pipeline.routing import FixedRouting, SwarmRouting, replica_choice
+from neuroshard.pipeline.routing import ChoiceInTurn, FixedRouting, SwarmRouting, replica_choice
 from neuroshard.pipeline.stage_client import LocalStageClient
+from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.runs.data_opening import OpenedData
+from neuroshard.runs.proposal import HardwareBudget
+from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.signals import first_of
+from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.stage_checkpoint import steps_behind
+from neuroshard.training.text_generation import (
+    InferenceSession,
+    LocalInferenceSession,
+    SwarmInferenceSession,
+    TextGenerator,
+)
 from neuroshard.training.trainer import Trainer
-from neuroshard.types import DataPosition, NodeId
+from neuroshard.types import Architecture, DataPosition, NodeId
+
+
+def text_generator(
+    architecture: Architecture,
+    tokenizer: Tokenizer,
+    swarm: StageSwarm,
+    compute: ComputeThread,
+    held: Sequence[StageServer],
+) -> TextGenerator:
+    """Continues texts; `held` are the stages of this node in the order of their layers."""
+    if len(held) == len(swarm.plan):
+        begin = partial(LocalInferenceSession, compute, [service.texts for service in held], swarm.node_id)
+        return TextGenerator(architecture, tokenizer, begin)
+    sessions = count(1)
+    routing = SwarmRouting(len(swarm.plan), swarm.workers, swarm.hop, ChoiceInTurn(swarm.node_id), swarm.missing)
+
+    def begin_in_swarm() -> InferenceSession:
+        return SwarmInferenceSession(routing, next(sessions), swarm.missing)
+
+    return TextGenerator(architecture, tokenizer, begin_in_swarm)
+
 
 MOST_IN_FLIGHT = 8  # microbatches of one driver
 
 
 @dataclass(frozen=True)
-class Ground:
+class NodeContext:
     """What stays when this node goes on to other stages."""
 
-    run: OwnRun
+    run: LocalRun
     data: OpenedData
     fetcher: Fetcher
     compute: ComputeThread
     device: Device
     threads: int
-    room: Room
+    room: HardwareBudget
     memory: MemoryStatus
     swarm: StageSwarm
     shelf: DataStore  # of data for the other nodes
@@ -76,7 +100,7 @@ class Ground:
 class RunningNode:
     """The parts that live while the node trains."""
 
-    ground: Ground
+    ground: NodeContext
     stages: StageRange | None  # None: a trainer holds none
     trainer: Trainer
     feed: DataFeed
@@ -86,8 +110,8 @@ class RunningNode:
     sampler: ResourceSampler
     rotations: RotationLog
     startup: StartupProgress
-    samples: SampleKeeper
-    keeper: RecordKeeper | None = None  # of a trainer
+    samples: SampleTexts
+    keeper: RecordSaver | None = None  # of a trainer
 
     @property
     def is_driving(self) -> bool:
@@ -136,7 +160,7 @@ class StageTraining:
     def _settings(self) -> Settings:
         return self._present_settings()
 
-    async def begin(self, ground: Ground, stages: StageRange) -> RunningNode:
+    async def begin(self, ground: NodeContext, stages: StageRange) -> RunningNode:
         """The parts that hold and train these stages. Raises StorageError, CheckpointError."""
         run, swarm = ground.run, ground.swarm
         await self._find_copies(ground)
@@ -175,7 +199,7 @@ class StageTraining:
             sampler=ResourceSampler(ground.device, self._settings.data_dir, ground.threads),
             rotations=RotationLog(self._settings.data_dir, run.run_id, self._identity),
             startup=self._startup,
-            samples=SampleKeeper(
+            samples=SampleTexts(
                 self._settings.data_dir,
                 run.run_id,
                 self._publisher,
@@ -183,21 +207,21 @@ class StageTraining:
             ),
         )
 
-    def has_checkpoint(self, ground: Ground, index: int) -> bool:
+    def has_checkpoint(self, ground: NodeContext, index: int) -> bool:
         """Whether this node has trained a stage before."""
         home = StageHome.of(
             self._settings, self._identity, ground.run, layers=ground.swarm.plan[index], threads=ground.threads
         )
         return any(home.store.folder.glob("step-*.json"))
 
-    async def _find_copies(self, ground: Ground) -> None:
+    async def _find_copies(self, ground: NodeContext) -> None:
         """What an earlier start kept for others, once."""
         if self.copies is None:
             architecture = ground.run.parameters.architecture
             self.copies = StageCopies(ground.swarm, self._present_settings, architecture)
             await self.copies.load()
 
-    async def _bring_up_all(self, ground: Ground, stages: StageRange) -> list[LiveStage]:
+    async def _bring_up_all(self, ground: NodeContext, stages: StageRange) -> list[LiveStage]:
         """All compute in one precision, but for those whose checkpoints have another."""
         lives = list[LiveStage]()
         load = best_load(ground.run.parameters, stages, ground.room)
@@ -215,7 +239,7 @@ class StageTraining:
 
     async def _bring_up(
         self,
-        ground: Ground,
+        ground: NodeContext,
         index: int,
         home: StageHome,
         work: StageWork,
@@ -252,7 +276,7 @@ class StageTraining:
             self._publisher.warn(*live.warnings)  # what lay here was damaged
             await ground.compute.run(live.keeper.close)
 
-    def _tell_layers(self, ground: Ground, stages: StageRange) -> MemoryStatus:
+    def _tell_layers(self, ground: NodeContext, stages: StageRange) -> MemoryStatus:
         """Publish which layers this node holds, and what they need."""
         parameters, swarm = ground.run.parameters, ground.swarm
         need = megabytes_for(parameters, stages, ground.room)
@@ -264,7 +288,9 @@ class StageTraining:
         )
         return memory
 
-    def _feed(self, ground: Ground, start: tuple[DataPosition | None, NodeId | None]) -> tuple[DataFeed, ShardCache]:
+    def _feed(
+        self, ground: NodeContext, start: tuple[DataPosition | None, NodeId | None]
+    ) -> tuple[DataFeed, ShardCache]:
         data, run = ground.data, ground.run
         cache = ShardCache(
             self._settings.paths.data_cache,
@@ -285,7 +311,7 @@ class StageTraining:
         )
         return feed, cache
 
-    def _trainer(self, ground: Ground, lives: list[LiveStage], feed: DataFeed, drives: DriveStore) -> Trainer:
+    def _trainer(self, ground: NodeContext, lives: list[LiveStage], feed: DataFeed, drives: DriveStore) -> Trainer:
         run, swarm = ground.run, ground.swarm
         services = [live.parts.service for live in lives]
         tokenizer = Tokenizer(ground.data.table)
@@ -299,7 +325,7 @@ class StageTraining:
         return Trainer(parts, [live.record for live in lives], wish=self._wish)
 
     def _driving(
-        self, run: OwnRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore
+        self, run: LocalRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore
     ) -> DriverParts:
         """A lone node's routing is fixed; among several nodes it looks for whoever holds a stage.
 

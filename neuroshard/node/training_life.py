@@ -1,7 +1,8 @@
-"""Trains as long as the node lives: one set of stages after the other, and nothing stays of the one before."""
+"""Trains as long as the node lives: one set of stages after another, with nothing left of the previous set."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,19 +11,87 @@ from typing import Protocol
 import anyio
 
 from neuroshard.errors import StorageError
-from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
+from neuroshard.network.tasks import Companion, accompanied
 from neuroshard.node.command_loop import CommandLoop
-from neuroshard.node.publisher import Publisher
-from neuroshard.node.relocating import Relocating
-from neuroshard.node.stage_training import Ground, RunningNode, StageTraining
-from neuroshard.node.stopping import StopRequest
-from neuroshard.node.tasks import Companion, accompanied
+from neuroshard.node.joining import unobtainable
+from neuroshard.node.process import StopRequest
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.stage_training import NodeContext, RunningNode, StageTraining
+from neuroshard.placement.relocation import (
+    Move,
+    MoveReason,
+    PendingRelocation,
+    RelocationTiming,
+    may_proceed,
+    should_move,
+)
+from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NodeState
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+
+@dataclass
+class Relocating:
+    """One node's part in keeping all stages held."""
+
+    swarm: StageSwarm
+    windows: tuple[StageRange, ...]  # the longest runs that this computer holds
+    times: RelocationTiming = field(default_factory=RelocationTiming)
+    has_state: Callable[[int], bool] = lambda _: False  # of a stage, on this disk
+    may_go: Callable[[], bool] = lambda: True
+
+    async def wanted(self) -> StageRange:
+        """Wait until it is this node's turn to go; the stages to go to."""
+        unrest = PendingRelocation()
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            coverage, now = self._coverage(), anyio.current_time()
+            unrest = unrest.seen(coverage, now)
+            move = should_move(self.swarm.node_id, unrest, now, self.times)
+            is_wanted = move is not None and self._fits(move.stages) and self.may_go()
+            if move is not None and is_wanted and await self._can_begin(move) and await self._is_first(move, coverage):
+                log.info("Going to %s: %s.", move.stages.words, move.reason.value.replace("_", " "))
+                return move.stages
+
+    def _coverage(self) -> StageCoverage:
+        """With this node where it truly is, whatever its last report said of where it goes."""
+        swarm, held = self.swarm, self.swarm.held
+        if held is None:
+            return swarm.coverage()
+        return swarm.coverage().with_holder(StageHolder(swarm.node_id, swarm.wallet_id, held, windows=swarm.windows))
+
+    def _fits(self, stages: StageRange) -> bool:
+        return any(window.covers(stages) for window in self.windows)
+
+    async def _is_first(self, move: Move, before: StageCoverage) -> bool:
+        """Say that this node goes, and wait whether somebody else does, who has seen the loss at another moment."""
+        swarm, is_first = self.swarm, False
+        mover = next(holder for holder in before.holders if holder.node_id == swarm.node_id)
+        swarm.go_to(move.stages)
+        try:
+            await anyio.sleep(self.times.claim_seconds)
+            is_first = self.may_go() and may_proceed(mover, move, before, swarm.coverage())
+        finally:
+            if not is_first:
+                swarm.go_to(None)
+        return is_first
+
+    async def _can_begin(self, move: Move) -> bool:
+        """Whether the state of the stages can be had: what this node trains now is not left for nothing."""
+        if move.reason is not MoveReason.EMPTY_STAGE:
+            return True
+        empty = set(self.swarm.coverage().empty)
+        return not await unobtainable(self.swarm, empty.intersection(move.stages), self.has_state)
+
 
 OTHER_LAYERS = "Saving what it has learned, before it goes on with what the swarm needs now."
 
 
-class Observed(Protocol):
+class PublishedState(Protocol):
     """Tells others what the running parts do: an Observer."""
 
     async def run(self) -> None:
@@ -42,12 +111,12 @@ class TrainingLife:
     loop: CommandLoop
     stop: StopRequest
     publisher: Publisher
-    observer: Callable[[RunningNode], Observed]
+    observer: Callable[[RunningNode], PublishedState]
     steps: int | None = None  # to make from now on; None: as many as there is time for
     _node: RunningNode | None = field(default=None, init=False)
 
     async def run(
-        self, begin: Callable[[], Awaitable[RunningNode]], companions: Callable[[Ground], Sequence[Companion]]
+        self, begin: Callable[[], Awaitable[RunningNode]], companions: Callable[[NodeContext], Sequence[Companion]]
     ) -> None:
         """Start up and train until a stop; companions run beside the training. Raises NeuroShardError.
 
@@ -70,7 +139,7 @@ class TrainingLife:
             return True
         return False
 
-    async def _go_on(self, ground: Ground) -> None:
+    async def _go_on(self, ground: NodeContext) -> None:
         """Train, also other stages when the swarm needs them more."""
         while True:
             stages = await self._train()

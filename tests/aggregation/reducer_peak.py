@@ -20,7 +20,7 @@ from neuroshard.aggregation import (
     slice_statistics,
     sum_statistics,
 )
-from neuroshard.node.process_memory import peak_megabytes
+from neuroshard.host.computer import peak_megabytes
 
 LENGTH = 1 << 23  # numbers of a contribution: 32 MiB in fp32
 SLICES = 64

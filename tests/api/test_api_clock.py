@@ -6,8 +6,7 @@ import pytest
 from api_under_test import Api, make_api
 from fake_node import FakeNode, training_status
 
-from neuroshard.node.publisher import Publisher
-from neuroshard.status.board import StatusBoard
+from neuroshard.status.board import Publisher, StatusBoard
 
 DAY = 86_400.0
 

@@ -15,7 +15,7 @@ from neuroshard.api.context import ApiLimits
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import NeuroShardError
-from neuroshard.node.configuration import Configuration
+from neuroshard.host.live_settings import Configuration
 from neuroshard.status.board import (
     Command,
     CommandAnswer,

@@ -8,7 +8,7 @@ import pytest
 from command_run import Command
 
 from benchmarks.node_process import TOKEN
-from neuroshard.node.autostart.rendering import desktop_entry
+from neuroshard.host.autostart import desktop_entry
 
 pytestmark = pytest.mark.process
 

@@ -14,8 +14,7 @@ from benchmarks.node_process import NodeProcess, free_port
 from neuroshard.cli.options import node_folder
 from neuroshard.config.instance_lock import FILE_NAME, InstanceLock
 from neuroshard.errors import UsageError
-from neuroshard.node.demo import DemoOptions, demo_folder, demo_token
-from neuroshard.node.local_swarm import Invitation, node_command
+from neuroshard.node.demo import DemoOptions, Invitation, demo_folder, demo_token, node_command
 from neuroshard.types import RunId
 
 pytestmark = pytest.mark.process

@@ -20,7 +20,7 @@ from benchmarks.node_process import TOKEN
 from neuroshard.cli.failure_page import failure_page, serve_once
 from neuroshard.cli.failures import show_failure_on_desktop
 from neuroshard.errors import StorageError
-from neuroshard.node.desktop import Ancestor, has_terminal, is_own_window
+from neuroshard.host.desktop import Ancestor, has_terminal, is_own_window
 
 PORT_WORDS = "is busy"
 
@@ -124,7 +124,7 @@ def test_no_page_where_somebody_reads_on_or_wants_none(icon: Icon, busy_port: in
     [
         ("socketserver.TCPServer.server_bind", OSError("Too many open files")),
         ("threading.Thread.start", RuntimeError("can't start new thread")),
-        ("neuroshard.node.desktop.has_terminal", ValueError("I/O operation on closed file")),
+        ("neuroshard.host.desktop.has_terminal", ValueError("I/O operation on closed file")),
     ],
 )
 def test_what_cannot_be_shown_is_told_all_the_same(
@@ -137,7 +137,7 @@ def test_what_cannot_be_shown_is_told_all_the_same(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DISPLAY", ":9")
     monkeypatch.setenv("BROWSER", "true")
-    monkeypatch.setattr("neuroshard.node.desktop.has_terminal", lambda: False)
+    monkeypatch.setattr("neuroshard.host.desktop.has_terminal", lambda: False)
     monkeypatch.setattr(place, fail)
     with pytest.raises(StorageError, match="The disk is full"), show_failure_on_desktop({"data_dir": tmp_path}):
         raise StorageError("The disk is full.")

@@ -10,7 +10,7 @@ from command_run import Command
 
 from benchmarks.node_process import TOKEN
 from neuroshard.identity import Wallet, parse_token
-from neuroshard.node.joined_runs import read_offer_file
+from neuroshard.runs.stored_runs import read_offer_file
 
 pytestmark = pytest.mark.process
 WALLET = Wallet.from_secret(parse_token(TOKEN))

@@ -22,7 +22,7 @@ import pytest
 from documented_blocks import PAGES, ROOT, Block, blocks_of
 
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
-from neuroshard.node.autostart.rendering import systemd_unit
+from neuroshard.host.autostart import systemd_unit
 
 pytestmark = [
     pytest.mark.process,

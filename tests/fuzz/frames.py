@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
-from neuroshard.node.process_memory import peak_megabytes
+from neuroshard.host.computer import peak_megabytes
 from tests.fuzz.mutation import inputs
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS

@@ -20,7 +20,7 @@ from neuroshard.dataset.build_folder import UNFINISHED_SUFFIX
 from neuroshard.dataset.build_text import Fraction
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError, DiskFullError, StorageError, UsageError
-from neuroshard.node.default_run import RUN_FILE
+from neuroshard.runs.default_run import RUN_FILE
 from tests.data.genesis_samples import TestSigner
 
 NOW = "2025-01-01T00:00:00Z"

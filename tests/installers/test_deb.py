@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard import __version__
-from neuroshard.node.autostart.rendering import systemd_unit
+from neuroshard.host.autostart import systemd_unit
 from tests.installers.clean_root import CleanRoot, clean_root, why_not
 
 ROOT = Path(__file__).parents[2]

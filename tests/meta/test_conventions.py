@@ -24,7 +24,7 @@ MAY_CATCH_EVERYTHING = {
     "neuroshard/state/checkpoint_saver.py": "carries the error to the caller's thread",
     "neuroshard/network/serving.py": "inbound-message handler",
     "neuroshard/network/libp2p/peer_limits.py": "inbound-message handler, for bytes that libp2p reads",
-    "neuroshard/node/supervisor.py": "task supervisor",
+    "neuroshard/network/tasks.py": "task supervisor",
 }
 DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 # Spelled in pieces, so that this file may be read too.

@@ -11,11 +11,11 @@ import trio
 from training_peak import LIBRARIES, run_round, stage
 
 from neuroshard.config.run_parameters import InnerOptimization
+from neuroshard.host.computer import peak_megabytes
 from neuroshard.model.architecture import architecture_for
 from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import flatten, initialise
-from neuroshard.node.process_memory import peak_megabytes
 from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
 from neuroshard.pipeline.compute_thread import ComputeThread

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from neuroshard.config.run_parameters import InnerOptimization
+from neuroshard.host.computer import peak_megabytes
 from neuroshard.model.architecture import architecture_for
 from neuroshard.model.transformer import KeyValueCache, StageModel
 from neuroshard.model.weights import flatten, initialise, load_vector
-from neuroshard.node.process_memory import peak_megabytes
 from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import OuterState, fresh_outer_state, nesterov_outer_step, pseudo_gradient
 

@@ -76,12 +76,12 @@ async def flood(number: int, host: str) -> None:
 
 async def node(number: int, host: str) -> None:
     """A whole node's network; `host` as --p2p-host."""
-    from neuroshard.node.society import Society
+    from neuroshard.node.peer_network import PeerNetwork
 
     chosen = dict(argument.split("=") for argument in sys.argv[4:])
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings.model_validate({"data_dir": Path(folder), "p2p_host": host, **chosen})
-        society = Society.of(settings, identity(number))
+        society = PeerNetwork.of(settings, identity(number))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(society.networking.run)
             network = await society.networking.up()

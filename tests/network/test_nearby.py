@@ -34,7 +34,7 @@ from neuroshard.network.mdns import (
     question,
     read_packet,
 )
-from neuroshard.node.society import Society
+from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.types import NodeId
 
 ME, OTHER = (identity(number).node_id for number in (1, 2))
@@ -209,7 +209,7 @@ def test_an_absent_multicast_route_is_told_once_and_tried_again_rarely(caplog: p
 def test_a_node_uses_its_surroundings_as_its_owner_wants(
     tmp_path: Path, settings: dict[str, object], works: set[str], asks_router: bool
 ) -> None:
-    society = Society.of(Settings.model_validate({"data_dir": tmp_path, **settings}), identity(1))
+    society = PeerNetwork.of(Settings.model_validate({"data_dir": tmp_path, **settings}), identity(1))
     attached = {type(getattr(work, "__self__", None)).__name__ for work in society.networking._works}
     assert attached & {"MdnsDiscovery", "PortMapping"} == works
     assert (society.port_mapping is not None) == asks_router

@@ -18,25 +18,24 @@ from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
 from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.exchange.data_files import DataStore
+from neuroshard.host.resources import Device
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Network
-from neuroshard.node.data_opening import open_joined_data, pins_of_source
-from neuroshard.node.networking import Networking
-from neuroshard.node.own_run import OwnRun
-from neuroshard.node.probe import Device
-from neuroshard.node.proposal import Room
-from neuroshard.node.publisher import Publisher, StartupProgress
-from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, Ground, RunningNode, StageTraining
+from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, NodeContext, RunningNode, StageTraining
 from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.control import RequestedPause
+from neuroshard.runs.data_opening import open_joined_data, pins_of_source
+from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.offer import RunOffer
-from neuroshard.status.board import StatusBoard
+from neuroshard.runs.proposal import HardwareBudget
+from neuroshard.runs.stored_runs import LocalRun
+from neuroshard.status.board import Publisher, StartupProgress, StatusBoard
 from neuroshard.status.snapshot import MemoryStatus, NodeState, NodeStatus
 from neuroshard.types import Architecture, NodeId
 
@@ -53,7 +52,7 @@ class RealNode:
     membership: Membership
     networking: Networking
     training: StageTraining
-    ground: Ground
+    ground: NodeContext
     board: StatusBoard
     publisher: Publisher
     data_dir: Path
@@ -105,7 +104,7 @@ class RealWorld:
 
     genesis: Path
     folder: Path
-    run: OwnRun
+    run: LocalRun
     network: InMemoryNetwork
     compute: ComputeThread
     nodes: dict[NodeId, RealNode] = field(default_factory=dict[NodeId, RealNode])
@@ -129,9 +128,9 @@ class RealWorld:
         data = await open_joined_data(fetcher, data_dir / "descriptions", self.run, LARGEST_TOKENIZER)
         memory = MemoryStatus(500, 500, "given", 0, 0, 0)
         shelf = DataStore(data_dir / "descriptions")
-        room, device = Room(500, "cpu", None, 1e9), Device("cpu", "test")
+        room, device = HardwareBudget(500, "cpu", None, 1e9), Device("cpu", "test")
         watch = SourceMonitor(data.genesis, self.run.parameters.genesis)
-        ground = Ground(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, shelf, watch, ())
+        ground = NodeContext(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, shelf, watch, ())
         wish = RequestedPause()
         training = StageTraining(lambda: made.settings, identity, publisher, startup, wish=wish, is_demo=False)
         made = RealNode(swarm, membership, networking, training, ground, board, publisher, data_dir, settings, wish)
@@ -171,7 +170,7 @@ def play(genesis: Path, folder: Path, scenario: Callable[[RealWorld], Awaitable[
             "test", 1, shape, STAGES, values["batch_size"], values["sequences_per_step"], 7, pins
         )
         owner = Wallet.from_secret(TokenSecret("hex", bytes(32)))
-        run = OwnRun.of(RunOffer.of_new_run(SignedRunParameters.sign(owner, parameters)), is_joined=True)
+        run = LocalRun.of(RunOffer.of_new_run(SignedRunParameters.sign(owner, parameters)), is_joined=True)
         compute = ComputeThread(1)
         try:
             with InMemoryNetwork() as network, anyio.fail_after(30):

@@ -24,20 +24,19 @@ from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Network, ScoreReason
-from neuroshard.node.holder_watch import HolderWatch
-from neuroshard.node.joining import Joining
-from neuroshard.node.networking import Networking
-from neuroshard.node.relocating import Relocating
-from neuroshard.node.run_versions import RunVersions
-from neuroshard.node.society import report_of_stages
+from neuroshard.node.holder_monitor import HolderMonitor
+from neuroshard.node.joining import Joining, StageSafety
+from neuroshard.node.peer_network import report_of_stages
 from neuroshard.node.stage_copies import StageCopies
-from neuroshard.node.stage_safety import StageSafety
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.training_life import Relocating
 from neuroshard.pipeline.executor import Precision
+from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.offer import RunOffer
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
@@ -212,7 +211,7 @@ class StageNode:
                 await self.networking.up()
                 await self.copies.load()
                 tasks.start_soon(self._keep_reporting)
-                tasks.start_soon(HolderWatch(self.swarm, now=now).run)
+                tasks.start_soon(HolderMonitor(self.swarm, now=now).run)
                 tasks.start_soon(StageSafety(self.swarm, self._has_state).run)
                 for other in self.world.alive():
                     other.spoken_at = -REPORT_SECONDS  # who comes is told soon how far the others are

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.node.address_book import (
+from neuroshard.membership.connectivity import (
     GIVEN_AGAIN_SECONDS,
     LONGEST_RETRY_SECONDS,
     MAX_ADDRESSES,
-    AddressBook,
+    KnownAddresses,
     remember_addresses,
     remembered_addresses,
 )
@@ -21,12 +21,12 @@ def address(node: str, host: str = "10.0.0.1") -> str:
     return f"/ip4/{host}/tcp/4001/p2p/{node}"
 
 
-def due(book: AddressBook, now: float = 0.0, connected: tuple[str, ...] = ()) -> list[str]:
+def due(book: KnownAddresses, now: float = 0.0, connected: tuple[str, ...] = ()) -> list[str]:
     return [known.text for known in book.due(now, [NodeId(name) for name in connected])]
 
 
 def test_given_addresses_come_first_and_connected_nodes_are_left_alone() -> None:
-    book = AddressBook(OWN)
+    book = KnownAddresses(OWN)
     book.add([address("a"), address("b")])
     book.add([address("c")], is_given=True)
     assert due(book) == [address("c"), address("a"), address("b")]
@@ -34,13 +34,13 @@ def test_given_addresses_come_first_and_connected_nodes_are_left_alone() -> None
 
 
 def test_own_and_malformed_addresses_are_passed_over() -> None:
-    book = AddressBook(OWN)
+    book = KnownAddresses(OWN)
     book.add([address("me"), "/ip4/10.0.0.1/tcp/1/p2p/", "x" * 300 + "/p2p/a"], is_given=True)
     assert due(book) == []
 
 
 def test_an_address_that_fails_is_tried_later_and_later_but_within_minutes() -> None:
-    book = AddressBook(OWN)
+    book = KnownAddresses(OWN)
     book.add([address("a")])
     now, pauses = 0.0, []
     for _ in range(12):
@@ -58,7 +58,7 @@ def test_an_address_that_fails_is_tried_later_and_later_but_within_minutes() -> 
 
 
 def test_a_flood_of_addresses_is_bounded_and_pushes_out_only_what_never_worked() -> None:
-    book = AddressBook(OWN)
+    book = KnownAddresses(OWN)
     book.add([address("given")], is_given=True)
     book.add([address("remembered")], is_remembered=True)
     book.add([address("works"), address("failed")])
@@ -74,7 +74,7 @@ def test_a_flood_of_addresses_is_bounded_and_pushes_out_only_what_never_worked()
 
 
 def test_strangers_push_out_no_address_that_works() -> None:
-    book = AddressBook(OWN)
+    book = KnownAddresses(OWN)
     for number in range(MAX_ADDRESSES):
         book.add([address(f"n{number}")])
         book.note_success(address(f"n{number}"), 0.0)
@@ -90,7 +90,7 @@ def test_strangers_push_out_no_address_that_works() -> None:
 def test_what_worked_survives_a_restart_and_what_was_only_told_does_not(tmp_path: Path) -> None:
     file = tmp_path / "network" / "peers.json"
     assert remembered_addresses(file) == ()
-    book = AddressBook(OWN)
+    book = KnownAddresses(OWN)
     book.add([address("earlier")], is_remembered=True)
     book.add(address(name) for name in ("a", "b", "told"))
     book.note_success(address("a"), 1.0)
@@ -116,7 +116,7 @@ def test_a_damaged_file_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
 
 
 def test_with_enough_connections_given_ones_are_due_now_and_then() -> None:
-    book = AddressBook(OWN)
+    book = KnownAddresses(OWN)
     book.add([address("a")])
     book.add([address("b"), address("c")], is_given=True)
 

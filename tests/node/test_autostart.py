@@ -17,15 +17,24 @@ from hypothesis import strategies as st
 
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import StorageError, TokenError, UsageError
-from neuroshard.node.autostart import Place, places_here, start_command, status, turn_off, turn_on
-from neuroshard.node.autostart.places import RUN_VALUE, RunKeyPlace
-from neuroshard.node.autostart.reading import (
+from neuroshard.host.autostart import (
+    RUN_VALUE,
+    Place,
+    RunKeyPlace,
+    desktop_entry,
+    launch_agent,
+    places_here,
     program_of_agent,
     program_of_entry,
     program_of_run_key,
     program_of_unit,
+    run_key_value,
+    start_command,
+    status,
+    systemd_unit,
+    turn_off,
+    turn_on,
 )
-from neuroshard.node.autostart.rendering import desktop_entry, launch_agent, run_key_value, systemd_unit
 
 AWKWARD = ("/opt/my programs/neuroshard", "--data-dir", '/mnt/100% "big" $HOME \\disk', "--headless")
 TOKEN = "correct horse battery staple"

@@ -8,7 +8,7 @@ import pytest
 
 from neuroshard.config.loading import load_settings
 from neuroshard.config.settings import Applies, application_table
-from neuroshard.node.configuration import Configuration
+from neuroshard.host.live_settings import Configuration
 from neuroshard.types import JsonValue
 
 CHANGES: dict[str, JsonValue] = {

@@ -11,9 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from neuroshard.node.contribution_keeper import FILE_NAME, SAVE_SECONDS, ContributionKeeper, WorkMeter, read_record
-from neuroshard.node.publisher import Publisher
-from neuroshard.status.board import StatusBoard
+from neuroshard.host.contribution_recorder import FILE_NAME, SAVE_SECONDS, ContributionRecorder, WorkMeter, read_record
+from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.history import WorkDone
 from neuroshard.status.snapshot import ModelStatus, NetworkStatus, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
@@ -75,7 +74,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.board = StatusBoard(seen(0, 100))
         self.now = START
-        self.keeper = ContributionKeeper(folder, self.board, Publisher(self.board), lambda: self.now)
+        self.keeper = ContributionRecorder(folder, self.board, Publisher(self.board), lambda: self.now)
 
     async def train(self, seconds: int) -> None:
         for second in range(1, seconds + 1):

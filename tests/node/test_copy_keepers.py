@@ -13,11 +13,9 @@ from stage_life import copies_of, living, steps_of
 from stage_world import StageNode, StageWorld, now, play
 
 from neuroshard.membership.claim_intake import Statement
-from neuroshard.node.copy_duty import CopyTimes
-from neuroshard.node.copy_order import RANKS, rank_of
 from neuroshard.node.joining import candidates
 from neuroshard.node.pipeline_status import pipeline_status
-from neuroshard.node.stage_copies import StageCopies
+from neuroshard.node.stage_copies import RANKS, CopyTimes, StageCopies, rank_of
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.status.pipeline import StateCopyStatus
 from neuroshard.status.snapshot import NodeState

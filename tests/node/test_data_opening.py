@@ -17,9 +17,9 @@ from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError
 from neuroshard.identity import Wallet, parse_token
-from neuroshard.node.data_opening import OpenedData, open_data
-from neuroshard.node.own_run import OwnRuns
-from neuroshard.node.run_config import new_parameters
+from neuroshard.runs.data_opening import OpenedData, open_data
+from neuroshard.runs.run_file import new_parameters
+from neuroshard.runs.stored_runs import LocalRuns
 from neuroshard.types import JsonValue
 
 TABLE = learn_merges(["the theory of the other mother"] * 3, 6)
@@ -32,7 +32,7 @@ def test_a_folder_that_is_no_genesis_folder(tmp_path: Path, manifest: str | None
     folder.mkdir()
     if manifest is not None:
         (folder / "manifest.json").write_text(manifest)
-    runs = OwnRuns(tmp_path / "node", Wallet.from_secret(parse_token("ab" * 32)))
+    runs = LocalRuns(tmp_path / "node", Wallet.from_secret(parse_token("ab" * 32)))
     started = time.monotonic()
     with pytest.raises(DataError) as raised:
         trio.run(open_data, Fetcher(open_source(str(folder))), tmp_path / "store", runs, 1_000_000)
@@ -48,8 +48,8 @@ def publish(folder: Path, shards: int, table: TokenizerTable, token: int = 20) -
     writer.finish(None, tokenizer=table.to_json(), next_merge_id=table.next_merge_id, now="2026-01-01")
 
 
-def opened(home: Path, folder: Path) -> tuple[OpenedData, OwnRuns]:
-    runs = OwnRuns(home / "node", Wallet.from_secret(parse_token("ab" * 32)))
+def opened(home: Path, folder: Path) -> tuple[OpenedData, LocalRuns]:
+    runs = LocalRuns(home / "node", Wallet.from_secret(parse_token("ab" * 32)))
     return trio.run(open_data, Fetcher(open_source(str(folder))), home / "store", runs, 1_000_000), runs
 
 

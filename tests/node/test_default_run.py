@@ -20,16 +20,16 @@ from neuroshard.data.manifest import parse_manifest, serialise_manifest
 from neuroshard.data.source import open_source
 from neuroshard.errors import DataError, StorageError, UsageError
 from neuroshard.identity import TokenSecret, Wallet, canonical_json, parse_token, sign_json
-from neuroshard.node.default_run import (
+from neuroshard.runs.creation import Owner, create_run, update_run
+from neuroshard.runs.default_run import (
     MAX_RUN_FILE_BYTES,
     MAX_SEEDS,
     DefaultRun,
     default_run_of,
+    publish_run,
     read_default_run,
     write_default_run,
 )
-from neuroshard.node.run_creation import Owner, create_run, update_run
-from neuroshard.node.run_publishing import publish_run
 from neuroshard.runs.offer import RunOffer
 from neuroshard.types import RunId
 
@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_written_is_told(
     def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("neuroshard.node.run_publishing.write_atomically", refuse)
+    monkeypatch.setattr("neuroshard.runs.default_run.write_atomically", refuse)
     with pytest.raises(StorageError, match="Read-only file system"):
         publish_run(WALLET, made, genesis, SEEDS)
 

@@ -8,10 +8,10 @@ import anyio
 from stage_life import copies_of, living
 from stage_world import StageNode, StageWorld, play
 
+from neuroshard.membership.holder_health import PATIENCE_SECONDS
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, ScoreReason
-from neuroshard.node.slow_starts import PATIENCE_SECONDS
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import NodeId
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from neuroshard.config.loading import load_settings
-from neuroshard.node.autostart import places_here
-from neuroshard.node.desktop import has_desktop, is_service
+from neuroshard.host.autostart import places_here
+from neuroshard.host.desktop import has_desktop, is_service
 from neuroshard.node.first_run import asks_first, surroundings_of
 
 

@@ -11,11 +11,11 @@ from stage_world import OFFER, SINGLE
 from benchmarks.identities import identity_of
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import plan_of
-from neuroshard.node.held_stages import FILE_NAME, kept_stages, note_stages
-from neuroshard.node.own_run import OwnRun
+from neuroshard.node.stage_choice import FILE_NAME, kept_stages, note_stages
+from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_store import stage_folder
 
-RUN = OwnRun.of(OFFER)
+RUN = LocalRun.of(OFFER)
 IDENTITY = identity_of(1)
 ALL = StageRange(0, 3)
 

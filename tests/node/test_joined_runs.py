@@ -11,9 +11,8 @@ import pytest
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import DataError, StorageError
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
-from neuroshard.node.joined_runs import JoinedRuns, is_run_id, read_offer_file
-from neuroshard.node.own_run import OwnRuns, find_run
 from neuroshard.runs.offer import MAX_OFFER_BYTES, RunOffer
+from neuroshard.runs.stored_runs import JoinedRuns, LocalRuns, find_run, is_run_id, read_offer_file
 from neuroshard.types import Architecture, RunId
 
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
@@ -104,16 +103,16 @@ def test_a_signed_file_is_read_and_a_wrong_one_named(tmp_path: Path) -> None:
 
 
 def test_a_run_of_ones_own_can_be_offered_and_found(tmp_path: Path) -> None:
-    own = OwnRuns(tmp_path, OWNER).create(FIRST)
+    own = LocalRuns(tmp_path, OWNER).create(FIRST)
     assert (own.run_id, own.parameters, own.offer) == (RUN, FIRST, offer())
     assert find_run(tmp_path, RUN) == offer()
     assert find_run(tmp_path, RunId("0" * 64)) is None
 
 
 def test_a_later_version_of_ones_own_run_holds_at_the_next_start(tmp_path: Path) -> None:
-    OwnRuns(tmp_path, OWNER).create(FIRST)
+    LocalRuns(tmp_path, OWNER).create(FIRST)
     JoinedRuns(tmp_path).keep(offer(2, 0.5))
-    again = OwnRuns(tmp_path, OWNER).of_data(FIRST.genesis)
+    again = LocalRuns(tmp_path, OWNER).of_data(FIRST.genesis)
     assert again is not None
     assert (again.run_id, again.parameters.version, again.parameters.outer.learning_rate) == (RUN, 2, 0.5)
     assert find_run(tmp_path, RUN) == offer(2, 0.5)

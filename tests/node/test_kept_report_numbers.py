@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.membership.claim_intake import REPORT_RULES, ClaimIntake, Refusal, signed_report
-from neuroshard.membership.reports import RESERVED
-from neuroshard.node.kept_report_numbers import NUMBER_FILE, kept_report_numbers
+from neuroshard.membership.reports import NUMBER_FILE, RESERVED, kept_report_numbers
 from tests.swarm.claim_samples import EPOCH, REPORT, RUN, identity_of
 
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 import trio
 
-from neuroshard.node.kindness.policy import Rules, Unknown
-from neuroshard.node.kindness.sensing.lookout import Lookout
+from neuroshard.host.owner_policy import Rules, Unknown
+from neuroshard.host.sensors import SensorThread
 
 X11_PORTS = range(6100, 6200)
 
@@ -34,7 +34,7 @@ def silent_display() -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # python-xlib leaves the socket whose server went away
 def test_a_display_that_never_answers_is_done_without(silent_display: str) -> None:
-    lookout = Lookout({"DISPLAY": silent_display}, most_seconds=0.2)
+    lookout = SensorThread({"DISPLAY": silent_display}, most_seconds=0.2)
     rules = Rules(programs=("no-such-program",))
 
     async def scenario() -> None:
@@ -49,7 +49,7 @@ def test_a_display_that_never_answers_is_done_without(silent_display: str) -> No
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_end_of_the_node_waits_for_no_answer(silent_display: str) -> None:
-    lookout = Lookout({"DISPLAY": silent_display}, most_seconds=3600)
+    lookout = SensorThread({"DISPLAY": silent_display}, most_seconds=3600)
 
     async def scenario() -> None:
         with anyio.move_on_after(0.2) as scope:

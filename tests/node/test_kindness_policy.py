@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from neuroshard.config.schedule import Schedule
 from neuroshard.config.settings import Settings
-from neuroshard.node.kindness.policy import (
+from neuroshard.host.owner_policy import (
     LEAST_SHARE,
     RECOVERY_STEP,
     GpuReading,
-    Observed,
+    HostReadings,
     Rules,
     Unknown,
     UserPause,
     decide,
     next_gpu_share,
+    readings,
 )
-from neuroshard.node.kindness.readings import readings
 from neuroshard.status.owner_policy import USER, TrainingAction
 
 UNKNOWN = st.builds(Unknown, st.just("nobody tells"))
@@ -30,7 +30,7 @@ GPUS = st.builds(
     GpuReading, st.none() | st.integers(0, 120), st.none() | st.floats(0, 1000, allow_nan=False, allow_infinity=False)
 )
 OBSERVED = st.builds(
-    Observed,
+    HostReadings,
     idle_seconds=st.one_of(st.none(), st.floats(0, 1e6), UNKNOWN),
     on_battery=MAYBE,
     full_screen=MAYBE,
@@ -58,7 +58,7 @@ NOON = datetime(2026, 11, 25, 12)  # noqa: DTZ001 - a Wednesday on the owner's c
 
 @given(RULES, OBSERVED, USERS, TIMES, SHARES)
 def test_a_pause_by_hand_beats_all(
-    rules: Rules, observed: Observed, user: UserPause, local: datetime, share: float
+    rules: Rules, observed: HostReadings, user: UserPause, local: datetime, share: float
 ) -> None:
     decision = decide(rules, observed, user, local, share)
     assert (decision.action, decision.rule) == (TrainingAction.PAUSE, USER)
@@ -67,7 +67,7 @@ def test_a_pause_by_hand_beats_all(
 
 @given(RULES, OBSERVED, TIMES, SHARES)
 def test_training_never_runs_outside_the_schedule(
-    rules: Rules, observed: Observed, local: datetime, share: float
+    rules: Rules, observed: HostReadings, local: datetime, share: float
 ) -> None:
     decision = decide(rules, observed, None, local, share)
     if not rules.schedule.allows(local):
@@ -83,20 +83,20 @@ def test_training_never_runs_outside_the_schedule(
 @given(RULES, TIMES, SHARES)
 def test_what_is_unknown_or_not_looked_at_never_pauses(rules: Rules, local: datetime, share: float) -> None:
     unknown = Unknown("nobody tells")
-    for observed in (Observed(), Observed(unknown, unknown, unknown, unknown, unknown)):
+    for observed in (HostReadings(), HostReadings(unknown, unknown, unknown, unknown, unknown)):
         decision = decide(replace(rules, schedule=Schedule()), observed, None, local, share)
         assert decision.action is not TrainingAction.PAUSE
         assert next_gpu_share(share, rules, observed.gpu) == 1.0
 
 
 @given(OBSERVED, TIMES, SHARES)
-def test_rules_that_are_off_decide_nothing(observed: Observed, local: datetime, share: float) -> None:
+def test_rules_that_are_off_decide_nothing(observed: HostReadings, local: datetime, share: float) -> None:
     off = Rules(pause_on_battery=False, pause_on_full_screen=False)
     assert decide(off, observed, None, local, share).action is TrainingAction.RUN
 
 
 @given(RULES, OBSERVED, TIMES, SHARES)
-def test_decisions_are_whole(rules: Rules, observed: Observed, local: datetime, share: float) -> None:
+def test_decisions_are_whole(rules: Rules, observed: HostReadings, local: datetime, share: float) -> None:
     """Words end with a full stop, rules are settings, the share fits the action."""
     decision = decide(rules, observed, None, local, share)
     assert decision.reason.endswith(".")
@@ -110,7 +110,9 @@ def test_decisions_are_whole(rules: Rules, observed: Observed, local: datetime, 
 
 
 @given(RULES, OBSERVED, TIMES)
-def test_each_rule_is_obeyed_and_the_stronger_one_is_told(rules: Rules, observed: Observed, local: datetime) -> None:
+def test_each_rule_is_obeyed_and_the_stronger_one_is_told(
+    rules: Rules, observed: HostReadings, local: datetime
+) -> None:
     holding = [
         ("training_schedule", not rules.schedule.allows(local)),
         ("pause_on_battery", rules.pause_on_battery and observed.on_battery is True),
@@ -134,28 +136,28 @@ def test_each_rule_is_obeyed_and_the_stronger_one_is_told(rules: Rules, observed
 @pytest.mark.parametrize(("celsius", "watts", "rule"), [(80, 100, "gpu_max_temperature"), (40, 600, "gpu_max_power")])
 def test_of_two_limits_of_a_gpu_the_one_that_binds_is_told(celsius: int, watts: int, rule: str) -> None:
     rules = Rules(gpu_celsius=60, gpu_watts=500)
-    decision = decide(rules, Observed(gpu=GpuReading(celsius, watts)), None, NOON, 0.5)
+    decision = decide(rules, HostReadings(gpu=GpuReading(celsius, watts)), None, NOON, 0.5)
     assert decision.rule == rule
 
 
 def test_the_words() -> None:
-    def reason(rules: Rules, observed: Observed, share: float = 1.0) -> str:
+    def reason(rules: Rules, observed: HostReadings, share: float = 1.0) -> str:
         return decide(rules, observed, None, NOON, share).reason
 
     nights = Rules(schedule=Schedule.of(["mon-fri 18:00-08:00"]))
-    assert reason(nights, Observed()) == "Paused until 18:00: that is outside the training schedule."
+    assert reason(nights, HostReadings()) == "Paused until 18:00: that is outside the training schedule."
     weekend = Rules(schedule=Schedule.of(["sat-sun"]))
-    assert reason(weekend, Observed()) == "Paused until Saturday 00:00: that is outside the training schedule."
-    assert reason(Rules(), Observed(on_battery=True)) == "Paused: this computer runs on battery."
-    assert reason(Rules(programs=("blender",)), Observed(programs=frozenset({"blender"}))) == (
+    assert reason(weekend, HostReadings()) == "Paused until Saturday 00:00: that is outside the training schedule."
+    assert reason(Rules(), HostReadings(on_battery=True)) == "Paused: this computer runs on battery."
+    assert reason(Rules(programs=("blender",)), HostReadings(programs=frozenset({"blender"}))) == (
         "Paused while blender runs."
     )
-    assert reason(Rules(only_idle=True), Observed(idle_seconds=2.0)) == (
+    assert reason(Rules(only_idle=True), HostReadings(idle_seconds=2.0)) == (
         "Paused while this computer is in use: goes on after 5 minutes without input."
     )
-    assert reason(Rules(cpu_percent=40), Observed()) == "Slowed down to 40% of the time, as set."
+    assert reason(Rules(cpu_percent=40), HostReadings()) == "Slowed down to 40% of the time, as set."
     hot = Rules(gpu_celsius=70, gpu_watts=200)
-    assert reason(hot, Observed(gpu=GpuReading(75, 100.0)), 0.5) == (
+    assert reason(hot, HostReadings(gpu=GpuReading(75, 100.0)), 0.5) == (
         "Slowed down to 50%, so that the GPU stays below 70 °C and 200 W."
     )
 

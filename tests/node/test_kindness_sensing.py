@@ -15,14 +15,20 @@ from typing import Any
 import pytest
 from find_xvfb import find_xvfb
 
-from neuroshard.node.kindness.policy import GpuReading, Rules, Unknown
-from neuroshard.node.kindness.sensing.battery import runs_on_battery, runs_on_battery_linux
-from neuroshard.node.kindness.sensing.gpu import GpuSensor
-from neuroshard.node.kindness.sensing.look import Sensors
-from neuroshard.node.kindness.sensing.outputs import hid_idle_seconds, monitor_idle_seconds, session_idle_seconds
-from neuroshard.node.kindness.sensing.programs import running_of
-from neuroshard.node.kindness.sensing.windows import full_screen_from_state, idle_from_ticks
-from neuroshard.node.kindness.sensing.x11 import X11Display
+from neuroshard.host.owner_policy import GpuReading, Rules, Unknown
+from neuroshard.host.sensors import (
+    GpuSensor,
+    Sensors,
+    X11Display,
+    full_screen_from_state,
+    hid_idle_seconds,
+    idle_from_ticks,
+    monitor_idle_seconds,
+    running_of,
+    runs_on_battery,
+    runs_on_battery_linux,
+    session_idle_seconds,
+)
 
 IOREG = """+-o Root  <class IORegistryEntry, id 0x100000100, retain 33>
   +-o IOResources  <class IOResources, id 0x10000011a, registered, matched, active, busy 0 (0 ms), retain 60>
@@ -289,7 +295,7 @@ def test_what_costs_time_is_looked_at_every_few_seconds(monkeypatch: pytest.Monk
         looks.append(clock[0])
         return 30.0
 
-    monkeypatch.setattr("neuroshard.node.kindness.sensing.look.macos_idle_seconds", told)
+    monkeypatch.setattr("neuroshard.host.sensors.macos_idle_seconds", told)
     sensors = Sensors("darwin", {}, lambda: clock[0])
     idle = list[object]()
     for clock[0] in (100.0, 101.0, 104.0, 105.0):

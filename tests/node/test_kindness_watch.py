@@ -15,13 +15,11 @@ from trio.testing import MockClock
 from neuroshard.config.loading import LoadedSettings
 from neuroshard.config.settings import Settings
 from neuroshard.errors import StorageError
-from neuroshard.node.configuration import Configuration
-from neuroshard.node.kindness.kept_pause import PAUSE_FILE, keep_pause, restore_pause
-from neuroshard.node.kindness.policy import GpuReading, Observed, Rules
-from neuroshard.node.kindness.watch import KindnessWatch
-from neuroshard.node.publisher import Publisher
+from neuroshard.host.live_settings import Configuration
+from neuroshard.host.owner_limits import PAUSE_FILE, OwnerPolicyTask, keep_pause, restore_pause
+from neuroshard.host.owner_policy import GpuReading, HostReadings, Rules
 from neuroshard.pipeline.control import PAUSED_BY_USER, Control, RequestedPause
-from neuroshard.status.board import StatusBoard
+from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.owner_policy import TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeStatus
 
@@ -33,14 +31,14 @@ class Computer:
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.calendar_ahead = time.mktime((2026, 11, 25, 12, 0, 0, 0, 0, -1))  # a Wednesday at noon
-        self.observed = Observed()
+        self.observed = HostReadings()
         self.obeyed: list[TrainingDecision] = []
         self.gpu_uuid: str | None = None
         self.board = StatusBoard(NodeStatus("1", 0.0, 0.0))
         self.wish = RequestedPause(anyio.current_time, self.calendar)
         loaded = Settings.model_validate({"data_dir": folder, **settings})
         self.configuration = Configuration(LoadedSettings(loaded, dict.fromkeys(Settings.model_fields, "default")))
-        self.watch = KindnessWatch(
+        self.watch = OwnerPolicyTask(
             self.configuration,
             self.wish,
             self,
@@ -53,7 +51,7 @@ class Computer:
         """Seconds since the epoch; the clock of the event loop stands still while the computer sleeps."""
         return self.calendar_ahead + anyio.current_time()
 
-    async def observe(self, _rules: Rules, _gpu_uuid: str | None) -> Observed:
+    async def observe(self, _rules: Rules, _gpu_uuid: str | None) -> HostReadings:
         return self.observed
 
     def obey(self, decision: TrainingDecision) -> None:
@@ -164,7 +162,7 @@ def test_changed_settings_and_observations_hold_at_the_next_look(tmp_path: Path)
     async def scenario() -> None:
         await anyio.sleep(2)
         assert computer.told.action is TrainingAction.RUN
-        computer.observed = Observed(on_battery=True)
+        computer.observed = HostReadings(on_battery=True)
         await anyio.sleep(2)
         assert computer.wish.reason == "Paused: this computer runs on battery."
         assert [reading.value for reading in computer.board.current().kindness.readings] == ["on battery"]
@@ -180,7 +178,7 @@ def test_a_pause_by_hand_is_told_and_the_rule_below_it_is_kept(tmp_path: Path) -
     computer = Computer(tmp_path)
 
     async def scenario() -> None:
-        computer.observed = Observed(full_screen=True)
+        computer.observed = HostReadings(full_screen=True)
         computer.wish.begin(PAUSED_BY_USER)
         await anyio.sleep(2)
         assert (computer.told.rule, computer.wish.reason) == ("user", PAUSED_BY_USER)
@@ -197,15 +195,15 @@ def test_a_hot_gpu_is_slowed_down_until_it_is_cool(tmp_path: Path) -> None:
     computer = Computer(tmp_path, gpu_max_temperature=70)
 
     async def scenario() -> None:
-        computer.observed = Observed(gpu=GpuReading(80, None))
+        computer.observed = HostReadings(gpu=GpuReading(80, None))
         await anyio.sleep(3)
         assert computer.told.action is TrainingAction.THROTTLE
         assert computer.told.share < 0.7
         share = computer.told.share
-        computer.observed = Observed(gpu=GpuReading(69, None))
+        computer.observed = HostReadings(gpu=GpuReading(69, None))
         await anyio.sleep(10)
         assert computer.told.share <= share
-        computer.observed = Observed(gpu=GpuReading(60, None))
+        computer.observed = HostReadings(gpu=GpuReading(60, None))
         await anyio.sleep(60)
         assert computer.told.action is TrainingAction.RUN
 

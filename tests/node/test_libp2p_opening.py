@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from neuroshard.membership.network_opening import network_parts
 from neuroshard.model.memory_limit import MEGABYTE, network_memory
 from neuroshard.network import MessageTooLargeError, Reputation
-from neuroshard.node.libp2p_opening import network_parts
 from neuroshard.types import NodeId
 
 

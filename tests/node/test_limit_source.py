@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from neuroshard.config.loading import load_settings
+from neuroshard.host.live_settings import Configuration, limit_source
 from neuroshard.model.memory_limit import MemoryProbe, memory_bound
-from neuroshard.node.configuration import Configuration, limit_source
 
 GB = 10**9
 COMPUTER = "this computer's memory, less a reserve"

@@ -22,13 +22,12 @@ from neuroshard.config.schedule import Schedule
 from neuroshard.data.source import MeteredSource
 from neuroshard.data.transfer import OpenedFile
 from neuroshard.errors import DataUnavailableError
+from neuroshard.host.owner_limits import LEDGER_FILE, NetworkRules, TransferLedger, decide_network
+from neuroshard.host.owner_policy import Rules
+from neuroshard.membership.connectivity import Networking
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError
 from neuroshard.network.transfer_policy import BULK_BYTES, PolicyTransport, TransferPolicy, TransfersStoppedError
-from neuroshard.node.kindness.network_rules import NetworkRules, decide_network
-from neuroshard.node.kindness.policy import Rules
-from neuroshard.node.kindness.transfer_ledger import LEDGER_FILE, TransferLedger
-from neuroshard.node.networking import Networking
 from neuroshard.status.owner_policy import NetworkAction
 from neuroshard.status.snapshot import NetworkState
 from neuroshard.types import NodeId
@@ -65,7 +64,7 @@ def test_the_words_of_the_network() -> None:
 def test_the_ledger_counts_on_after_a_kill_and_anew_in_another_month(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from neuroshard.node.kindness.transfer_ledger import TransferLedger\n"
+        "from neuroshard.host.owner_limits import TransferLedger\n"
         "ledger = TransferLedger(Path(sys.argv[1])); ledger.note(1_000, '2026-11'); ledger.save()\n"
         "print('saved', flush=True); time.sleep(600)"
     )

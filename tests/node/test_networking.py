@@ -15,11 +15,12 @@ import trio
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.membership import connectivity as address_book
+from neuroshard.membership import connectivity as networking
+from neuroshard.membership.connectivity import SLEPT_SECONDS, Networking, NetworkOpener, SleepDetector
+from neuroshard.membership.network_opening import libp2p_opener
 from neuroshard.network import Gossip, MessageTooLargeError, Network
 from neuroshard.network.libp2p import NetworkFailedError, NetworkOptions, libp2p_network
-from neuroshard.node import address_book, networking
-from neuroshard.node.libp2p_opening import libp2p_opener
-from neuroshard.node.networking import SLEPT_SECONDS, Networking, NetworkOpener, SleepDetector
 
 TOPIC = "test"
 LONGEST_SECONDS = 40

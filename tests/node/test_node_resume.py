@@ -13,9 +13,9 @@ import pytest
 from torch import Tensor
 
 from benchmarks.node_process import running_node, start_node
+from neuroshard.host.identity import node_identity
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.node.demo import DemoData, DemoOptions, demo_folder, demo_token
-from neuroshard.node.identity import node_identity
 from neuroshard.state.checkpoint_manifest import CheckpointManifest, CheckpointMeta, decode_manifest, encode_manifest
 from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders
 

@@ -14,23 +14,22 @@ from trio.testing import MockClock
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.model.architecture import StagePlan
 from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
-from neuroshard.node.networking import Networking
 from neuroshard.node.pipeline_status import LOOK_SECONDS, Holding, pipeline_stages, pipeline_status, tell_stages
-from neuroshard.node.publisher import Publisher
-from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.executor import StageExecutor
 from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.offer import RunOffer
-from neuroshard.status.board import StatusBoard
+from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.pipeline import PipelineFlow
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus
 from neuroshard.types import Architecture, LayerRange, NodeId, WalletId

@@ -14,15 +14,15 @@ from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import architecture_for
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.drive_training import microbatches_in_flight
-from neuroshard.node.placing import Placing, windows_of
-from neuroshard.node.proposal import Room
+from neuroshard.node.stage_choice import StageChooser, windows_of
+from neuroshard.runs.proposal import HardwareBudget
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 32, 7, PINS)
 
 
-def room(tier_mb: int) -> Room:
-    return Room(tier_mb, "cpu", None, 1e9)
+def room(tier_mb: int) -> HardwareBudget:
+    return HardwareBudget(tier_mb, "cpu", None, 1e9)
 
 
 def test_a_computer_too_small_for_any_stage_is_told_numbers_and_what_it_can_do_instead() -> None:
@@ -79,8 +79,8 @@ def test_the_first_node_of_a_demo_takes_the_first_layers_unless_others_have_them
     async def scenario(world: StageWorld) -> None:
         for _ in range(4):  # whatever its name, by which it would choose else
             node = world.add()
-            assert await Placing(node.swarm, node.networking, is_first=True).choose(SINGLE, None) == SINGLE[0]
-            assert await Placing(node.swarm, node.networking, is_first=True).choose(SINGLE[1:], None) in SINGLE[1:]
+            assert await StageChooser(node.swarm, node.networking, is_first=True).choose(SINGLE, None) == SINGLE[0]
+            assert await StageChooser(node.swarm, node.networking, is_first=True).choose(SINGLE[1:], None) in SINGLE[1:]
 
     play(tmp_path, scenario)
 
@@ -89,7 +89,7 @@ def test_a_node_that_had_taken_more_stages_than_it_begins_with_goes_on_with_them
     async def scenario(world: StageWorld) -> None:
         node = world.add()
         node.swarm.windows = StageRange(0, 2), StageRange(1, 3)
-        placing = Placing(node.swarm, node.networking)
+        placing = StageChooser(node.swarm, node.networking)
         assert await placing.choose(SINGLE, StageRange(0, 2)) == StageRange(0, 2)
         assert await placing.choose(SINGLE, StageRange(2, 3)) == StageRange(2, 3)
 

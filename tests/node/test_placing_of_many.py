@@ -18,16 +18,16 @@ from anyio.abc import TaskGroup
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.model.architecture import StagePlan
-from neuroshard.node.networking import Networking
-from neuroshard.node.placing import Placing
-from neuroshard.node.relocating import Relocating
-from neuroshard.node.run_versions import RunVersions
+from neuroshard.node.stage_choice import StageChooser
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.training_life import Relocating
 from neuroshard.placement.stage_choice import equal_windows
+from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import Architecture
@@ -59,7 +59,7 @@ class Resident:
         self.said: Statement[TrainingReport] | None = None
         networking = Networking(self.node_id, _unused, peers_file=Path("unused"), loopback_only=True)
         self.swarm = StageSwarm(identity, RunVersions(town.offer), self.membership, networking)
-        self.placing = Placing(self.swarm, networking, now=clock)
+        self.placing = StageChooser(self.swarm, networking, now=clock)
 
     @property
     def holder(self) -> StageHolder | None:

@@ -11,7 +11,7 @@ from stage_life import living, until_held
 from stage_world import StageNode, StageWorld, play
 
 from neuroshard.membership.stage_coverage import StageRange
-from neuroshard.node.relocating import Relocating
+from neuroshard.node.training_life import Relocating
 from neuroshard.placement.relocation import MoveReason, RelocationTiming, further_moves, planned_moves
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from neuroshard.data.assignment import Rotation, RotationReason
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, Wallet, parse_token, verify_claim
-from neuroshard.node.rotation_log import DOMAIN, RotationLog
+from neuroshard.node.training_records import DOMAIN, RotationLog
 from neuroshard.types import RunId, ShardId
 
 

@@ -27,11 +27,10 @@ from neuroshard.data.transfer import FileRequest
 from neuroshard.errors import DataError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 from neuroshard.network import InMemoryNetwork, Network
-from neuroshard.node.default_run import RUN_FILE
-from neuroshard.node.run_choice import FoundRun, NoRun, RunOrigin
-from neuroshard.node.run_creation import Owner, create_run
-from neuroshard.node.run_publishing import publish_run
-from neuroshard.node.society import Society
+from neuroshard.node.peer_network import PeerNetwork
+from neuroshard.runs.creation import Owner, create_run
+from neuroshard.runs.default_run import RUN_FILE, publish_run
+from neuroshard.runs.finding import FoundRun, NoRun, RunOrigin
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus
 from neuroshard.types import Architecture, LayerRange
@@ -74,7 +73,7 @@ def identity(number: int) -> NodeIdentity:
     )
 
 
-def society_of(number: int, everybody: InMemoryNetwork, folder: Path, **settings: Any) -> Society:
+def society_of(number: int, everybody: InMemoryNetwork, folder: Path, **settings: Any) -> PeerNetwork:
     me = identity(number)
 
     @asynccontextmanager
@@ -87,7 +86,7 @@ def society_of(number: int, everybody: InMemoryNetwork, folder: Path, **settings
 
     chosen = Settings(data_dir=folder / f"node-{number}", p2p_host="127.0.0.1", **settings)
     chosen.data_dir.mkdir(parents=True, exist_ok=True)
-    return Society.of(chosen, me, opened, lambda: START + anyio.current_time())
+    return PeerNetwork.of(chosen, me, opened, lambda: START + anyio.current_time())
 
 
 class PromptFetcher(Fetcher):
@@ -188,8 +187,8 @@ def test_a_run_of_a_given_peer_is_listened_for(genesis: Path, published: RunOffe
 # Starts a node that asks for the default run for three seconds instead of twenty.
 IMPATIENT = """
 from neuroshard.cli.main import main
-from neuroshard.node import run_choice
-run_choice.DEFAULT_RUN_SECONDS = 3.0
+from neuroshard.runs import finding
+finding.DEFAULT_RUN_SECONDS = 3.0
 main()
 """
 

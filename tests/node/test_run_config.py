@@ -12,8 +12,8 @@ from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, Out
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import run_parameters_from_json, run_parameters_to_json
 from neuroshard.model.architecture import architecture_for
-from neuroshard.node.run_config import NAMES, RunConfig, apply_config, new_parameters, read_run_config
 from neuroshard.optim.schedule import scaled_learning_rate
+from neuroshard.runs.run_file import NAMES, RunConfig, apply_config, new_parameters, read_run_config
 from neuroshard.types import Architecture
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512)

@@ -13,10 +13,10 @@ from benchmarks.node_process import TOKEN
 from neuroshard.data.manifest import parse_manifest
 from neuroshard.errors import DataError, DataUnavailableError, UsageError
 from neuroshard.identity import TokenSecret, Wallet, parse_token
-from neuroshard.node.joined_runs import JoinedRuns, read_offer_file
-from neuroshard.node.run_config import RunConfig
-from neuroshard.node.run_creation import Owner, create_run, update_run, write_offer
+from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
 from neuroshard.runs.offer import RunOffer, read_offer
+from neuroshard.runs.run_file import RunConfig
+from neuroshard.runs.stored_runs import JoinedRuns, read_offer_file
 from neuroshard.types import JsonValue
 
 CONFIG: RunConfig = {"name": "friends", "architecture": {"depth": 2, "sequence_length": 64}, "inner_lr": 1e-3}

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from neuroshard.config.run_parameters import GenesisPins
-from neuroshard.node.later_names import LATER_NAMES
-from neuroshard.node.run_config import NAMES, TABLES, new_parameters
 from neuroshard.runs.offer import MAY_CHANGE
+from neuroshard.runs.run_file import LATER_NAMES, NAMES, TABLES, new_parameters
 
 DOCS = Path(__file__).parents[2] / "docs"
 DERIVED = {

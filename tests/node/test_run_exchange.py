@@ -10,10 +10,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from neuroshard.membership.connectivity import Networking
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestTimeoutError
-from neuroshard.node.networking import Networking
-from neuroshard.node.run_exchange import ASK_SECONDS, ASKED_AT_ONCE, RunExchange, RunShelf
+from neuroshard.runs.exchange import ASK_SECONDS, ASKED_AT_ONCE, RunExchange, RunShelf
 from neuroshard.runs.offer import OfferChoice, RunAnswer, RunOffer
 from neuroshard.types import NodeId, RunId
 from tests.swarm.run_offers import FIRST, offer_of

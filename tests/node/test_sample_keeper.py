@@ -12,9 +12,8 @@ import trio.testing
 from stage_world import at_once
 
 from neuroshard.errors import NotReadyError
-from neuroshard.node.publisher import Publisher
-from neuroshard.node.sample_keeper import FOLDER, PARTIAL, RETRY_SECONDS, Author, Look, SampleKeeper
-from neuroshard.status.board import Generate, GeneratedText, GenerationSummary, StatusBoard
+from neuroshard.node.sample_texts import FOLDER, PARTIAL, RETRY_SECONDS, SampleSource, SampleTexts, SampleWriter
+from neuroshard.status.board import Generate, GeneratedText, GenerationSummary, Publisher, StatusBoard
 from neuroshard.status.history import SamplesStatus
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.training.text_generation import PROMPTS
@@ -36,8 +35,8 @@ class Model:
     def steps(self) -> int:
         return self.start + round(anyio.current_time() * 10)
 
-    def look(self) -> Look:
-        return Look(self.steps, self.may_write, self.steps * 0.1)
+    def look(self) -> SampleSource:
+        return SampleSource(self.steps, self.may_write, self.steps * 0.1)
 
     async def generate(self, request: Generate) -> GenerationSummary:
         self.asked.append(request)
@@ -54,8 +53,8 @@ def kept(folder: Path, model: Model | None, seconds: float) -> SamplesStatus:
     board = StatusBoard(NodeStatus(version="0", started_at=0.0, time=0.0))
 
     async def main() -> None:
-        author = None if model is None else Author(model.look, model.generate)
-        keeper = SampleKeeper(folder, RUN, Publisher(board), author, monotonic=anyio.current_time, offload=at_once)
+        author = None if model is None else SampleWriter(model.look, model.generate)
+        keeper = SampleTexts(folder, RUN, Publisher(board), author, monotonic=anyio.current_time, offload=at_once)
         with anyio.move_on_after(seconds):
             await keeper.run()
 

@@ -20,8 +20,8 @@ from neuroshard.messages import Frame
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.network.transport import RECORD_DOMAIN
-from neuroshard.node.run_exchange import RUN_KIND
 from neuroshard.node.seed import DEFAULT_PORT, seed_settings
+from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.offer import RunRequest
 from neuroshard.types import LayerRange, RunId
 

@@ -22,9 +22,9 @@ from neuroshard.network import InMemoryNetwork, Network
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping, SecondRouterError
 from neuroshard.network.nat.router import Router
-from neuroshard.node.joined_runs import JoinedRuns
-from neuroshard.node.society import Society
+from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
 
@@ -67,7 +67,7 @@ class World:
     folder: Path
     network: InMemoryNetwork
 
-    def society(self, number: int, **settings: Any) -> Society:
+    def society(self, number: int, **settings: Any) -> PeerNetwork:
         me = identity(number)
 
         @asynccontextmanager
@@ -80,12 +80,12 @@ class World:
 
         chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", **settings)
         chosen.data_dir.mkdir(parents=True, exist_ok=True)
-        made = Society.of(chosen, me, opened, now)
+        made = PeerNetwork.of(chosen, me, opened, now)
         made.genesis = GENESIS
         return made
 
 
-def serving(society: Society, number: int, *, is_shared: bool = True) -> Society:
+def serving(society: PeerNetwork, number: int, *, is_shared: bool = True) -> PeerNetwork:
     society.serve(OFFER, lambda: status(number), is_shared=is_shared)
     return society
 
@@ -97,7 +97,7 @@ async def until(seconds: float, holds: Callable[[], bool]) -> None:
             await anyio.sleep(0.1)
 
 
-def peers(society: Society) -> set[str]:
+def peers(society: PeerNetwork) -> set[str]:
     return {peer.node_id for peer in society.look().peers}
 
 
@@ -294,7 +294,7 @@ def test_a_network_that_cannot_open_is_told_and_tried_again(tmp_path: Path, capl
                 yield network.network_of(me.node_id)
 
             settings = Settings(data_dir=tmp_path, p2p_host="127.0.0.1")
-            society = Society.of(settings, me, opened, now)
+            society = PeerNetwork.of(settings, me, opened, now)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(society.networking.run)
                 await anyio.sleep(0.5)
@@ -321,7 +321,7 @@ def test_without_a_network_nothing_runs_and_an_unknown_run_is_refused(tmp_path: 
     virtual(main)
 
 
-def known_version(society: Society) -> int:
+def known_version(society: PeerNetwork) -> int:
     assert society.exchange.followed is not None
     return society.exchange.followed.offer.parameters.version
 

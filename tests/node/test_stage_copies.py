@@ -12,7 +12,7 @@ from stage_life import copies_of, living, steps_of, until_held
 from stage_world import StageWorld, play
 
 from neuroshard.network import Link
-from neuroshard.node.copy_duty import CopyTimes, copy_is_due
+from neuroshard.node.stage_copies import CopyTimes, copy_is_due
 
 
 def test_a_lost_stage_is_taken_over_from_its_copy(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import architecture_for, plan_of
 from neuroshard.model.memory_need import DeviceKind, PipelineLoad
-from neuroshard.node.proposal import Room
-from neuroshard.node.stage_memory import (
+from neuroshard.node.stage_choice import (
     LEAST_OPEN,
     MOST_OPEN,
     REMEMBERED_OF_DRIVER,
@@ -24,14 +23,15 @@ from neuroshard.node.stage_memory import (
     need_of,
     stage_work,
 )
+from neuroshard.runs.proposal import HardwareBudget
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 64, 7, PINS)
 MIDDLE = StageRange(1, 2)
 
 
-def room(tier_mb: int, device: DeviceKind = "cpu", device_mb: int | None = None) -> Room:
-    return Room(tier_mb, device, device_mb, 1e9)
+def room(tier_mb: int, device: DeviceKind = "cpu", device_mb: int | None = None) -> HardwareBudget:
+    return HardwareBudget(tier_mb, device, device_mb, 1e9)
 
 
 def chosen(tier_mb: int, parameters: RunParameters = STAGED, stages: StageRange = MIDDLE) -> PipelineLoad:

@@ -10,7 +10,7 @@ from stage_life import living, steps_of
 from stage_world import StageNode, StageWorld, now, play
 
 from neuroshard.membership.stage_coverage import StageRange
-from neuroshard.node.placing import Placing
+from neuroshard.node.stage_choice import StageChooser
 
 PAIRS = (StageRange(0, 2), StageRange(1, 3))
 HEAVY_END = (StageRange(0, 2), StageRange(2, 3))  # the last stage fits alone, or the others do
@@ -88,7 +88,7 @@ def test_a_stage_too_large_for_every_newcomer_is_named_until_one_comes_that_hold
             async def newcomer(*windows: StageRange) -> StageNode:
                 node = world.add()
                 node.windows = windows
-                placing = Placing(node.swarm, node.networking, now=now)
+                placing = StageChooser(node.swarm, node.networking, now=now)
                 world.tasks.start_soon(lambda: node.live(None))
                 await anyio.sleep(10)  # it hears of the others
                 world.tasks.start_soon(node.take, await placing.choose(windows, None))

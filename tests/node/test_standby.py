@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from neuroshard.node.standby import QUIET_SECONDS, Standby
+from neuroshard.node.observation import QUIET_SECONDS, StandbyNotice
 from neuroshard.status.snapshot import StageStatus
 from neuroshard.types import LayerRange
 
@@ -29,7 +29,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.standby = Standby(lambda: self.now)
+        self.standby = StandbyNotice(lambda: self.now)
 
     def after(self, seconds: float, stage: StageStatus = STAGE, replicas: int = 1, has_lanes: bool = True) -> str:
         self.now += seconds

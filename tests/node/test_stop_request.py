@@ -3,7 +3,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from neuroshard.node.stopping import StopRequest
+from neuroshard.node.process import StopRequest
 
 
 def test_a_stop_before_during_and_after_the_event_loop_is_no_error() -> None:

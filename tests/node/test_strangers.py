@@ -10,8 +10,8 @@ from stage_world import EPOCH, OFFER, StageNode, StageWorld, play
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
 from neuroshard.network import RequestRefusedError
-from neuroshard.node.run_versions import RunVersions
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.runs.exchange import RunVersions
 from neuroshard.state.transfer_messages import manifest_request
 
 

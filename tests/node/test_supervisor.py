@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from neuroshard.node.supervisor import LONGEST_PAUSE_SECONDS, keep_running, pause_after, reason_of
+from neuroshard.network.tasks import LONGEST_PAUSE_SECONDS, keep_running, pause_after, reason_of
 
 
 def run_virtual(main: object, *arguments: object) -> object:

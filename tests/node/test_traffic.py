@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from neuroshard.membership.network_opening import TrafficMeter
 from neuroshard.network import Connection
-from neuroshard.node.traffic import TrafficMeter
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 

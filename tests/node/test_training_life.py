@@ -16,12 +16,12 @@ import neuroshard.node.stage_training
 from neuroshard.config.loading import LoadedSettings
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NotReadyError
+from neuroshard.host.live_settings import Configuration
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.node.command_loop import CommandLoop
-from neuroshard.node.configuration import Configuration
+from neuroshard.node.process import StopRequest
 from neuroshard.node.stage import bring_up_stage
 from neuroshard.node.stage_training import RunningNode
-from neuroshard.node.stopping import StopRequest
 from neuroshard.node.training_life import TrainingLife
 from neuroshard.status.board import Command, CommandChannel, CommandResult, Pause, Resume, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState

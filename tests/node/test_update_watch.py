@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 from neuroshard.config.settings import Settings
-from neuroshard.node.publisher import Publisher
-from neuroshard.node.update_watch import LOOK_SECONDS, watch_for_updates
-from neuroshard.status.board import StatusBoard
+from neuroshard.node.application import LOOK_SECONDS, watch_for_updates
+from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.update.checking import daily_notice
 from tests.data.hostile_server import HostileServer

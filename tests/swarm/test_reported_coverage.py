@@ -7,7 +7,7 @@ from dataclasses import replace
 from claim_samples import REPORT
 
 from neuroshard.membership.swarm_view import GlobalView
-from neuroshard.node.data_view import coverage_of
+from neuroshard.node.data_sharing import coverage_of
 from neuroshard.types import NodeId, ShardRange, WalletId
 
 ME = NodeId("node 0")

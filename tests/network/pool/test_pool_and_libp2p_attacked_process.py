@@ -36,7 +36,7 @@ from neuroshard.network.pool.route import ENDPOINT_KIND
 from neuroshard.network.pool.secure_stream import GreetingVerdict, SecureStream, dialler_context, greet_as_dialler
 from neuroshard.network.pool.transfers import PacketKind, packet
 from neuroshard.network.reputation import ScoreReason
-from neuroshard.node.self_description import own_announcement, own_report
+from neuroshard.node.peer_network import own_announcement, own_report
 from neuroshard.types import NodeId, RunId
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]

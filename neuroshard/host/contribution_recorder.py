@@ -1,0 +1,144 @@
+"""Records what this computer contributes to training, in the data folder, across restarts and kills."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.config.state_file import set_damaged_aside, write_atomically
+from neuroshard.identity.strict_json import parse_json
+from neuroshard.status.board import Publisher, StatusBoard
+from neuroshard.status.history import WorkDone
+from neuroshard.status.snapshot import NodeState, NodeStatus
+from neuroshard.telemetry.work_history import WorkHistory
+from neuroshard.types import LayerRange
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "contribution.json"
+MOST_BYTES = 1_000_000
+LOOK_SECONDS = 1.0
+SHOW_SECONDS = 5.0
+SAVE_SECONDS = 60.0  # what a kill may cost
+MOST_ELAPSED_SECONDS = 10.0  # between two looks: a computer that slept has not trained
+
+
+class WorkMeter:
+    """Turns snapshots into the work between them. Pure but for what it remembers of the one before."""
+
+    def __init__(self) -> None:
+        self._uptime: float | None = None
+        self._bytes = (0, 0)
+        self._counts: tuple[LayerRange | None, int, int] | None = None  # layers, steps, tokens; None: of no trainer
+
+    def look(self, status: NodeStatus) -> WorkDone | None:
+        """What was done since the last look; None when nothing was.
+
+        What a trainer restores or inherits is no work: its counts begin with those it has when it leaves its start-up.
+        """
+        elapsed = 0.0 if self._uptime is None else status.uptime_seconds - self._uptime
+        self._uptime = status.uptime_seconds
+        steps, tokens = self._advance(status)
+        sent, received = status.network.bytes_sent, status.network.bytes_received
+        before, self._bytes = self._bytes, (sent, received)
+        is_training = status.state is NodeState.TRAINING and not status.is_standing_by
+        work = WorkDone(
+            status.time,
+            tokens,
+            steps,
+            max(0, sent - before[0]),
+            max(0, received - before[1]),
+            min(max(elapsed, 0.0), MOST_ELAPSED_SECONDS) if is_training else 0.0,
+            status.training.loss_ema if tokens else None,
+        )
+        return work if work != WorkDone(status.time) else None
+
+    def _advance(self, status: NodeStatus) -> tuple[int, int]:
+        """Steps and tokens since the last look at the same trainer."""
+        training = status.training
+        if status.state is NodeState.STARTING or training.batch_size == 0:
+            self._counts = None
+            return 0, 0
+        layers = None if status.model is None else status.model.layers
+        before, self._counts = self._counts, (layers, training.steps, training.tokens)
+        if before is None or before[0] != layers:
+            return 0, 0
+        return max(0, training.steps - before[1]), max(0, training.tokens - before[2])
+
+
+class ContributionRecorder:
+    """Looks at the board, adds up, publishes and saves."""
+
+    def __init__(
+        self, data_dir: Path, board: StatusBoard, publisher: Publisher, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock` in seconds since the epoch."""
+        self._path = data_dir / FILE_NAME
+        self._board = board
+        self._publisher = publisher
+        self._clock = clock
+        self._meter = WorkMeter()
+        self._record, warnings = read_record(self._path)
+        publisher.warn(*warnings)
+        self._is_saved = True
+        self._has_failed = False
+
+    async def run(self) -> None:
+        """Until cancelled; then it saves what came last."""
+        self._show()
+        looks = 0
+        try:
+            while True:
+                await anyio.sleep(LOOK_SECONDS)
+                self._look()
+                looks += 1
+                if looks % round(SHOW_SECONDS / LOOK_SECONDS) == 0:
+                    self._show()
+                if looks % round(SAVE_SECONDS / LOOK_SECONDS) == 0:
+                    await self._save()
+        finally:
+            self._look()
+            with anyio.CancelScope(shield=True):
+                await self._save()
+
+    def _look(self) -> None:
+        work = self._meter.look(self._board.current())
+        if work is not None:
+            self._record.add(work)
+            self._is_saved = False
+
+    def _show(self) -> None:
+        status = self._record.status(self._clock())
+        if status != self._board.current().contribution:
+            self._publisher.change(contribution=status)
+
+    async def _save(self) -> None:
+        """Write the record when there is news; when the disk refuses, the next time tries again."""
+        if self._is_saved:
+            return
+        content = json.dumps(self._record.to_json(self._clock()), separators=(",", ":")).encode()
+        try:
+            await anyio.to_thread.run_sync(write_atomically, self._path, content)
+        except OSError as error:
+            if not self._has_failed:  # once: a full disk stays full for hours
+                log.warning("The record of your contribution cannot be saved in %s: %s.", self._path, error.strerror)
+            self._has_failed = True
+            return
+        self._is_saved, self._has_failed = True, False
+
+
+def read_record(path: Path) -> tuple[WorkHistory, tuple[str, ...]]:
+    """The record of earlier starts, and warnings. One that cannot be read is put aside, and a new one begins."""
+    try:
+        with path.open("rb") as file:
+            return WorkHistory.from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES)), ()
+    except FileNotFoundError:
+        return WorkHistory(), ()
+    except (OSError, ValueError) as error:
+        return WorkHistory(), (set_damaged_aside(path, str(error), "a new record of your contribution begins"),)

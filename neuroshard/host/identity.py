@@ -1,0 +1,130 @@
+"""Wallet and node identity of a data folder, and the sealed file that backs them up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from neuroshard.config.folders import NodePaths, prepare_data_dir
+from neuroshard.config.loading import LoadedSettings, load_settings, read_token
+from neuroshard.config.saving import TOKEN_FILE, save_settings
+from neuroshard.config.state_file import sync_folder, write_atomically
+from neuroshard.errors import ConflictError, NeuroShardError, StorageError
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
+from neuroshard.identity.backup import MAX_BACKUP_BYTES, Identity, seal, unseal
+from neuroshard.identity.node_key import MAX_KEY_FILE_BYTES
+
+DELEGATION_SECONDS = 365 * 24 * 3600.0
+
+
+def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
+    """Wallet of the given token, the token's kind, and warnings about it.
+
+    Raises TokenError when there is none or it is damaged.
+    """
+    secret = parse_token(read_token(loaded).get_secret_value())
+    warnings = (*loaded.warnings, secret.warning) if secret.warning else loaded.warnings
+    return Wallet.from_secret(secret), secret.kind, warnings
+
+
+def node_identity(wallet: Wallet, data_dir: Path) -> NodeIdentity:
+    """Identity of this node: its own key, made on first start, delegated by the wallet."""
+    key = NodeKey.load_or_create(NodePaths.below(data_dir).node_key)
+    delegation = Delegation.issue(wallet, key.public_key, expires_at=time.time() + DELEGATION_SECONDS)
+    return NodeIdentity(wallet_id=wallet.wallet_id, node_id=key.node_id, key=key, delegation=delegation)
+
+
+def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -> Identity:
+    """Write token and node key of these settings to a new private file. Raises StorageError, TokenError.
+
+    The passphrase is asked for last, so that nobody thinks of one in vain.
+    """
+    wallet, _, _ = wallet_of(loaded)
+    if file.exists():
+        raise _is_there(file)
+    key = loaded.settings.paths.node_key
+    node_key = None
+    if key.exists():
+        NodeKey.load_or_create(key)  # a damaged one is told now, not when it is needed
+        node_key = key.read_text(encoding="ascii")
+    identity = Identity(read_token(loaded).get_secret_value(), wallet.wallet_id, node_key)
+    _write_new(file, seal(identity, passphrase()))
+    return identity
+
+
+def restore(file: Path, passphrase: Callable[[], str], data_dir: Path) -> Identity:
+    """Put the identity of a backup into a data folder, so that the next start there needs no token.
+
+    Raises ConflictError when the folder holds another wallet or node key; nothing is overwritten then. StorageError,
+    TokenError.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BACKUP_BYTES + 1)
+    except OSError as error:
+        raise StorageError(f"{file} cannot be read: {error.strerror or error}.", "Check the path.") from error
+    identity = unseal(data, passphrase())
+    prepare_data_dir(data_dir)
+    token_file, key = data_dir / TOKEN_FILE, NodePaths.below(data_dir).node_key
+    _refuse_others(identity, data_dir)
+    try:
+        token_file.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(token_file, f"{identity.token}\n".encode())
+        if identity.node_key is not None:
+            write_atomically(key, identity.node_key.encode())
+    except OSError as error:
+        raise StorageError(f"{data_dir} cannot be written: {error.strerror or error}.", "Name another.") from error
+    if identity.node_key is not None:
+        NodeKey.load_or_create(key)
+    save_settings(data_dir, {"token_file": TOKEN_FILE})
+    return identity
+
+
+def _refuse_others(identity: Identity, data_dir: Path) -> None:
+    held = load_settings({"data_dir": data_dir}, {})  # config.toml alone: what the next start finds in the folder
+    places = [data_dir / TOKEN_FILE, *([held.settings.token_file] if held.settings.token_file else [])]
+    for place in places:
+        if place.exists() and _wallet_in(place) != identity.wallet_id:
+            raise ConflictError(f"{place} holds another wallet.", "Name another folder with --data-dir FOLDER.")
+    key = NodePaths.below(data_dir).node_key
+    if identity.node_key is None or not key.exists():
+        return
+    if key.read_bytes()[:MAX_KEY_FILE_BYTES] != identity.node_key.encode():
+        raise ConflictError(
+            f"{key} is the key of another node.",
+            "Restore into another folder with --data-dir FOLDER, or move that file away.",
+        )
+
+
+def _wallet_in(token_file: Path) -> str | None:
+    """The wallet whose token is in a file; None when there is no usable token in it."""
+    try:
+        loaded = load_settings({"token_file": token_file}, {})
+        return Wallet.from_secret(parse_token(read_token(loaded).get_secret_value())).wallet_id
+    except NeuroShardError:
+        return None
+
+
+def _is_there(file: Path) -> StorageError:
+    return StorageError(f"{file} is there already.", "Name a new file: nothing is overwritten.")
+
+
+def _write_new(file: Path, data: bytes) -> None:
+    """Mode 0600, never over another file."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+    except FileExistsError as error:
+        raise _is_there(file) from error
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error.strerror or error}.", "Name another place.") from error
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync_folder(file.absolute().parent)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise StorageError(f"{file} cannot be written: {error.strerror or error}.", "Free space.") from error

@@ -1,0 +1,302 @@
+"""Applies the owner's policy: reads the sensors every second, decides, and pauses, throttles or limits the network.
+
+Two facts survive a restart in the data folder: a requested pause, and the bytes transferred in the present month."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Protocol, cast
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.config.settings import Settings
+from neuroshard.config.state_file import set_damaged_aside, write_atomically
+from neuroshard.errors import StorageError
+from neuroshard.host.live_settings import Configuration
+from neuroshard.host.owner_policy import HostReadings, Rules, UserPause, clock_words, decide, next_gpu_share, readings
+from neuroshard.host.sensors import SensorThread
+from neuroshard.identity.strict_json import parse_json
+from neuroshard.membership.connectivity import Networking
+from neuroshard.network.transfer_policy import TransferPolicy
+from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause, TimedPause
+from neuroshard.status.board import Publisher
+from neuroshard.status.owner_policy import USER, NetworkAction, NetworkDecision, OwnerPolicyStatus, TrainingDecision
+from neuroshard.types import JsonValue
+
+LEDGER_FILE = "transfer.json"
+MAX_LEDGER_BYTES = 10_000
+
+
+class TransferLedger:
+    """Adds up what parts of the node have counted since their start. No clock: the month is an argument."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / LEDGER_FILE
+        self._month: str
+        self._bytes: int
+        self.warnings: tuple[str, ...]
+        self._month, self._bytes, self.warnings = _read(self._file)
+        self._counted: int = 0
+        self._saved: int = self._bytes
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a kill would lose nothing."""
+        return self._saved == self._bytes
+
+    def note(self, total: int, month: str) -> int:
+        """`total` bytes were moved since the start, the newest of them in this month ("2026-11"); the month's bytes."""
+        if month != self._month:
+            self._month, self._bytes, self._saved = month, 0, -1
+        self._bytes += max(0, total - self._counted)
+        self._counted = max(total, self._counted)
+        return self._bytes
+
+    def save(self) -> None:
+        """Write what was noted. Raises OSError."""
+        month, moved = self._month, self._bytes
+        write_atomically(self._file, json.dumps({"month": month, "bytes": moved}).encode())
+        self._saved = moved
+
+
+def _read(file: Path) -> tuple[str, int, tuple[str, ...]]:
+    """Month, bytes and warnings. A file that is not there counts from now on; one that cannot be read is put aside."""
+    try:
+        with file.open("rb") as stream:
+            month, moved = _counted(parse_json(stream.read(MAX_LEDGER_BYTES + 1), MAX_LEDGER_BYTES))
+    except FileNotFoundError:
+        return "", 0, ()
+    except (OSError, ValueError) as error:
+        return "", 0, (set_damaged_aside(file, str(error), "this month's transfer is counted from now on"),)
+    return month, moved, ()
+
+
+def _counted(content: JsonValue) -> tuple[str, int]:
+    match content:
+        case {"month": str() as month, "bytes": int() as moved} if not isinstance(moved, bool) and moved >= 0:
+            return month, moved
+        case _:
+            raise ValueError("it names no month and bytes")
+
+
+log = logging.getLogger(__name__)
+
+SAVE_SECONDS = 5.0  # what a kill may leave uncounted
+GIGABYTE = 1e9
+
+
+def decide_network(rules: Rules, moved_bytes: int, local: datetime) -> NetworkDecision:
+    """What may pass at this time of the owner's clock (without a time zone), after so many bytes this month. Pure."""
+    if not rules.network_schedule.allows(local):
+        change = rules.network_schedule.next_change(local)
+        when = "" if change is None else f" until {clock_words(change, local)}"
+        until = None if change is None else change.timestamp()
+        reason = f"The network is off{when}: that is outside the network schedule."
+        return NetworkDecision(NetworkAction.OFF, reason, "network_schedule", until)
+    quota = rules.monthly_quota
+    if quota is not None and moved_bytes >= quota * GIGABYTE:
+        month = first_of_next_month(local)
+        reason = f"The month's {quota:g} GB are used up: nothing large is sent or fetched until {month.day} {month:%B}."
+        return NetworkDecision(NetworkAction.SMALL_ONLY, reason, "monthly_quota", month.timestamp())
+    return NetworkDecision()
+
+
+def first_of_next_month(local: datetime) -> datetime:
+    """Its beginning."""
+    later = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0) + timedelta(days=32)
+    return later.replace(day=1)
+
+
+class NetworkRules:
+    """Counts, decides and has it obeyed. Used by the task that looks at this computer every second."""
+
+    def __init__(
+        self, ledger: TransferLedger, gate: TransferPolicy, networking: Networking, moved: Callable[[], int]
+    ) -> None:
+        """`moved`: bytes since the start, in both directions."""
+        self._ledger = ledger
+        self._gate = gate
+        self._networking = networking
+        self._moved = moved
+        self._saved_at = -SAVE_SECONDS
+        self._decision = NetworkDecision()
+        self._has_failed = False
+
+    async def look(self, rules: Rules, local: datetime) -> tuple[NetworkDecision, int]:
+        """What holds now, and the bytes of this month."""
+        moved = self._ledger.note(self._moved(), f"{local:%Y-%m}")
+        decision = decide_network(rules, moved, local)
+        if decision != self._decision:
+            self._obey(decision)
+        now = anyio.current_time()
+        if not self._ledger.is_saved and now - self._saved_at >= SAVE_SECONDS:
+            self._saved_at = now
+            await self.save()
+        return decision, moved
+
+    async def save(self) -> None:
+        """Keep the count; a disk that does not take it is told once."""
+        try:
+            await anyio.to_thread.run_sync(self._ledger.save)
+        except OSError as error:
+            if not self._has_failed:
+                log.warning("The bytes of this month cannot be stored: %s.", error.strerror or error)
+            self._has_failed = True
+
+    def _obey(self, decision: NetworkDecision) -> None:
+        log.info("%s", decision.reason)
+        self._decision = decision
+        if decision.action is NetworkAction.OPEN:
+            self._gate.open()
+        else:
+            self._gate.close(decision.reason)
+        self._networking.forbid(decision.reason if decision.action is NetworkAction.OFF else "")
+
+
+LOOK_SECONDS = 1.0
+
+
+class Throttled(Protocol):
+    """Does what was decided: a CommandLoop."""
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """Of the accelerator that trains."""
+        ...
+
+    def obey(self, decision: TrainingDecision) -> None:
+        """From now on."""
+        ...
+
+    async def until_commanded(self) -> None:
+        """Wait until the decision may be another one."""
+        ...
+
+
+class OwnerPolicyTask:
+    """Used once a start."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        wish: RequestedPause,
+        loop: Throttled,
+        publisher: Publisher,
+        *,
+        network: NetworkRules | None = None,
+        observe: Callable[[Rules, str | None], Awaitable[HostReadings]] | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`observe` looks at this computer for what the rules ask, and at the accelerator of that id."""
+        self._configuration = configuration
+        self._wish = wish
+        self._loop = loop
+        self._publisher = publisher
+        self._network = network
+        self._lookout = SensorThread()
+        self._observe = observe or self._lookout.look
+        self._wall_clock = wall_clock
+        self._rules: tuple[Settings, Rules] | None = None
+        self._gpu_share = 1.0
+        self._told: OwnerPolicyStatus | None = None
+
+    async def run(self) -> None:
+        """Look, decide and have it obeyed until cancelled."""
+        try:
+            while True:
+                await self.look()
+                with anyio.move_on_after(LOOK_SECONDS):
+                    await self._loop.until_commanded()
+        finally:
+            self._lookout.close()
+            if self._network is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._network.save()
+
+    async def look(self) -> None:
+        """Once."""
+        rules = self._present_rules()
+        observed = await self._observe(rules, self._loop.gpu_uuid)
+        asked = None if self._wish.seconds_left == 0.0 else self._wish.asked
+        user = None if asked is None else UserPause(asked.reason, asked.until)
+        self._gpu_share = next_gpu_share(self._gpu_share, rules, observed.gpu)
+        local = datetime.fromtimestamp(self._wall_clock()).astimezone().replace(tzinfo=None)
+        decision = decide(rules, observed, None, local, self._gpu_share)
+        self._loop.obey(decision)
+        told = decision if user is None else decide(rules, observed, user, local)
+        network, moved = NetworkDecision(), 0
+        if self._network is not None:
+            network, moved = await self._network.look(rules, local)
+        self._tell(OwnerPolicyStatus(told, readings(observed), network, moved // 1_000_000))
+
+    def _present_rules(self) -> Rules:
+        settings = self._configuration.settings
+        if self._rules is None or self._rules[0] is not settings:
+            self._rules = settings, Rules.of(settings)
+        return self._rules[1]
+
+    def _tell(self, status: OwnerPolicyStatus) -> None:
+        if status == self._told:
+            return
+        decision, before = status.decision, self._told and self._told.decision
+        is_new = before is None or (before.action, before.rule) != (decision.action, decision.rule)
+        if is_new and decision.rule != USER and (before is not None or decision.rule):
+            log.info("%s", decision.reason)
+        self._told = status
+        self._publisher.change(kindness=status)
+
+
+PAUSE_FILE = "pause.json"
+MAX_PAUSE_BYTES = 10_000
+
+
+def keep_pause(folder: Path, asked: TimedPause | None) -> None:
+    """Store what was asked for, for the next start; None: nothing is. Raises StorageError."""
+    file = folder / PAUSE_FILE
+    try:
+        if asked is None:
+            file.unlink(missing_ok=True)
+        else:
+            write_atomically(file, json.dumps({"begun": time.time(), "until": asked.until}).encode())
+    except OSError as error:
+        raise StorageError(
+            f"This does not survive a restart: {file} cannot be written ({error.strerror}).", "Look at the disk."
+        ) from error
+
+
+def restore_pause(wish: RequestedPause, folder: Path) -> tuple[str, ...]:
+    """Ask for the pause of an earlier start again, unless it is over; warnings.
+
+    One that cannot be read any more has no end: whoever asked for it did not want training to begin by itself.
+    """
+    file = folder / PAUSE_FILE
+    try:
+        begun, until = read_pause(file)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        wish.begin(PAUSED_BY_USER)
+        return (f"{file} is damaged ({error}): the node stays paused until it is resumed.",)
+    wish.renew_request(PAUSED_BY_USER, begun, until)
+    return ()
+
+
+def read_pause(file: Path) -> tuple[float, float | None]:
+    """When it began and when it ends (None: not by itself), in seconds since the epoch. Raises OSError, ValueError."""
+    with file.open("rb") as stream:
+        content = parse_json(stream.read(MAX_PAUSE_BYTES + 1), MAX_PAUSE_BYTES)
+    match content:
+        case {"begun": begun, "until": until, **_others} if _is_time(begun) and (until is None or _is_time(until)):
+            return float(cast("float", begun)), None if until is None else float(cast("float", until))
+        case _:
+            raise ValueError("it has other members")
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12

@@ -1,0 +1,228 @@
+"""The owner's policy: run, throttle or pause, from the readings of this computer and the owner's rules. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeAlias
+
+from neuroshard.config.schedule import Schedule
+from neuroshard.config.settings import Settings
+from neuroshard.status.owner_policy import USER, SensorReading, TrainingAction, TrainingDecision
+
+LEAST_SHARE = 0.05  # of the time: below it a throttled GPU would cool no further, and nothing would get done
+RECOVERY_STEP = 0.03  # of the time, at each look at a GPU that is well below its limits
+COOL_DEGREES = 3  # below the limit, from which on a throttled GPU gets more to do
+COOL_POWER = 0.95  # of the limit, likewise
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Something that cannot be observed here, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """How an accelerator does."""
+
+    celsius: int | None  # None: it does not say
+    watts: float | None
+
+
+Idle: TypeAlias = "float | Unknown | None"
+YesNo: TypeAlias = "bool | Unknown | None"
+
+
+@dataclass(frozen=True)
+class HostReadings:
+    """This computer at one moment; None is what no rule asks for, so that nobody looked."""
+
+    idle_seconds: Idle = None  # since the last touch of keyboard or mouse
+    on_battery: YesNo = None
+    full_screen: YesNo = None
+    programs: frozenset[str] | Unknown | None = None  # of those that the rules name, as they are named there
+    gpu: GpuReading | Unknown | None = None
+
+
+@dataclass(frozen=True)
+class UserPause:
+    """A pause that the owner asked for by hand."""
+
+    reason: str
+    until: float | None = None  # seconds since the epoch; None: until resumed
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the owner has set, ready to be applied."""
+
+    only_idle: bool = False
+    idle_minutes: float = 5.0
+    pause_on_battery: bool = True
+    pause_on_full_screen: bool = True
+    programs: tuple[str, ...] = ()
+    schedule: Schedule = field(default_factory=Schedule)
+    cpu_percent: int = 100
+    gpu_celsius: int | None = None
+    gpu_watts: int | None = None
+    network_schedule: Schedule = field(default_factory=Schedule)
+    monthly_quota: float | None = None  # gigabytes
+
+    @classmethod
+    def of(cls, settings: Settings) -> Rules:
+        """The rules of these settings."""
+        return cls(
+            only_idle=settings.train_when == "idle",
+            idle_minutes=settings.idle_minutes,
+            pause_on_battery=settings.pause_on_battery,
+            pause_on_full_screen=settings.pause_on_full_screen,
+            programs=settings.pause_for_programs,
+            schedule=Schedule.of(settings.training_schedule),
+            cpu_percent=settings.cpu_percent,
+            gpu_celsius=settings.gpu_max_temperature,
+            gpu_watts=settings.gpu_max_power,
+            network_schedule=Schedule.of(settings.network_schedule),
+            monthly_quota=settings.monthly_quota,
+        )
+
+    @property
+    def limits_gpu(self) -> bool:
+        """Whether an accelerator must be looked at."""
+        return self.gpu_celsius is not None or self.gpu_watts is not None
+
+
+def decide(
+    rules: Rules, observed: HostReadings, user: UserPause | None, local: datetime, gpu_share: float = 1.0
+) -> TrainingDecision:
+    """What training may do at this time of the owner's clock (without a time zone).
+
+    The first of these that holds is told: the owner's own pause, the schedule, battery, programs, full screen, use of
+    the computer; then what slows training down. `gpu_share` is what `next_gpu_share` gave last.
+    """
+    if user is not None:
+        return TrainingDecision(TrainingAction.PAUSE, user.reason, USER, user.until, 0.0)
+    return next(_pauses(rules, observed, local), None) or _throttled(rules, observed.gpu, gpu_share)
+
+
+def next_gpu_share(before: float, rules: Rules, gpu: GpuReading | Unknown | None) -> float:
+    """The share of the time in which an accelerator may work from now on: quickly less above a limit, slowly more.
+
+    In proportion to how far the power is above its limit; a fifth less at each look while it is too hot. Between the
+    limit and a little below it the share stays. What an accelerator does not tell limits nothing.
+    """
+    if not isinstance(gpu, GpuReading) or not rules.limits_gpu:
+        return 1.0
+    share, may_recover = before, True
+    if rules.gpu_watts is not None and gpu.watts is not None:
+        if gpu.watts > rules.gpu_watts:
+            share = min(share, before * max(0.5, rules.gpu_watts / gpu.watts))
+        may_recover = gpu.watts <= COOL_POWER * rules.gpu_watts
+    if rules.gpu_celsius is not None and gpu.celsius is not None:
+        if gpu.celsius > rules.gpu_celsius:
+            share = min(share, before * 0.8)
+        may_recover = may_recover and gpu.celsius <= rules.gpu_celsius - COOL_DEGREES
+    if share == before and may_recover:
+        share = before + RECOVERY_STEP
+    return min(1.0, max(LEAST_SHARE, share))
+
+
+def _pauses(rules: Rules, observed: HostReadings, local: datetime) -> Iterator[TrainingDecision]:
+    """Every reason to pause, the strongest first."""
+    if not rules.schedule.allows(local):
+        change = rules.schedule.next_change(local)
+        when = "" if change is None else f" until {clock_words(change, local)}"
+        until = None if change is None else change.timestamp()
+        yield _pause(f"Paused{when}: that is outside the training schedule.", "training_schedule", until)
+    if rules.pause_on_battery and observed.on_battery is True:
+        yield _pause("Paused: this computer runs on battery.", "pause_on_battery")
+    if isinstance(observed.programs, frozenset) and (running := sorted(observed.programs.intersection(rules.programs))):
+        yield _pause(f"Paused while {' and '.join(running[:3])} runs.", "pause_for_programs")
+    if rules.pause_on_full_screen and observed.full_screen is True:
+        yield _pause("Paused while a program fills the screen.", "pause_on_full_screen")
+    if rules.only_idle and isinstance(observed.idle_seconds, float) and observed.idle_seconds < 60 * rules.idle_minutes:
+        minutes = f"{rules.idle_minutes:g} minute{'' if rules.idle_minutes == 1 else 's'}"
+        yield _pause(f"Paused while this computer is in use: goes on after {minutes} without input.", "train_when")
+
+
+def _pause(reason: str, rule: str, until: float | None = None) -> TrainingDecision:
+    return TrainingDecision(TrainingAction.PAUSE, reason, rule, until, 0.0)
+
+
+def _throttled(rules: Rules, gpu: GpuReading | Unknown | None, gpu_share: float) -> TrainingDecision:
+    share = min(rules.cpu_percent / 100, gpu_share if rules.limits_gpu else 1.0)
+    if share >= 1.0:
+        return TrainingDecision()
+    if share < rules.cpu_percent / 100:
+        limits = [f"{rules.gpu_celsius} °C"] if rules.gpu_celsius is not None else []
+        limits += [f"{rules.gpu_watts} W"] if rules.gpu_watts is not None else []
+        reason = f"Slowed down to {share:.0%}, so that the GPU stays below {' and '.join(limits)}."
+        return TrainingDecision(TrainingAction.THROTTLE, reason, _binding_limit(rules, gpu), None, share)
+    return TrainingDecision(
+        TrainingAction.THROTTLE, f"Slowed down to {share:.0%} of the time, as set.", "cpu_percent", None, share
+    )
+
+
+def _binding_limit(rules: Rules, gpu: GpuReading | Unknown | None) -> str:
+    """The setting that holds the accelerator down: the temperature while it is not yet cool, else the power."""
+    if rules.gpu_celsius is None or rules.gpu_watts is None:
+        return "gpu_max_temperature" if rules.gpu_watts is None else "gpu_max_power"
+    is_warm = isinstance(gpu, GpuReading) and gpu.celsius is not None and gpu.celsius > rules.gpu_celsius - COOL_DEGREES
+    return "gpu_max_temperature" if is_warm else "gpu_max_power"
+
+
+def clock_words(moment: datetime, local: datetime) -> str:
+    """A time on the owner's clock, with the day when it is another one."""
+    return f"{moment:%H:%M}" if moment.date() == local.date() else f"{moment:%A %H:%M}"
+
+
+MINUTE = 60.0
+
+
+def readings(observed: HostReadings) -> tuple[SensorReading, ...]:
+    """One for each thing that a rule asks for, also when it cannot be known."""
+    told = (
+        ("keyboard and mouse", _idle_words(observed.idle_seconds)),
+        ("power", _choice(observed.on_battery, "on battery", "plugged in, or no battery")),
+        ("full screen", _choice(observed.full_screen, "a program fills the screen", "no program fills the screen")),
+        ("programs", _program_words(observed.programs)),
+        ("GPU", _gpu_words(observed.gpu)),
+    )
+    return tuple(
+        SensorReading(name, f"cannot be told here: {value.why}", is_known=False)
+        if isinstance(value, Unknown)
+        else SensorReading(name, value)
+        for name, value in told
+        if value is not None
+    )
+
+
+def _idle_words(seconds: float | Unknown | None) -> str | Unknown | None:
+    if seconds is None or isinstance(seconds, Unknown):
+        return seconds
+    if seconds < MINUTE:
+        return "touched within the last minute"
+    minutes = int(seconds // MINUTE)
+    return f"not touched for {minutes:,} minute{'' if minutes == 1 else 's'}"
+
+
+def _choice(value: bool | Unknown | None, yes: str, no: str) -> str | Unknown | None:
+    if isinstance(value, bool):
+        return yes if value else no
+    return value
+
+
+def _program_words(names: frozenset[str] | Unknown | None) -> str | Unknown | None:
+    if not isinstance(names, frozenset):
+        return names
+    return f"running: {', '.join(sorted(names))}" if names else "none of those that you named runs"
+
+
+def _gpu_words(gpu: GpuReading | Unknown | None) -> str | Unknown | None:
+    if not isinstance(gpu, GpuReading):
+        return gpu
+    facts = [f"{gpu.celsius} °C"] if gpu.celsius is not None else []
+    facts += [f"{gpu.watts:.0f} W"] if gpu.watts is not None else []
+    return ", ".join(facts) or Unknown("the GPU tells neither temperature nor power")

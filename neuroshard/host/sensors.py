@@ -1,0 +1,423 @@
+"""Sensors of this computer: battery, GPU, user input, full screen and named programs, on each system.
+
+A value that cannot be read is `Unknown`, with the reason in words. A separate thread reads, because a display may never
+answer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import psutil
+
+from neuroshard.host.owner_policy import GpuReading, HostReadings, Rules, Unknown
+
+POWER_SUPPLIES = Path("/sys/class/power_supply")
+
+
+def runs_on_battery() -> bool | Unknown:
+    """A computer without a battery does not."""
+    if sys.platform == "linux":
+        return runs_on_battery_linux(POWER_SUPPLIES)
+    if not hasattr(psutil, "sensors_battery"):
+        return Unknown("this system does not tell")
+    battery = psutil.sensors_battery()
+    if battery is None:
+        return False
+    plugged: bool | None = battery.power_plugged
+    return Unknown("the battery does not say whether it is charged") if plugged is None else not plugged
+
+
+def runs_on_battery_linux(supplies: Path) -> bool | Unknown:
+    """As the kernel tells it in files: psutil would take the battery of a mouse for the computer's."""
+    try:
+        facts = [_facts(supply) for supply in sorted(supplies.iterdir())]
+    except FileNotFoundError:
+        return False  # a kernel without power supplies, as in a virtual machine
+    except OSError as error:
+        return Unknown(f"{supplies} cannot be read: {error.strerror}")
+    if any(fact["type"] in {"Mains", "USB"} and fact["online"] == "1" for fact in facts):
+        return False
+    own = [fact for fact in facts if fact["type"] == "Battery" and fact["scope"] != "Device"]
+    return any(fact["status"] == "Discharging" for fact in own)
+
+
+def _facts(supply: Path) -> dict[str, str]:
+    return {name: _text(supply / name) for name in ("type", "scope", "online", "status")}
+
+
+def _text(file: Path) -> str:
+    """What a file says; "" when it is not there, or its device was unplugged this moment."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+class GpuSensor:
+    """One GPU, by its unique id; the driver's library is loaded at the first look. For one thread at a time."""
+
+    def __init__(self, uuid: str, library: Any = None) -> None:
+        """`uuid` as the driver writes it: "GPU-..."; `library` is pynvml unless another one is given."""
+        self._uuid = uuid
+        self._library: Any = library or import_module("pynvml")
+        self._handle: Any = None
+
+    def look(self) -> GpuReading | Unknown:
+        """What it tells now. A driver that was restarted is asked again at the next look."""
+        library = self._library
+        try:
+            if self._handle is None:
+                library.nvmlInit()
+                self._handle = library.nvmlDeviceGetHandleByUUID(self._uuid)
+            return GpuReading(self._celsius(), self._watts())
+        except library.NVMLError as error:
+            self._handle = None
+            return Unknown(f"the NVIDIA driver says: {error}")
+
+    def _celsius(self) -> int | None:
+        library = self._library
+        try:
+            return int(library.nvmlDeviceGetTemperature(self._handle, library.NVML_TEMPERATURE_GPU))
+        except library.NVMLError_NotSupported:
+            return None
+
+    def _watts(self) -> float | None:
+        library = self._library
+        try:
+            return library.nvmlDeviceGetPowerUsage(self._handle) / 1000  # milliwatts
+        except library.NVMLError_NotSupported:
+            return None
+
+
+ANSWER_SECONDS = 5.0
+_HID_IDLE = re.compile(r'"HIDIdleTime" = (\d+)')
+_PROPERTY = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
+_UINT64 = re.compile(r"\(uint64 (\d+),\)")
+
+
+def macos_idle_seconds() -> float | Unknown:
+    """Since the last touch of any input device, by `ioreg`."""
+    text = _output(("/usr/sbin/ioreg", "-c", "IOHIDSystem", "-d", "4"))
+    return text if isinstance(text, Unknown) else hid_idle_seconds(text)
+
+
+def logind_idle_seconds() -> float | Unknown:
+    """Since this user's sessions are idle, by `loginctl`: the desktop tells it after some minutes, not earlier."""
+    text = _output(("loginctl", "show-user", str(_user()), "--property=State,IdleHint,IdleSinceHint"))
+    return text if isinstance(text, Unknown) else session_idle_seconds(text, time.time())
+
+
+def gnome_idle_seconds() -> float | Unknown:
+    """Since the last input in a GNOME session, by its own idle monitor: the only one that knows under Wayland."""
+    text = _output(
+        (
+            *("gdbus", "call", "--session", "--dest", "org.gnome.Mutter.IdleMonitor"),
+            *("--object-path", "/org/gnome/Mutter/IdleMonitor/Core"),
+            *("--method", "org.gnome.Mutter.IdleMonitor.GetIdletime"),
+        )
+    )
+    return text if isinstance(text, Unknown) else monitor_idle_seconds(text)
+
+
+def hid_idle_seconds(ioreg: str) -> float | Unknown:
+    """The shortest of the idle times (nanoseconds) that ioreg prints."""
+    times = [int(found) for found in _HID_IDLE.findall(ioreg)]
+    return min(times) / 1e9 if times else Unknown("ioreg names no HIDIdleTime")
+
+
+def session_idle_seconds(loginctl: str, now: float) -> float | Unknown:
+    """From `IdleHint` and `IdleSinceHint` (microseconds since the epoch)."""
+    facts: dict[str, str] = dict(_PROPERTY.findall(loginctl))
+    if facts.get("IdleHint") == "no":
+        return 0.0
+    since = facts.get("IdleSinceHint", "")
+    if facts.get("IdleHint") != "yes" or not since.isdecimal():
+        return Unknown("this session does not tell whether it is idle")
+    return max(0.0, now - int(since) / 1e6)
+
+
+def monitor_idle_seconds(gdbus: str) -> float | Unknown:
+    """From "(uint64 milliseconds,)"."""
+    match = _UINT64.search(gdbus)
+    return int(match[1]) / 1000 if match else Unknown("GNOME's idle monitor does not answer")
+
+
+def _output(command: Sequence[str]) -> str | Unknown:
+    """What a program of the system prints; of a failure its first line."""
+    try:
+        ran = subprocess.run(  # noqa: S603 - names and arguments are ours
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False
+        )
+    except FileNotFoundError:
+        return Unknown(f"there is no {command[0].rpartition('/')[2]} here")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Unknown(f"{command[0]} does not answer ({type(error).__name__})")
+    if ran.returncode != 0:
+        return Unknown((ran.stderr.strip().splitlines() or [f"{command[0]} fails"])[0][:200])
+    return ran.stdout
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def running_of(wanted: Iterable[str]) -> frozenset[str]:
+    """Those of the names under which a program runs: its file's name, large and small letters alike, without .exe.
+
+    This process itself does not count. A process that ends while it is looked at, or hides, counts as gone.
+    """
+    names = {plain_name(name): name for name in wanted}
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            name = names.get(plain_name(process.name()))
+        except psutil.Error:
+            continue
+        if name is not None and process.pid != os.getpid():
+            found.add(name)
+    return frozenset(found)
+
+
+def plain_name(name: str) -> str:
+    """A program's name as it is compared."""
+    return name.strip().lower().removesuffix(".exe")
+
+
+TICKS = 2**32  # milliseconds after which Windows' counter begins again
+BUSY, FULL_SCREEN_3D, PRESENTATION = 2, 3, 4  # of QUERY_USER_NOTIFICATION_STATE
+_KNOWN_STATES = range(1, 8)
+
+
+class LastInputInfo(ctypes.Structure):
+    """LASTINPUTINFO."""
+
+    _fields_ = (("cbSize", ctypes.c_uint32), ("dwTime", ctypes.c_uint32))
+
+
+def windows_idle_seconds() -> float | Unknown:
+    """Since the last input in this session."""
+    library: Any = ctypes
+    info = LastInputInfo(ctypes.sizeof(LastInputInfo), 0)
+    if not library.windll.user32.GetLastInputInfo(ctypes.byref(info)):
+        return Unknown("Windows does not tell the last input of this session")
+    return idle_from_ticks(library.windll.kernel32.GetTickCount(), info.dwTime)
+
+
+def idle_from_ticks(now: int, last_input: int) -> float:
+    """Seconds between two readings of a counter that begins again after 49.7 days; ctypes may give it a sign."""
+    return (now - last_input) % TICKS / 1000
+
+
+def windows_is_full_screen() -> bool | Unknown:
+    """By the state that Windows keeps so that nobody is disturbed in a game or a talk."""
+    library: Any = ctypes
+    state = ctypes.c_int(0)
+    result: int = library.windll.shell32.SHQueryUserNotificationState(ctypes.byref(state))
+    return full_screen_from_state(result, state.value)
+
+
+def full_screen_from_state(result: int, state: int) -> bool | Unknown:
+    """`result` is an HRESULT."""
+    if result != 0 or state not in _KNOWN_STATES:
+        return Unknown("Windows does not tell whether a program fills the screen")
+    return state in (BUSY, FULL_SCREEN_3D, PRESENTATION)
+
+
+RETRY_SECONDS = 10.0
+T = TypeVar("T")
+
+
+class X11Display:
+    """A connection that is opened at the first look, and again after the display went away. For one thread at a time.
+
+    python-xlib, not the C library: that one ends the whole process when its display goes away.
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name` as in the variable DISPLAY."""
+        self._name = name
+        self._display: Any = None
+        self._failed_at = -RETRY_SECONDS
+
+    def idle_seconds(self) -> float | Unknown:
+        """Since the last input on this display."""
+        return self._asked(_idle_seconds)
+
+    def is_full_screen(self) -> bool | Unknown:
+        """Whether the active window says that it fills the screen."""
+        return self._asked(_is_full_screen)
+
+    def close(self) -> None:
+        """Hang up; the next look dials again."""
+        display, self._display = self._display, None
+        if display is not None:
+            display.display.socket.close()  # display.close() would say good-bye first, to a server that may be gone
+
+    def _asked(self, question: Callable[[Any], T | Unknown]) -> T | Unknown:
+        try:
+            errors = import_module("Xlib.error")
+        except ImportError:  # a program that was put together without it: nothing to end a node for
+            return Unknown("python-xlib is not installed")
+        failures = (errors.DisplayError, errors.ConnectionClosedError, errors.XauthError, OSError)
+        try:
+            if self._display is None and time.monotonic() - self._failed_at < RETRY_SECONDS:
+                return Unknown(f"the display {self._name} does not answer")
+            if self._display is None:
+                self._display = import_module("Xlib.display").Display(self._name)
+            return question(self._display)
+        except errors.XError:  # a window that went away meanwhile: nothing fills the screen this moment
+            return Unknown("the active window has just gone")
+        except failures as error:
+            self.close()
+            self._failed_at = time.monotonic()
+            return Unknown(f"the display {self._name} does not answer ({type(error).__name__})")
+
+
+def _idle_seconds(display: Any) -> float | Unknown:
+    if display.query_extension("MIT-SCREEN-SAVER") is None:
+        return Unknown("the display has no MIT-SCREEN-SAVER extension")
+    return display.screen().root.screensaver_query_info().idle / 1000.0
+
+
+def _is_full_screen(display: Any) -> bool | Unknown:
+    """As the desktop's window manager and programs agree on it (Extended Window Manager Hints)."""
+    root = display.screen().root
+    if root.get_full_property(display.intern_atom("_NET_SUPPORTED"), 0) is None:
+        return Unknown("no window manager tells which window is active")
+    active = root.get_full_property(display.intern_atom("_NET_ACTIVE_WINDOW"), 0)
+    if active is None or not active.value or not active.value[0]:
+        return False
+    window = display.create_resource_object("window", active.value[0])
+    state = window.get_full_property(display.intern_atom("_NET_WM_STATE"), 0)
+    return state is not None and display.intern_atom("_NET_WM_STATE_FULLSCREEN") in state.value
+
+
+SLOW_LOOK_SECONDS = 5.0  # between two looks that start a program or walk all processes
+
+
+class Sensors:
+    """Looks at what the rules ask for, and at nothing else. For one thread at a time."""
+
+    def __init__(
+        self,
+        system: str = sys.platform,
+        environment: Mapping[str, str] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`environment` is the process's own by default."""
+        self._system = system
+        self._environment = os.environ if environment is None else environment
+        self._monotonic = monotonic
+        display = self._environment.get("DISPLAY", "") if system == "linux" else ""
+        self._x11 = X11Display(display) if display else None
+        self._is_wayland = system == "linux" and bool(self._environment.get("WAYLAND_DISPLAY"))
+        self._gpu: tuple[str, GpuSensor] | None = None
+        self._kept: dict[object, tuple[float, Any]] = {}
+
+    def look(self, rules: Rules, gpu_uuid: str | None) -> HostReadings:
+        """This computer now. `gpu_uuid` names the accelerator that trains, if it is one of NVIDIA's."""
+        programs = rules.programs
+        return HostReadings(
+            idle_seconds=self._idle() if rules.only_idle else None,
+            on_battery=self._sometimes("battery", runs_on_battery) if rules.pause_on_battery else None,
+            full_screen=self._full_screen() if rules.pause_on_full_screen else None,
+            programs=self._sometimes(programs, lambda: running_of(programs)) if programs else None,
+            gpu=self._look_at_gpu(gpu_uuid) if rules.limits_gpu else None,
+        )
+
+    def close(self) -> None:
+        """Let go of what is open; the next look opens it again."""
+        if self._x11 is not None:
+            self._x11.close()
+
+    def _idle(self) -> float | Unknown:
+        """By the first way that tells."""
+        if self._system == "win32":
+            return windows_idle_seconds()
+        if self._system == "darwin":
+            return self._aged("idle", macos_idle_seconds)
+        told = Unknown("this system does not tell")
+        if self._x11 is not None and not self._is_wayland:  # under Wayland it sees older programs' input only
+            told = self._x11.idle_seconds()
+        elif self._is_wayland:
+            told = self._aged("gnome", gnome_idle_seconds)
+        if isinstance(told, Unknown) and self._system == "linux":
+            session = self._aged("logind", logind_idle_seconds)
+            has_display = self._x11 is not None or self._is_wayland
+            return Unknown(f"{told.why}; {session.why}") if isinstance(session, Unknown) and has_display else session
+        return told
+
+    def _full_screen(self) -> bool | Unknown:
+        if self._system == "win32":
+            return windows_is_full_screen()
+        if self._x11 is None:
+            return Unknown("there is no display" if self._system == "linux" else "this system does not tell")
+        told = self._x11.is_full_screen()
+        return told if told is True or not self._is_wayland else Unknown("Wayland shows older programs' windows only")
+
+    def _look_at_gpu(self, uuid: str | None) -> GpuReading | Unknown:
+        if uuid is None:
+            return Unknown("no NVIDIA GPU trains here now")
+        if self._gpu is None or self._gpu[0] != uuid:
+            self._gpu = uuid, GpuSensor(uuid)
+        return self._gpu[1].look()
+
+    def _aged(self, key: str, look: Callable[[], float | Unknown]) -> float | Unknown:
+        """Seconds that were told some time ago, and that time: whoever is idle stays so until the next look."""
+        told = self._sometimes(key, look)
+        return told if isinstance(told, Unknown) else told + self._monotonic() - self._kept[key][0]
+
+    def _sometimes(self, key: object, look: Callable[[], Any]) -> Any:
+        now = self._monotonic()
+        if key not in self._kept or now - self._kept[key][0] >= SLOW_LOOK_SECONDS:
+            self._kept[key] = now, look()
+        return self._kept[key][1]
+
+
+MOST_LOOK_SECONDS = 10.0
+
+
+class SensorThread:
+    """Looks without the display as long as that leaves a question unanswered; every other rule goes on."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None, most_seconds: float = MOST_LOOK_SECONDS) -> None:
+        """`environment` is the process's own by default."""
+        environment = os.environ if environment is None else environment
+        self._sensors = Sensors(environment=environment)
+        self._without_display = Sensors(environment={**environment, "DISPLAY": ""})
+        self._most_seconds = most_seconds
+        self._answered = Event()  # the last question to `_sensors`
+        self._answered.set()
+
+    async def look(self, rules: Rules, gpu_uuid: str | None) -> HostReadings:
+        """See `Sensors.look`. Cancelled, it waits for nothing."""
+        if self._answered.is_set():
+            self._answered = Event()
+            with anyio.move_on_after(self._most_seconds):
+                return await anyio.to_thread.run_sync(
+                    self._asked, self._answered, rules, gpu_uuid, abandon_on_cancel=True
+                )
+        return await anyio.to_thread.run_sync(self._without_display.look, rules, gpu_uuid)
+
+    def close(self) -> None:
+        """Let go of what is open; a question that is still unanswered ends with that."""
+        self._sensors.close()
+        self._without_display.close()
+
+    def _asked(self, answered: Event, rules: Rules, gpu_uuid: str | None) -> HostReadings:
+        try:
+            return self._sensors.look(rules, gpu_uuid)
+        finally:
+            answered.set()

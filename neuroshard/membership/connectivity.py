@@ -1,0 +1,412 @@
+"""This node's connections to peers: opened, kept, dialled and reported. Training continues whatever fails here.
+
+Known addresses come from the owner, from peers and from earlier starts; their number is bounded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import anyio
+from anyio.abc import TaskGroup
+
+from neuroshard.config.state_file import write_atomically
+from neuroshard.errors import NetworkRefusedError, NeuroShardError
+from neuroshard.membership.swarm_view import Membership
+from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network import Network, PeerUnreachableError
+from neuroshard.network.tasks import keep_running
+from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
+from neuroshard.status.snapshot import NetworkState
+from neuroshard.types import NodeId
+
+log = logging.getLogger(__name__)
+
+MAX_ADDRESSES = 256
+MAX_REMEMBERED = 64
+MAX_FILE_BYTES = 64 * 1024
+MAX_ADDRESS_CHARACTERS = 256
+FIRST_RETRY_SECONDS = 2.0
+LONGEST_RETRY_SECONDS = 300.0
+GIVEN_AGAIN_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class KnownAddress:
+    """A multiaddr with /p2p/<node id> at its end, and how dialling it went."""
+
+    text: str
+    is_given: bool = False  # by the owner or the run: never forgotten
+    is_remembered: bool = False  # it worked in an earlier start
+    failures: int = 0  # in a row
+    next_try: float = 0.0  # on the monotonic clock
+    worked_at: float = -inf  # on the monotonic clock: when it was dialled last with success
+
+    @property
+    def node_id(self) -> NodeId:
+        """The node it should lead to."""
+        return NodeId(self.text.rpartition("/p2p/")[2])
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether it ever led to its node; else it is only somebody's word."""
+        return self.is_remembered or self.worked_at > -inf
+
+
+class KnownAddresses:
+    """The addresses one node knows. Times are those of one monotonic clock."""
+
+    def __init__(self, own_id: NodeId) -> None:
+        self._own_id = own_id
+        self._known: dict[str, KnownAddress] = {}
+
+    def add(self, addresses: Iterable[str], *, is_given: bool = False, is_remembered: bool = False) -> None:
+        """Note addresses; malformed ones and this node's own are passed over, and strangers' ones are bounded."""
+        for text in addresses:
+            address = KnownAddress(text, is_given, is_remembered)
+            if len(text) > MAX_ADDRESS_CHARACTERS or not address.node_id or address.node_id == self._own_id:
+                continue
+            if text in self._known:
+                self._known[text] = replace(self._known[text], is_given=is_given or self._known[text].is_given)
+            elif len(self._known) < MAX_ADDRESSES or is_given or self._forget_worst():
+                self._known[text] = address
+
+    def due(self, now: float, connected: Iterable[NodeId]) -> tuple[KnownAddress, ...]:
+        """Addresses of unconnected nodes whose turn it is, given ones first, then those that failed least."""
+        there = set(connected)
+        waiting = [a for a in self._known.values() if a.next_try <= now and a.node_id not in there]
+        return tuple(sorted(waiting, key=lambda address: (not address.is_given, address.failures)))
+
+    def given_due(self, now: float, connected: Iterable[NodeId]) -> tuple[KnownAddress, ...]:
+        """The given ones among those due, for a node that has enough connections: each only now and then.
+
+        A seed that began anew, or the other half of a swarm that was split, is found again through them; but a seed
+        with very many connections ends those that are idle, and shall have peace for a while.
+        """
+        return tuple(
+            address
+            for address in self.due(now, connected)
+            if address.is_given and now - address.worked_at >= GIVEN_AGAIN_SECONDS
+        )
+
+    def note_success(self, text: str, now: float) -> None:
+        """An address that worked."""
+        if text in self._known:
+            self._known[text] = replace(self._known[text], failures=0, next_try=0.0, worked_at=now)
+
+    def note_failure(self, text: str, now: float) -> None:
+        """An address that did not work: tried again later and later, and forgotten first when room is needed."""
+        if text in self._known:
+            known = self._known[text]
+            pause = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(known.failures, 10))
+            self._known[text] = replace(known, failures=known.failures + 1, next_try=now + pause)
+
+    def try_all_again(self) -> None:
+        """Forget the pauses: the line is back, or the computer woke up."""
+        self._known = {text: replace(known, next_try=0.0) for text, known in self._known.items()}
+
+    def working(self) -> tuple[str, ...]:
+        """Addresses that led to their nodes and did not fail since, those of this start first."""
+        good = [address for address in self._known.values() if address.has_worked and address.failures == 0]
+        return tuple(a.text for a in sorted(good, key=lambda address: -address.worked_at))[:MAX_REMEMBERED]
+
+    def _forget_worst(self) -> bool:
+        """Make room: first by what never worked, and of that by what failed most, else came first.
+
+        False when all is given or works: strangers' words, however many, push out none of it.
+        """
+        needless = [a for a in self._known.values() if not a.is_given and (a.failures or not a.has_worked)]
+        if not needless:
+            return False
+        del self._known[min(needless, key=lambda address: (address.has_worked, -address.failures)).text]
+        return True
+
+
+def remembered_addresses(file: Path) -> tuple[str, ...]:
+    """What an earlier start stored; nothing when the file is missing or damaged: peers will tell others."""
+    try:
+        with file.open("rb") as stream:
+            value = json.loads(stream.read(MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("The remembered addresses in %s cannot be read: %s", file, error)
+        return ()
+    if not isinstance(value, list):
+        return ()
+    return tuple(item for item in cast("list[object]", value)[:MAX_REMEMBERED] if isinstance(item, str))
+
+
+def remember_addresses(file: Path, addresses: Iterable[str]) -> None:
+    """Store addresses for the next start; a disk that refuses is only logged."""
+    try:
+        file.parent.mkdir(exist_ok=True)  # in a data folder, which is not made anew where it was moved away
+        write_atomically(file, json.dumps(list(addresses)[:MAX_REMEMBERED]).encode())
+    except OSError as error:
+        log.warning("The addresses of peers cannot be stored in %s: %s", file, error)
+
+
+WANTED_CONNECTIONS = 8
+DIALS_AT_ONCE = 4
+DIAL_SECONDS = 20.0
+LOOK_SECONDS = 1.0
+CLOSING_SECONDS = 10.0  # a network that does not end by itself is ended
+REMEMBER_SECONDS = 5.0  # a node that is killed soon after its start shall find the others again
+SLEPT_SECONDS = 30.0  # a look that comes this much too late by the calendar: the computer slept
+
+NetworkOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[Network]]
+NetworkWork: TypeAlias = Callable[[Network], Coroutine[Any, Any, None]]
+"""Something that lives as long as one network does, and is begun anew with the next one."""
+
+
+class Networking:
+    """The life of a node's network. `open_network` None: the owner wants none."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        open_network: NetworkOpener | None,
+        *,
+        peers_file: Path,
+        given: Sequence[str] = (),
+        loopback_only: bool = False,
+        gate: TransferPolicy | None = None,
+    ) -> None:
+        """What is large passes `gate`."""
+        self.book = KnownAddresses(node_id)
+        self.book.add(given, is_given=True)
+        self._has_given = bool(given)
+        self._open = open_network
+        self._peers_file = peers_file
+        self._loopback_only = loopback_only
+        self._network: Network | None = None
+        self._changed = anyio.Event()
+        self._works: list[NetworkWork] = []
+        self._failure = ""
+        self._was_up = False
+        self.gate = gate or TransferPolicy()
+        self._forbidden = ""
+        self._living: anyio.CancelScope | None = None
+
+    def forbid(self, reason: str) -> None:
+        """Leave the network now and stay away from it, because the owner wants so; "": come back."""
+        self._forbidden = reason
+        if reason and self._living is not None:
+            self._living.cancel()
+        self._wake()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether this node meets others at all."""
+        return self._open is not None
+
+    @property
+    def meets_strangers(self) -> bool:
+        """Whether nodes that nobody named may be met: on the local network, or through given peers."""
+        return self.is_wanted and (self._has_given or not self._loopback_only)
+
+    @property
+    def current(self) -> Network | None:
+        """The network, while it is up."""
+        return self._network
+
+    def attach(self, work: NetworkWork) -> None:
+        """Let `work` live with every network from now on; its failure restarts the network."""
+        self._works.append(work)
+        self._wake()
+
+    async def run(self, *, must_open: bool = False) -> None:
+        """Keep the network up until cancelled. `must_open`: raises NetworkRefusedError when it cannot open at first."""
+        if self._open is None:
+            return
+        self.book.add(remembered_addresses(self._peers_file), is_remembered=True)
+
+        def is_final(error: BaseException) -> bool:
+            return must_open and not self._was_up and isinstance(error, NetworkRefusedError)
+
+        while True:
+            while self._forbidden:
+                await self._changed.wait()
+            with anyio.CancelScope() as self._living:
+                await keep_running("The network", self._live, self._tell_failure, is_final=is_final)
+            self._living = None
+
+    async def up(self) -> Network:
+        """The network, waiting until it is up. Never returns when the owner wants none."""
+        while self._network is None:
+            await self._changed.wait()
+        return self._network
+
+    def state(self) -> tuple[NetworkState, str]:
+        """State and one sentence about it."""
+        if self._open is None:
+            return NetworkState.OFF, "The network is off; this computer trains alone."
+        if self._forbidden:
+            return NetworkState.OFF, self._forbidden
+        if self._failure:
+            return NetworkState.FAILED, f"The network does not work: {self._failure} Training goes on without it."
+        if self._network is None:
+            return NetworkState.STARTING, "Connecting."
+        count = len(self._network.transport.peers())
+        if count:
+            words = f"Connected with {count} other node{'s' if count > 1 else ''}. {self.gate.reason}"
+            return NetworkState.CONNECTED, words.strip()
+        return NetworkState.ALONE, self._why_alone()
+
+    async def _live(self) -> None:
+        """One network, from its start to its end. It outlives those who use it, so that they can say good-bye."""
+        leave = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hold, leave)
+            try:
+                await self._use(await self.up())
+            finally:
+                self._network = None
+                leave.set()
+
+    async def _hold(self, leave: anyio.Event) -> None:
+        """Keep one network open until it is to be left; once open, cancelling this node does not reach it."""
+        assert self._open is not None
+        with anyio.CancelScope() as scope:
+            async with self._open() as network:
+                scope.shield = True
+                if not leave.is_set():
+                    gated = replace(network, transport=PolicyTransport(network.transport, self.gate))
+                    self._network, self._failure, self._was_up = gated, "", True
+                    self._wake()
+                await leave.wait()
+                scope.deadline = anyio.current_time() + CLOSING_SECONDS
+
+    async def _use(self, network: Network) -> None:
+        log.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_dialling, network)
+                tasks.start_soon(self._keep_remembering)
+                await self._start_works(network, tasks)
+        finally:
+            remember_addresses(self._peers_file, self.book.working())
+
+    async def _start_works(self, network: Network, tasks: TaskGroup) -> None:
+        """Begin what was attached, and what will be."""
+        begun = 0
+        while True:
+            changed = self._changed
+            for work in self._works[begun:]:
+                tasks.start_soon(work, network)
+            begun = len(self._works)
+            await changed.wait()
+
+    async def _keep_dialling(self, network: Network) -> None:
+        limiter = anyio.CapacityLimiter(DIALS_AT_ONCE)
+        slept = SleepDetector()
+        async with anyio.create_task_group() as tasks:
+            dialling: set[str] = set()
+            while True:
+                if slept.has_slept():
+                    self.book.try_all_again()
+                now = anyio.current_time()
+                connected = network.transport.peers()
+                for address in self._to_dial(now, connected, dialling):
+                    dialling.add(address.text)
+                    tasks.start_soon(self._dial, network, address, limiter, dialling)
+                await anyio.sleep(LOOK_SECONDS)
+
+    def _to_dial(self, now: float, connected: frozenset[NodeId], dialling: set[str]) -> list[KnownAddress]:
+        """Whom to dial now: anybody while connections are missing."""
+        has_enough = len(connected) >= WANTED_CONNECTIONS
+        due = self.book.given_due(now, connected) if has_enough else self.book.due(now, connected)
+        return [address for address in due if address.text not in dialling][:DIALS_AT_ONCE]
+
+    async def _dial(
+        self, network: Network, address: KnownAddress, limiter: anyio.CapacityLimiter, dialling: set[str]
+    ) -> None:
+        try:
+            async with limiter:
+                with anyio.fail_after(DIAL_SECONDS):
+                    is_given = address.is_given or address.is_remembered
+                    await network.transport.connect(address.text, is_given=is_given)
+        except (NeuroShardError, TimeoutError) as error:
+            self.book.note_failure(address.text, anyio.current_time())
+            level = logging.WARNING if address.is_given and address.failures == 0 else logging.DEBUG
+            log.log(level, "%s does not answer and is tried again: %s", address.text, str(error) or "no answer in time")
+        else:
+            self.book.note_success(address.text, anyio.current_time())
+        finally:
+            dialling.discard(address.text)
+
+    async def _keep_remembering(self) -> None:
+        remembered: tuple[str, ...] = ()
+        while True:
+            await anyio.sleep(REMEMBER_SECONDS)
+            working = self.book.working()
+            if working != remembered:
+                remember_addresses(self._peers_file, working)
+                remembered = working
+
+    def _tell_failure(self, reason: str, seconds: float) -> None:
+        self._failure = f"{reason} Trying again in {seconds:.0f} s."
+
+    def _why_alone(self) -> str:
+        if self._has_given:
+            return "No other node answers yet; trying again by itself."
+        if self._loopback_only:
+            return "No other node is known on this computer."
+        return "No other node was found yet."
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+class SleepDetector:
+    """Notices that the computer slept: the calendar went on much further than from one look to the next."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._last = now()
+
+    def has_slept(self) -> bool:
+        """Whether more time than SLEPT_SECONDS passed since the last call."""
+        before, self._last = self._last, self._now()
+        return self._last - before > SLEPT_SECONDS
+
+
+REQUEST_DIAL_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class DialledRequests:
+    """Where members announced that they can be reached is where they are dialled."""
+
+    networking: Networking
+    membership: Membership
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        """See Transport.request."""
+        network = self.networking.current
+        if network is None:
+            raise PeerUnreachableError("The network is down at present.", "It is tried again by itself.")
+        if peer not in network.transport.peers():
+            await self._dial(network, peer)
+        return await network.transport.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
+
+    async def _dial(self, network: Network, peer: NodeId) -> None:
+        announced = self.membership.announcements.get(peer)
+        for address in () if announced is None else announced.addresses:
+            with anyio.move_on_after(REQUEST_DIAL_SECONDS):
+                try:
+                    await network.transport.connect(address)
+                except NeuroShardError:
+                    continue
+                return
+        raise PeerUnreachableError(f"Node {peer} cannot be reached at any address that is known.")

@@ -1,0 +1,105 @@
+"""Health of the nodes that report stages: confirmed by an answer, lost although they report, or slow to start."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import cast
+
+import anyio
+
+from neuroshard.membership.swarm_view import Member, Membership
+from neuroshard.status.snapshot import NodeState
+from neuroshard.types import NodeId
+
+ASK_AGAIN_SECONDS = 60.0
+VALID_SECONDS = 150.0  # two questions may go unanswered
+
+
+class ConfirmedHolders:
+    """One for a node."""
+
+    def __init__(self) -> None:
+        self._told_at: dict[tuple[NodeId, int], float] = {}  # by the event loop's clock
+
+    def add(self, node_id: NodeId, stage: int) -> None:
+        """A node has just said that it trains a stage."""
+        self._told_at[node_id, stage] = anyio.current_time()
+
+    def remove(self, node_id: NodeId, stage: int) -> None:
+        """A node has just said that it does not."""
+        self._told_at.pop((node_id, stage), None)
+
+    def keep_only(self, nodes: Container[NodeId]) -> None:
+        """Forget the others."""
+        self._told_at = {key: at for key, at in self._told_at.items() if key[0] in nodes}
+
+    def told_within(self, seconds: float, node_id: NodeId, stage: int) -> bool:
+        """Whether a node has said so in this time."""
+        at = self._told_at.get((node_id, stage))
+        return at is not None and anyio.current_time() - at < seconds
+
+
+DISBELIEF_SECONDS = 600.0  # at most, whatever such a node reports meanwhile
+
+
+class LostNodes:
+    """`in` tells whether a node is lost."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._last_reports: dict[NodeId, int] = {}
+        self._disbelieved: dict[NodeId, float] = {}  # until when, by the event loop's clock
+        self.added = 0  # so far: between two of them only reports and time change anything
+
+    def add(self, node_id: NodeId) -> None:
+        """Count a node as gone until it reports again."""
+        member = self._membership.view.members.get(node_id)
+        if member is not None:
+            self._last_reports[node_id] = member.report.sequence
+            self.added += 1
+
+    def now(self) -> frozenset[NodeId]:
+        """All that are lost."""
+        return frozenset(node for node in (*self._last_reports, *self._disbelieved) if node in self)
+
+    def disbelieve(self, node_id: NodeId, seconds: float = DISBELIEF_SECONDS) -> None:
+        """Count a node as gone for so long: what it reports is not true."""
+        now = anyio.current_time()
+        self._disbelieved = {node: until for node, until in self._disbelieved.items() if until > now}
+        self._disbelieved[node_id] = now + seconds
+        self.added += 1
+
+    def __contains__(self, node: object) -> bool:
+        node_id = cast("NodeId", node)
+        if node_id in self._disbelieved and anyio.current_time() < self._disbelieved[node_id]:
+            return True
+        if node_id not in self._last_reports:
+            return False
+        member = self._membership.view.members.get(node_id)
+        if member is None or member.report.sequence > self._last_reports[node_id]:
+            del self._last_reports[node_id]
+            return False
+        return True
+
+
+PATIENCE_SECONDS = 600.0  # for every hundredth of the state: a slow line is no reason to give a node up
+
+
+class SlowStarts:
+    """What this node has seen of others that get ready."""
+
+    def __init__(self) -> None:
+        self._furthest: dict[NodeId, tuple[int, float]] = {}  # percent, and when that was seen first
+
+    def overdue(self, members: Iterable[Member]) -> frozenset[NodeId]:
+        """Those of the members who have come no further for too long, at this look."""
+        before, self._furthest = self._furthest, {}
+        overdue = set[NodeId]()
+        for member in members:
+            if member.report.state is NodeState.STARTING and member.report.layers is not None:
+                now, told = member.last_seen, member.report.ready_percent
+                percent, since = before.get(member.node_id, (-1, now))
+                self._furthest[member.node_id] = (told, now) if told > percent else (percent, since)
+                if told <= percent and now - since > PATIENCE_SECONDS:
+                    overdue.add(member.node_id)
+        return frozenset(overdue)

@@ -1,0 +1,131 @@
+"""Opens the network that the settings require, finds the local network and the router, and meters traffic."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from neuroshard.config.settings import Settings
+from neuroshard.identity import NodeIdentity
+from neuroshard.membership.claim_intake import is_announcement
+from neuroshard.membership.connectivity import Networking, NetworkOpener
+from neuroshard.model.memory_limit import available_mb, network_memory, probe_memory
+from neuroshard.network import Connection, Network, Reputation
+from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.network.libp2p.peer_limits import ReceiveLimits
+from neuroshard.network.limits import frame_budget
+from neuroshard.network.mdns import MdnsDiscovery
+from neuroshard.network.nat.external_addresses import ExternalAddresses
+from neuroshard.network.nat.port_mapping import PortMapping
+from neuroshard.types import NodeId
+
+PEERS_FILE = "network/peers.json"
+BITS_PER_BYTE = 8
+
+
+def upload_limit(settings: Settings) -> float | None:
+    """Most bytes a second that go to other nodes; None: as many as the line takes."""
+    return None if settings.max_upload is None else settings.max_upload * 1e6 / BITS_PER_BYTE
+
+
+def memory_limit_mb(settings: Settings) -> int:
+    """What this node may use in all."""
+    return available_mb(probe_memory(), settings.memory)
+
+
+def libp2p_opener(
+    settings: Settings, identity: NodeIdentity, outside: ExternalAddresses | None = None, *, serves_others: bool = False
+) -> NetworkOpener:
+    """Opens libp2p networks with the owner's limits. `serves_others`: as a relay of nodes that cannot be dialled.
+
+    `outside`: where the networks say at which ports they listen, and read how these are reached from outside.
+    """
+    options = NetworkOptions(
+        host=settings.p2p_host,
+        port=settings.p2p_port,
+        lan_discovery=settings.lan_discovery,
+        port_mapping=settings.port_mapping,
+        relay=settings.relay and not serves_others,
+        serve_relay=serves_others,
+        upload_bytes_per_second=upload_limit(settings),
+    )
+    reputation = Reputation()  # what peers did is not forgiven by a restart of the network
+    limit_mb = memory_limit_mb(settings)
+
+    def opened() -> AbstractAsyncContextManager[Network]:
+        return libp2p_network(identity, options, parts=network_parts(limit_mb, reputation, outside))
+
+    return opened
+
+
+def network_parts(limit_mb: int, reputation: Reputation, outside: ExternalAddresses | None = None) -> NetworkParts:
+    """What one network gets from the rest of the node, which may use so much memory in all."""
+    memory = network_memory(limit_mb)
+    return NetworkParts(
+        reputation=reputation,
+        budget=frame_budget(memory.frames),
+        heads=frame_budget(memory.heads),
+        receive=ReceiveLimits.within(memory.unread),
+        outside=outside,
+        accepts_record=is_announcement,
+        directory_bytes=memory.directory,
+        gossip_bytes=memory.gossip,
+    )
+
+
+WINDOW_SECONDS = 10.0  # over which the rates are means
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Totals in bytes, rates in bytes a second."""
+
+    sent: int = 0
+    received: int = 0
+    sent_a_second: float = 0.0
+    received_a_second: float = 0.0
+
+
+class TrafficMeter:
+    """Adds up what connections count, also of those that have ended."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[NodeId, float], tuple[int, int]] = {}
+        self._ended = (0, 0)
+        self._points: deque[tuple[float, int, int]] = deque()  # time, sent, received
+
+    def look(self, connections: Iterable[Connection], now: float) -> Traffic:
+        """The traffic up to now; call it about once a second."""
+        present = {(c.peer, c.since): (c.bytes_sent, c.bytes_received) for c in connections}
+        for key, (sent, received) in self._open.items():
+            if key not in present:
+                self._ended = self._ended[0] + sent, self._ended[1] + received
+        self._open = present
+        sent = self._ended[0] + sum(counts[0] for counts in present.values())
+        received = self._ended[1] + sum(counts[1] for counts in present.values())
+        self._points.append((now, sent, received))
+        while self._points[0][0] < now - WINDOW_SECONDS:
+            self._points.popleft()
+        first = self._points[0]
+        seconds = max(now - first[0], 1e-9)
+        if len(self._points) == 1:
+            return Traffic(sent, received)
+        return Traffic(sent, received, (sent - first[1]) / seconds, (received - first[2]) / seconds)
+
+
+def use_surroundings(
+    settings: Settings, node_id: NodeId, networking: Networking, outside: ExternalAddresses
+) -> PortMapping | None:
+    """Attach what the owner wants; on a loopback host nothing. What asks the router, if anything does."""
+    if ip_address(settings.p2p_host).is_loopback:
+        return None
+    if settings.lan_discovery:
+        networking.attach(MdnsDiscovery(node_id, networking.book.add).live)
+    if not settings.port_mapping:
+        return None
+    mapping = PortMapping(outside)
+    networking.attach(mapping.live)
+    return mapping

@@ -1,0 +1,289 @@
+"""This node's part in the network: its connections, the runs that it knows and serves, and its own reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import anyio
+
+from neuroshard.config.settings import Settings
+from neuroshard.data.source import MeteredSource, ShardSource
+from neuroshard.identity import NodeIdentity
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.connectivity import Networking, NetworkOpener
+from neuroshard.membership.network_opening import (
+    PEERS_FILE,
+    Traffic,
+    TrafficMeter,
+    libp2p_opener,
+    memory_limit_mb,
+    upload_limit,
+    use_surroundings,
+)
+from neuroshard.membership.participant import OwnMessages, Participant
+from neuroshard.membership.reports import MAX_LOSS, TrainingReport, kept_report_numbers
+from neuroshard.model.architecture import plan_of
+from neuroshard.model.memory_limit import network_memory
+from neuroshard.network import Connection, Network
+from neuroshard.network.nat.external_addresses import ExternalAddresses
+from neuroshard.network.nat.port_mapping import PortMapping
+from neuroshard.runs.exchange import RunExchange, RunShelf
+from neuroshard.runs.finding import RunFinder
+from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.stored_runs import JoinedRuns
+from neuroshard.status.board import Publisher
+from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
+from neuroshard.types import RunId
+
+if TYPE_CHECKING:
+    from neuroshard.node.stage_swarm import StageSwarm
+
+
+def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
+    """The report for others, whose sequence and interval the reporter sets. Raises ValueError without a run."""
+    if status.model is None:
+        raise ValueError("a node without a run has nothing to report")
+    training, diloco, data = status.training, status.diloco, status.data
+    loss = training.loss_ema
+    return TrainingReport(
+        run_id=run_id,
+        sequence=0,
+        steps=training.steps,
+        tokens=training.tokens,
+        loss_ema=loss if loss is not None and isfinite(loss) and 0 <= loss <= MAX_LOSS else None,
+        shard=data.shard if data else None,
+        shards_seen=data.shards_seen if data else 0,
+        roles=status.model.roles,
+        layers=status.model.layers,
+        outer_step=diloco.outer_steps,
+        state_hash=diloco.state_root,
+        successful_syncs=diloco.successful_syncs,
+        failed_syncs=diloco.failed_syncs,
+        tokens_per_second=training.tokens_per_second,
+        state=status.state,
+        started_at=status.started_at,
+        interval_seconds=1.0,
+        inherited_steps=training.inherited_steps,
+        inherited_tokens=training.inherited_tokens,
+        cached=data.shared if data else (),
+    )
+
+
+def own_announcement(
+    status: NodeStatus, run_id: RunId, *, parameters_version: int, addresses: tuple[str, ...]
+) -> Announcement:
+    """The announcement for others."""
+    return Announcement(
+        run_id=run_id,
+        parameters_version=parameters_version,
+        layers=status.model.layers if status.model else None,
+        addresses=addresses,
+        pool=None,
+        started_at=status.started_at,
+        memory_tier_mb=status.memory.tier_mb if status.memory else 0,
+        is_relay=False,
+        version=status.version,
+    )
+
+
+PUBLISH_SECONDS = 0.5
+FIRST_PUBLISH_SECONDS = 0.1  # until the network is up
+OPENING_SECONDS = 30.0  # one that is not up by then will not be soon
+
+
+@dataclass(frozen=True)
+class NetworkView:
+    """The network at one moment."""
+
+    network: NetworkStatus
+    peers: tuple[PeerStatus, ...]
+    swarm: SwarmStatus | None
+
+
+@dataclass
+class PeerNetwork:
+    """Made once a start, without PyTorch; `join` follows when the run is known, `serve` when PyTorch is there."""
+
+    identity: NodeIdentity
+    settings: Settings
+    networking: Networking
+    exchange: RunExchange
+    finder: RunFinder
+    now: Callable[[], float]  # seconds since the epoch
+    served: RunOffer | None = None
+    participant: Participant | None = None
+    swarm: StageSwarm | None = None
+    genesis: str = ""  # where the data come from, for the join line
+    traffic: TrafficMeter = field(default_factory=TrafficMeter)
+    port_mapping: PortMapping | None = None
+    moved_by_peers: int = 0  # bytes since the start, in both directions
+    fetched: int = 0  # bytes from sources of data
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        identity: NodeIdentity,
+        open_network: NetworkOpener | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> PeerNetwork:
+        """With libp2p, unless another way is given or the owner wants no network."""
+        outside = ExternalAddresses()
+        opener = open_network or libp2p_opener(settings, identity, outside)
+        networking = Networking(
+            identity.node_id,
+            opener if settings.network else None,
+            peers_file=settings.data_dir / PEERS_FILE,
+            given=settings.peer,
+            loopback_only=ip_address(settings.p2p_host).is_loopback,
+        )
+        stored = JoinedRuns(settings.data_dir)
+        exchange = RunExchange(RunShelf(stored.load, stored.keep), now=now)
+        society = cls(identity, settings, networking, exchange, RunFinder(settings, exchange, networking), now)
+        networking.attach(exchange.live)
+        if open_network is None:
+            society.port_mapping = use_surroundings(settings, identity.node_id, networking, outside)
+        return society
+
+    def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> None:
+        """From now on this node is one of a run; `is_shared`: newcomers without a run of their own are told of it."""
+        self.served = offer
+        versions = self.exchange.follow(offer)
+        self.exchange.is_shared = is_shared
+
+        def report() -> TrainingReport:
+            said = own_report(status(), offer.run_id)
+            if self.swarm is None:
+                return said
+            return report_of_stages(said, self.swarm)
+
+        def announcement() -> Announcement:
+            version = versions.offer.parameters.version
+            return own_announcement(status(), offer.run_id, parameters_version=version, addresses=self.addresses())
+
+        self.participant = Participant(
+            self.identity,
+            offer.run_id,
+            offer.parameters.genesis.total_shards,
+            OwnMessages(report, announcement, kept_report_numbers(self.settings.data_dir)),
+            self.networking.book.add,
+            plan=plan_of(offer.parameters),
+            claim_bytes=network_memory(memory_limit_mb(self.settings)).claims,
+            now=self.now,
+        )
+        self.networking.attach(self.participant.live)
+
+    def serve(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> StageSwarm:
+        """Join a run, unless this node has joined it already, and give and take its stages. Loads PyTorch."""
+        from neuroshard.node.stage_swarm import StageSwarm  # only now: the others shall know this node before
+
+        if self.participant is None:
+            self.join(offer, status, is_shared=is_shared)
+        versions, participant = self.exchange.follow(offer), self.participant
+        assert participant is not None
+        self.swarm = StageSwarm(self.identity, versions, participant.membership, self.networking)
+        self.swarm.report_soon = participant.report_soon
+        self.networking.attach(self.swarm.live)
+        return self.swarm
+
+    def metered(self, source: ShardSource) -> ShardSource:
+        """A source on another computer, as the owner's rules let it be used."""
+        return MeteredSource(source, lambda: self.networking.gate.reason, self._note_fetched)
+
+    def moved(self) -> int:
+        """Bytes that went through the network since the start, in both directions."""
+        return self.moved_by_peers + self.fetched
+
+    def _note_fetched(self, count: int) -> None:
+        self.fetched += count
+
+    async def introduced(self) -> None:
+        """Wait until others can find this node as one of its run."""
+        if self.participant is not None:
+            await self.participant.announced.wait()
+
+    def look(self) -> NetworkView:
+        """What there is to tell about the network now."""
+        network = self.networking.current
+        connections = () if network is None else network.transport.connections()
+        traffic = self.traffic.look(connections, self.now())
+        self.moved_by_peers = traffic.sent + traffic.received
+        peers, swarm = ((), None) if self.participant is None else self.participant.status(network)
+        return NetworkView(
+            self._network_status(network, connections, traffic),
+            peers,
+            swarm,
+        )
+
+    def report_soon(self) -> None:
+        """Let the others know within a second what this node does now."""
+        if self.participant is not None:
+            self.participant.report_soon()
+
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs at which others may reach this node now, the one that leads furthest first."""
+        network = self.networking.current
+        return () if network is None else network.transport.addresses()
+
+    def note_outer_step(self, outer_step: int) -> None:
+        """This node is there now; another version of the run's parameters may hold there."""
+        if self.exchange.followed is not None:
+            self.exchange.followed.look(outer_step)
+
+    @property
+    def clock_warning(self) -> str | None:
+        """What to tell the owner when this computer's clock is wrong by the others' word; None while it is fine."""
+        return None if self.participant is None else self.participant.clock_warning
+
+    def _network_status(
+        self, network: Network | None, connections: Sequence[Connection], traffic: Traffic
+    ) -> NetworkStatus:
+        state, explanation = self.networking.state()
+        trouble = "" if self.port_mapping is None else self.port_mapping.trouble()
+        addresses = self.addresses()
+        return NetworkStatus(
+            state=state,
+            explanation=f"{explanation} {trouble}".strip(),
+            addresses=addresses,
+            connections=len(connections),
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
+            upload_rate=traffic.sent_a_second,
+            download_rate=traffic.received_a_second,
+            upload_limit=upload_limit(self.settings),
+            banned_peers=0 if network is None else len(network.reputation.banned_peers()),
+            refused=() if network is None else network.reputation.refused(),
+            join_line=join_line(self.served, addresses, self.genesis),
+        )
+
+
+def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
+    """What a node says of itself, with the stages that it gets ready for: those that it goes to, if it does."""
+    percent = swarm.ready_percent if said.state is NodeState.STARTING else 0
+    if swarm.destination is not None:
+        layers = swarm.destination.layers(swarm.plan)
+        roles = layers.roles(swarm.plan[-1].stop)
+        said, percent = replace(said, state=NodeState.STARTING, layers=layers, roles=roles), 0
+    return replace(said, windows=swarm.windows, ready_percent=percent)
+
+
+async def observe_network(society: PeerNetwork, publisher: Publisher) -> None:
+    """Publish what the network does until cancelled, from the start of a node to its end."""
+    began = anyio.current_time()
+    while True:
+        sight = society.look()
+        publisher.change(network=sight.network, peers=sight.peers, swarm=sight.swarm)
+        may_open = society.networking.is_wanted and anyio.current_time() - began < OPENING_SECONDS
+        await anyio.sleep(FIRST_PUBLISH_SECONDS if may_open and not sight.network.addresses else PUBLISH_SECONDS)
+
+
+def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> str:
+    """What others type to join; empty while nothing can be joined."""
+    if run is None or not addresses or not genesis:
+        return ""
+    return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"

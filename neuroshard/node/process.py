@@ -1,0 +1,106 @@
+"""The process of a node: lock of its data folder and port, signals, end of input, and the request to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock, Thread
+from types import FrameType
+
+import trio
+
+from neuroshard.api.access import entry_address, load_or_create_secret
+from neuroshard.api.address import dashboard_url
+from neuroshard.config.instance_lock import InstanceLock, LockOwner
+from neuroshard.host.desktop import open_browser_at
+
+
+@dataclass(frozen=True)
+class ListenerHandover:
+    """What a first run hands to the node that it becomes; without a listener the node binds its own."""
+
+    lock: InstanceLock
+    listener: socket.socket | None
+
+
+def show_first_instance(data_dir: Path, running: LockOwner, *, open_browser: bool) -> int:
+    """A second start on the same data folder shows the first one's page and ends well; the exit code."""
+    url = dashboard_url(running.host, running.port) if running.port else "its dashboard"
+    does = "already waits to be set up" if running.is_setup else "already runs"
+    sys.stdout.write(f"A node {does} on this data folder (process {running.pid}): {url}\n")
+    if open_browser and running.port:
+        keyed = entry_address(url, load_or_create_secret(data_dir), running.port, time.time())
+        open_browser_at(keyed if running.is_setup else url)
+    return 0
+
+
+class StopRequest:
+    """Asks the event loop to end, from any thread, also before the loop runs."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._reaction: Callable[[], object] = _nothing
+        self.reason: str | None = None
+
+    def ask(self, reason: str) -> None:
+        """Remember the first reason; what `react` was told last happens on the event loop."""
+        with self._lock:
+            is_first, self.reason = self.reason is None, self.reason or reason
+            if is_first and self._token is not None:
+                with suppress(trio.RunFinishedError):  # the loop has ended already: nothing is left to stop
+                    self._token.run_sync_soon(self._happen)  # pyright: ignore[reportUnknownMemberType]
+
+    def react(self, reaction: Callable[[], object]) -> None:
+        """On a stop, call this on the event loop's thread, and nothing that was told before: that has ended.
+
+        At once when a stop was asked for already.
+        """
+        with self._lock:
+            self._token = trio.lowlevel.current_trio_token()
+            self._reaction = reaction
+            was_asked = self.reason is not None
+        if was_asked:
+            reaction()
+
+    def _happen(self) -> None:
+        self._reaction()
+
+
+def _nothing() -> None:
+    """Nobody listens yet."""
+
+
+def _wait_for_end_of_input(stop: StopRequest) -> None:
+    while os.read(0, 4096):  # not sys.stdin: its lock would be held when the interpreter ends
+        pass
+    stop.ask("the program that started this node has ended")
+
+
+@contextmanager
+def outside_requests(stop: StopRequest, *, ends_with_stdin: bool) -> Generator[None]:
+    """SIGINT and SIGTERM ask for a clean stop; a second one ends the process at once."""
+    if ends_with_stdin:
+        Thread(target=_wait_for_end_of_input, args=(stop,), name="neuroshard-leash", daemon=True).start()
+    received = 0
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received > 1:
+            os._exit(128 + number)
+        stop.ask(f"{signal.Signals(number).name} received")
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,83 @@
+"""Start-up before PyTorch is loaded: enters the run that the settings name, and lists the start-up steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from neuroshard.config.settings import Settings
+from neuroshard.model.architecture import parameter_count
+from neuroshard.runs.finding import FoundRun, NoRun, RunFinder
+from neuroshard.runs.offer import RunOffer
+from neuroshard.status.board import Publisher, StartupProgress
+from neuroshard.status.snapshot import ModelStatus, NodeState, RunStatus
+from neuroshard.types import WalletId
+
+LOADING = "Loading PyTorch"
+HARDWARE = "Measuring this computer"
+DEMO_DATA = "Building the demo data"
+RUN = "Finding the run"
+DATA = "Opening the training data"
+MODEL = "Building the model"
+CHECKPOINT = "Looking for a checkpoint"
+FIRST_STEP = "Making the first step"
+
+
+def startup_steps(settings: Settings, *, is_demo: bool, holds_layers: bool) -> tuple[str, ...]:
+    """The stages of one start. A run that was named is looked for from the first second on."""
+    named = (RUN,) if settings.run else ()
+    demo = (DEMO_DATA,) if is_demo else ()
+    suggested = () if settings.run or is_demo else (RUN,)
+    holding = (MODEL, CHECKPOINT) if holds_layers else ()
+    return (*named, LOADING, HARDWARE, *demo, DATA, *suggested, *holding, FIRST_STEP)
+
+
+@dataclass
+class RunArrival:
+    """Used once a start, when a run was named with --run. `enter` makes this node known to the others of the run."""
+
+    finder: RunFinder
+    publisher: Publisher
+    startup: StartupProgress
+    wallet_id: WalletId
+    enter: Callable[[RunOffer], None]
+    _found: FoundRun | None = field(default=None, init=False)
+    _done: anyio.Event = field(default_factory=anyio.Event, init=False)
+
+    async def run(self) -> None:
+        """Wait until somebody knows the run; the status says so meanwhile. Raises UsageError when nobody can."""
+        with self.startup.stage(RUN):
+
+            def tell(reason: str) -> None:
+                self.startup.tell(RUN, reason)
+                self.publisher.state(NodeState.STARTING, reason)
+
+            found = await self.finder.named(tell)
+        if found is not None:
+            tell_run(self.publisher, found.offer, found, self.wallet_id)
+            self.enter(found.offer)
+        self._found = found
+        self._done.set()
+
+    async def found(self) -> FoundRun | None:
+        """The run, waiting until it is found; None when none was named."""
+        await self._done.wait()
+        return self._found
+
+
+def tell_run(
+    publisher: Publisher, offer: RunOffer, found: FoundRun | NoRun, wallet_id: WalletId, *, is_demo: bool = False
+) -> None:
+    """Publish what the run is; which layers this node holds comes later."""
+    architecture = offer.parameters.architecture
+    publisher.change(
+        model=ModelStatus(architecture, parameter_count(architecture), None, ()),
+        run=RunStatus(
+            run_id=offer.run_id,
+            is_own=offer.owner == wallet_id,
+            is_demo=is_demo,
+            explanation=found.explanation,
+        ),
+    )

@@ -1,0 +1,165 @@
+"""Lets the model in training write short samples, so that people can read how it improves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.config.state_file import write_atomically
+from neuroshard.errors import NotReadyError
+from neuroshard.identity.strict_json import parse_json
+from neuroshard.network.blocking import BlockingRunner
+from neuroshard.status.board import Generate, GeneratedText, GenerationSummary, Publisher
+from neuroshard.status.history import SamplesStatus, TextSample
+from neuroshard.training.text_generation import (
+    MOST_CHARACTERS,
+    MOST_TOKENS,
+    PROMPTS,
+    is_due,
+    next_mark,
+    samples_from_json,
+    samples_to_json,
+)
+from neuroshard.training.trainer import Trainer
+from neuroshard.types import RunId
+
+log = logging.getLogger(__name__)
+
+FOLDER = "samples"
+MOST_BYTES = 1_000_000
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = 60.0  # after a text that could not be written
+PARTIAL = (
+    "This computer holds a part of the model, and a text would have to pass through other computers: "
+    "no samples are written here. You can still ask the model yourself."
+)
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """What a sample depends on."""
+
+    steps: int
+    may_write: bool  # not paused, and not about to be
+    trained_seconds: float  # that its steps took
+
+
+@dataclass(frozen=True)
+class SampleWriter:
+    """The model in training."""
+
+    look: Callable[[], SampleSource]
+    generate: Callable[[Generate], Awaitable[GenerationSummary]]
+
+
+def author_of(trainer: Trainer, *, is_whole: bool) -> SampleWriter | None:
+    """The model of a trainer; None for one that holds a part of it, or none."""
+
+    def look() -> SampleSource:
+        if trainer.is_pause_wanted:
+            return SampleSource(trainer.steps, may_write=False, trained_seconds=0.0)
+        training = trainer.snapshot().training
+        return SampleSource(training.steps, may_write=True, trained_seconds=training.steps * training.step_seconds)
+
+    return SampleWriter(look, trainer.generate) if is_whole else None
+
+
+class SampleTexts:
+    """Of one run, for a node that holds the whole model; for one that does not it only says so."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        run_id: RunId,
+        publisher: Publisher,
+        author: SampleWriter | None,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        offload: BlockingRunner = anyio.to_thread.run_sync,
+    ) -> None:
+        """`author` is None where the model is not whole; `clock` in seconds since the epoch."""
+        self._path = data_dir / FOLDER / f"{run_id}.json"
+        self._publisher = publisher
+        self._author = author
+        self._clock = clock
+        self._monotonic = monotonic
+        self._offload = offload
+        self._prompts, self._samples = _read(self._path)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._show()
+        author = self._author
+        while author is not None:
+            look = author.look()
+            if look.may_write and is_due(look.steps, self._samples, look.trained_seconds):
+                await anyio.sleep(0 if await self._write(author) else RETRY_SECONDS)
+            await anyio.sleep(LOOK_SECONDS)
+
+    async def _write(self, author: SampleWriter) -> bool:
+        """Whether a sample was added."""
+        step, begun = author.look().steps, self._monotonic()
+        try:
+            texts = list[str]()
+            for prompt in self._prompts:
+                if not author.look().may_write:
+                    return False  # a pause wants the accelerator free
+                texts.append(await self._text(author, prompt))
+        except (NotReadyError, ValueError) as error:  # ValueError: weights that are no numbers write nothing
+            log.info("The model could not write a sample now: %s", error)
+            return False
+        last, seconds = author.look().steps, round(self._monotonic() - begun, 3)
+        self._samples = (*self._samples, TextSample(step, max(step, last), self._clock(), seconds, tuple(texts)))
+        self._show()
+        await self._save()
+        return True
+
+    async def _text(self, author: SampleWriter, prompt: str) -> str:
+        pieces = list[str]()
+
+        def take(piece: GeneratedText) -> None:
+            pieces.append(piece.text)
+
+        cancelled = Event()
+        request = Generate(prompt, MOST_TOKENS, 0.0, 1.0, (), 0, take, cancelled)
+        try:
+            await author.generate(request)
+        finally:
+            cancelled.set()
+        return "".join(pieces)[:MOST_CHARACTERS]
+
+    def _show(self) -> None:
+        samples = self._samples
+        due = None if self._author is None else next_mark(samples[-1].last_step if samples else None)
+        explanation = PARTIAL if self._author is None else ""
+        self._publisher.change(samples=SamplesStatus(self._prompts, samples, due, explanation))
+
+    async def _save(self) -> None:
+        content = json.dumps(samples_to_json(self._prompts, self._samples), ensure_ascii=False)
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            await self._offload(partial(write_atomically, self._path, content.encode("utf-8", "replace")))
+        except OSError as error:
+            log.warning("What the model wrote cannot be saved in %s: %s.", self._path, error.strerror)
+
+
+def _read(path: Path) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
+    """The samples of earlier starts; what cannot be read is left alone until the next one is written."""
+    try:
+        with path.open("rb") as file:
+            return samples_from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES))
+    except FileNotFoundError:
+        return PROMPTS, ()
+    except (OSError, ValueError) as error:
+        log.warning("The samples in %s cannot be read (%s): new ones begin.", path, error)
+        return PROMPTS, ()

@@ -1,0 +1,254 @@
+"""Chooses this node's stages: those it held before, or those the swarm needs most and this computer can hold."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.config.state_file import make_folder, write_atomically
+from neuroshard.errors import TooLittleMemoryError
+from neuroshard.identity import NodeIdentity
+from neuroshard.identity.strict_json import parse_json
+from neuroshard.membership.connectivity import Networking
+from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.model.architecture import StagePlan, plan_of
+from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
+from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES, MemoryNeed, PipelineLoad, memory_need
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.pipeline.sessions import SessionLimits
+from neuroshard.pipeline.stage_server import ServiceLimits
+from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.placement.stage_choice import choose_stages, fitting_windows
+from neuroshard.runs.proposal import HardwareBudget
+from neuroshard.runs.stored_runs import LocalRun
+from neuroshard.state.checkpoint_store import stage_folder
+from neuroshard.types import LayerRange
+
+LEAST_OPEN = 4  # microbatches at a time: with fewer the other stages of a pipeline mostly wait
+USUAL_OPEN = 8  # those of one driver
+MOST_OPEN = SessionLimits().open_microbatches
+REMEMBERED_OF_DRIVER = 16
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """What a stage's service may have in work; the default is that of a model in one stage."""
+
+    limits: ServiceLimits | None = None
+    kept_graphs: int | None = None
+
+
+def need_of(
+    parameters: RunParameters, stages: StageRange, room: HardwareBudget, load: PipelineLoad | None
+) -> MemoryNeed:
+    """Peak memory of training these stages."""
+    layers = stages.layers(plan_of(parameters))
+    outer = parameters.outer
+    return memory_need(
+        parameters.architecture,
+        layers,
+        parameters.batch_size,
+        room.device,
+        load,
+        codec=outer.codec,
+        averages_gradients=outer.strategy == "averaging",
+    )
+
+
+def least_load(parameters: RunParameters, stages: StageRange) -> PipelineLoad | None:
+    """What these stages must at least have in work to be of use; None for a model in one stage."""
+    return next(iter(reversed(list(_loads(parameters, stages)))), None)
+
+
+def best_load(parameters: RunParameters, stages: StageRange, room: HardwareBudget) -> PipelineLoad | None:
+    """The most that fits the memory; the least when nothing does. None for a model in one stage.
+
+    The microbatches of one driver come first, then their activations, then those of further drivers.
+    """
+    for load in _loads(parameters, stages):
+        if need_of(parameters, stages, room, load).fits(room.tier_mb, room.device_tier_mb):
+            return load
+    return least_load(parameters, stages)
+
+
+def stage_work(parameters: RunParameters, layers: LayerRange, load: PipelineLoad | None) -> StageWork:
+    """What one stage of a load may have in work, so that its memory is what the need says."""
+    if load is None:
+        return StageWork()
+    shapes = StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size)
+    answer = shapes.kept_bytes(parameters.batch_size * parameters.architecture.sequence_length)
+    sessions = SessionLimits(
+        open_microbatches=load.open_microbatches,
+        open_of_driver=min(load.open_microbatches, SessionLimits().open_of_driver),
+        kept_bytes=(load.open_microbatches + REMEMBERED_MICROBATCHES) * answer,
+        kept_bytes_of_driver=(load.open_microbatches + REMEMBERED_OF_DRIVER) * answer,
+    )
+    return StageWork(ServiceLimits(sessions), load.kept_graphs)
+
+
+def _loads(parameters: RunParameters, stages: StageRange) -> Iterator[PipelineLoad]:
+    """All loads to choose from, the best first; a stage never has more open than a step takes."""
+    if parameters.stage_count == 1:
+        return
+    plan = plan_of(parameters)
+    layers = tuple(plan[index] for index in stages)
+    of_step = max(1, parameters.sequences_per_step // parameters.batch_size)
+    most, usual, least = (min(of_step, count) for count in (MOST_OPEN, USUAL_OPEN, LEAST_OPEN))
+    for count in range(most, usual, -1):
+        yield PipelineLoad(layers, count, kept_graphs=count)
+    for kept in range(usual, -1, -1):
+        yield PipelineLoad(layers, usual, kept_graphs=kept)
+    for count in range(usual - 1, least - 1, -1):
+        yield PipelineLoad(layers, count, kept_graphs=0)
+
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+QUIET_SECONDS = 1.5  # without news the swarm counts as known
+PATIENCE_SECONDS = 5.0  # for the first word of anybody
+LONGEST_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class StageChooser:
+    """Chooses once a start."""
+
+    swarm: StageSwarm
+    networking: Networking
+    is_first: bool = False  # of a demo: it takes the first layers, so that the dashboard which opens shows all there is
+    now: Callable[[], float] = time.time  # as the membership counts
+
+    async def choose(self, windows: tuple[StageRange, ...], kept: StageRange | None) -> StageRange:
+        """One of the windows; what is kept on disk comes first, because others may have nothing.
+
+        Without it the swarm is listened to for a few seconds, those before this call included.
+        """
+        around_kept = [window for window in windows if kept is not None and window.covers(kept)]
+        if around_kept:
+            return around_kept[0]
+        if kept is not None and any(window.covers(kept) for window in self.swarm.windows):
+            return kept  # it had taken more than nodes begin with
+        if len(self.swarm.plan) > 1 and self.networking.is_wanted:
+            await self._listen()
+        coverage = self.swarm.coverage()
+        if self.is_first and not coverage.holders:
+            windows = tuple(window for window in windows if 0 in window) or windows
+        chosen = choose_stages(self.swarm.node_id, self.swarm.wallet_id, windows, coverage)
+        if chosen is None:
+            raise ValueError("a node without a window for its memory must not come so far")
+        if len(self.swarm.plan) > 1:
+            log.info("This node takes %s of %d.", chosen.words, len(self.swarm.plan))
+        return chosen
+
+    async def _listen(self) -> None:
+        """Until nobody new was heard of for a while, which may have gone by before."""
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            while self.swarm.membership.met_at is None:
+                await anyio.sleep(LOOK_SECONDS)
+        with anyio.move_on_after(LONGEST_SECONDS):
+            while (met_at := self.swarm.membership.met_at) is not None and self.now() - met_at < QUIET_SECONDS:
+                await anyio.sleep(LOOK_SECONDS)
+
+
+def windows_of(parameters: RunParameters, room: HardwareBudget, most: int | None) -> tuple[StageRange, ...]:
+    """The longest runs of stages that this computer holds, at most `most` at once.
+
+    Raises TooLittleMemoryError with numbers.
+    """
+    plan = plan_of(parameters)
+
+    def fits(stages: StageRange) -> bool:
+        if most is not None and len(stages) > most:
+            return False
+        need = need_of(parameters, stages, room, least_load(parameters, stages))
+        return need.fits(room.tier_mb, room.device_tier_mb)
+
+    windows = fitting_windows(len(plan), fits)
+    if not windows:
+        raise _too_little(parameters, plan, room)
+    return windows
+
+
+def megabytes_for(parameters: RunParameters, stages: StageRange, room: HardwareBudget) -> int:
+    """MB that this process takes when it trains these stages with as much in work as memory allows."""
+    need = need_of(parameters, stages, room, best_load(parameters, stages, room))
+    return -(-planned_bytes(need.host_bytes, room.tier_mb) // MEGABYTE)
+
+
+def _too_little(parameters: RunParameters, plan: StagePlan, room: HardwareBudget) -> TooLittleMemoryError:
+    stages = [StageRange(stage, stage + 1) for stage in range(len(plan))]
+    needs = [need_of(parameters, stage, room, least_load(parameters, stage)).host_bytes for stage in stages]
+    least = least_limit_mb(min(needs))
+    allow = f"Allow {-(-least // TIER_MB) * TIER_MB} MB with --memory, "
+    help_on = "help without holding layers with `neuroshard trainer`, " if len(plan) > 1 else ""
+    what = "This run needs" if len(plan) == 1 else f"The smallest of the {len(plan)} stages of this run needs"
+    return TooLittleMemoryError(
+        f"{what} {least:,} MB of memory here, but only {room.tier_mb:,} MB may be used, counted in steps of 500 MB.",
+        f"{allow}{help_on}or start a new run with another --data-dir.",
+    )
+
+
+FILE_NAME = "stages.json"
+_MAX_BYTES = 1024
+
+
+def note_stages(data_dir: Path, identity: NodeIdentity, run: LocalRun, stages: StageRange) -> tuple[str, ...]:
+    """Write down that this node holds these stages now. What to warn of when that is not possible: training goes on."""
+    path = _note(data_dir, identity, run)
+    try:
+        make_folder(path.parent, data_dir)
+        write_atomically(path, json.dumps({"start": stages.start, "stop": stages.stop}).encode())
+    except OSError as error:
+        return (f"{path} cannot be written ({error}): a restart may begin with other layers than these.",)
+    return ()
+
+
+def kept_stages(data_dir: Path, identity: NodeIdentity, run: LocalRun) -> StageRange | None:
+    """The stages it held last, as far as it has checkpoints of them; without a note the one that was written last.
+
+    Checkpoints of other stages, which it left to help elsewhere, may be as young: they say nothing.
+    """
+    plan = plan_of(run.parameters)
+    folders = [stage_folder(data_dir, identity.wallet_id, run.run_id, layers) for layers in plan]
+    times = {
+        index: max(file.stat().st_mtime for file in files)
+        for index, folder in enumerate(folders)
+        if (files := list(folder.glob("step-*.json")))
+    }
+    if not times:
+        return None
+    noted = _noted(_note(data_dir, identity, run), len(plan))
+    if noted is not None and any(index in times for index in noted):
+        return noted
+    newest = max(times, key=lambda index: times[index])
+    return StageRange(newest, newest + 1)
+
+
+def _note(data_dir: Path, identity: NodeIdentity, run: LocalRun) -> Path:
+    return stage_folder(data_dir, identity.wallet_id, run.run_id, plan_of(run.parameters)[0]).parent / FILE_NAME
+
+
+def _noted(path: Path, stage_count: int) -> StageRange | None:
+    """None when there is no note, or none that can be read: then the checkpoints must do."""
+    try:
+        with path.open("rb") as file:
+            value = parse_json(file.read(_MAX_BYTES + 1), _MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("%s cannot be read: %s. This node goes by its newest checkpoint.", path, error)
+        return None
+    match value:
+        case {"start": int(start), "stop": int(stop)} if 0 <= start < stop <= stage_count:
+            return StageRange(start, stop)
+        case _:
+            log.warning("%s names no stages of this run. This node goes by its newest checkpoint.", path)
+            return None

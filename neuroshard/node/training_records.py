@@ -1,0 +1,98 @@
+"""Small records of a training node: what a trainer without layers knows, and its signed shard rotations."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from neuroshard.data.assignment import Rotation
+from neuroshard.errors import StorageError
+from neuroshard.identity import NodeIdentity, sign_claim
+from neuroshard.training.drive_store import DriveStore
+from neuroshard.training.trainer import Trainer
+from neuroshard.types import RunId
+
+log = logging.getLogger(__name__)
+
+SAVE_SECONDS = 30.0  # between two looks at whether the record must be saved
+
+
+@dataclass
+class RecordSaver:
+    """Keeps a trainer's steps, curve and evaluations; a kill costs those of the last half minute."""
+
+    store: DriveStore
+    trainer: Trainer
+    _saved_steps: int = field(default=-1, init=False)
+
+    async def run(self) -> None:
+        """Save now and then until cancelled."""
+        while True:
+            await anyio.sleep(SAVE_SECONDS)
+            try:
+                await self._save()
+            except OSError as error:
+                log.warning("The record cannot be saved in %s: %s.", self.store.folder, error.strerror or error)
+
+    async def save_in_the_end(self) -> None:
+        """Save what the last steps added. Raises StorageError."""
+        try:
+            await self._save()
+        except OSError as error:
+            raise StorageError(
+                f"The record of this trainer cannot be saved in {self.store.folder}: {error.strerror or error}.",
+                "Free space there; no data will be sent twice.",
+            ) from error
+
+    async def _save(self) -> None:
+        record = self.trainer.record
+        steps = record.progress.steps
+        if steps != self._saved_steps:
+            await anyio.to_thread.run_sync(self.store.save, self.store.encoded(record))
+            self._saved_steps = steps
+
+
+DOMAIN = "rotation"
+
+
+class RotationLog:
+    """One JSON line a rotation, appended to a file of the run."""
+
+    def __init__(
+        self, data_dir: Path, run_id: RunId, identity: NodeIdentity, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = data_dir / "rotations" / f"{run_id}.jsonl"
+        self._run_id = run_id
+        self._identity = identity
+        self._clock = clock
+        self._last: Rotation | None = None
+
+    def record(self, rotations: Sequence[Rotation]) -> None:
+        """Append what came since the last call; when the disk refuses, the next call tries again."""
+        new = rotations[_index_after(rotations, self._last) :]
+        if not new:
+            return
+        lines = b"".join(self._line(rotation) for rotation in new)
+        try:
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            with self.path.open("ab") as file:
+                file.write(lines)
+        except OSError as error:
+            log.warning("Changes of shard could not be recorded in %s: %s.", self.path, error.strerror)
+            return
+        self._last = new[-1]
+
+    def _line(self, rotation: Rotation) -> bytes:
+        payload = {"run": self._run_id, **rotation.to_json()}
+        return sign_claim(self._identity, DOMAIN, payload, self._clock()).encode() + b"\n"
+
+
+def _index_after(rotations: Sequence[Rotation], last: Rotation | None) -> int:
+    """Index of the first rotation that is newer than `last`, which is one object of the same sequence."""
+    return next((i + 1 for i in range(len(rotations) - 1, -1, -1) if rotations[i] is last), 0)

@@ -1,0 +1,124 @@
+"""Creates a run and its later versions: signed by the owner's wallet, stored where this wallet's nodes find it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+
+from neuroshard.config.folders import NodePaths, prepare_data_dir
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.state_file import write_atomically
+from neuroshard.data.storage import METADATA_FOLDER
+from neuroshard.errors import StorageError, UsageError
+from neuroshard.identity import SignedRunParameters, Wallet, genesis_pins_from_json
+from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
+from neuroshard.runs.data_opening import largest_tokenizer_bytes, pins_of_source
+from neuroshard.runs.offer import MAX_OFFER_BYTES, MAY_CHANGE, OfferChoice, RunOffer, better_of, changed_fields
+from neuroshard.runs.run_file import NAMES, RunConfig, apply_config, new_parameters
+from neuroshard.runs.stored_runs import JoinedRuns
+
+OPENING_SECONDS = 120.0
+_FILE_MODE = 0o644  # nothing in it is secret; it may lie beside a public manifest
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose runs are made, and where this computer keeps them."""
+
+    wallet: Wallet
+    data_dir: Path
+
+
+def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = OPENING_SECONDS) -> OfferChoice:
+    """Sign and store the first version of a run on the data at `location`.
+
+    The same file, wallet and data lead to the same run: then what is stored already is given back, with a reason when
+    a later version of it is known. Raises UsageError for a wrong entry, DataError for the source, StorageError.
+    """
+    prepare_data_dir(owner.data_dir)
+    wanted = genesis_pins_from_json(config["genesis"]) if "genesis" in config else None
+
+    async def opened() -> GenesisPins:
+        return await pins_of_source(
+            location,
+            NodePaths.below(owner.data_dir).data_cache / METADATA_FOLDER,
+            wanted=wanted,
+            max_tokenizer_bytes=largest_tokenizer_bytes(tier_mb(available_mb(probe_memory(), None))),
+            seconds=seconds,
+        )
+
+    signed = SignedRunParameters.sign(owner.wallet, new_parameters(config, anyio.run(opened, backend="trio")))
+    return JoinedRuns(owner.data_dir).keep(RunOffer.of_new_run(signed))
+
+
+def update_run(owner: Owner, offer: RunOffer, config: RunConfig) -> OfferChoice:
+    """Sign and store the version after the newest one known: its parameters with the file's entries in their place.
+
+    Raises UsageError when the wallet does not own the run, when nothing changes or when something would that must not.
+    """
+    if owner.wallet.public_key != offer.initial.owner_public_key:
+        raise UsageError(
+            f"Run {offer.run_id[:16]} belongs to wallet {offer.owner}, not to {owner.wallet.wallet_id}.",
+            "Only its owner can sign a new version: use the owner's token.",
+        )
+    prepare_data_dir(owner.data_dir)
+    runs = JoinedRuns(owner.data_dir)
+    held = runs.load(offer.run_id)
+    newest = offer if held is None else better_of(held, offer).offer
+    updated = newest.with_version(SignedRunParameters.sign(owner.wallet, _next_version(newest, config)))
+    if len(_for_people(updated)) > MAX_OFFER_BYTES:
+        start = newest.parameters.holds_from_outer_step
+        raise UsageError(
+            f"Run {offer.run_id[:16]} has {len(newest.versions)} versions already; no more fit into an offer.",
+            f"A version that holds from outer step {start} takes the place of the newest; else make a new run.",
+        )
+    return runs.keep(updated)
+
+
+def write_offer(offer: RunOffer, path: Path) -> None:
+    """Write the signed file, readable by people. Raises StorageError."""
+    try:
+        write_atomically(path, _for_people(offer), _FILE_MODE)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}.", "Name another file with --out.") from error
+
+
+def _for_people(offer: RunOffer) -> bytes:
+    return f"{json.dumps(offer.to_value(), indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
+
+
+def _next_version(newest: RunOffer, config: RunConfig) -> RunParameters:
+    current = newest.parameters
+    if "holds_from_outer_step" not in config:
+        raise UsageError(
+            "The new version does not say from when it holds.", "Add for example: holds_from_outer_step = 40"
+        )
+    updated = replace(apply_config(current, config), version=current.version + 1)
+    if updated.holds_from_outer_step < current.holds_from_outer_step:
+        raise UsageError(
+            f"holds_from_outer_step = {updated.holds_from_outer_step} lies before that of version {current.version}, "
+            f"{current.holds_from_outer_step}.",
+            "A later version must not hold earlier.",
+        )
+    changed = changed_fields(current, updated)
+    fixed = [_name_in_file(field) for field in changed if field not in MAY_CHANGE]
+    if fixed:
+        allowed = sorted(_name_in_file(field) for field in MAY_CHANGE - {"version", "holds_from_outer_step"})
+        raise UsageError(
+            f"{', '.join(dict.fromkeys(fixed))} cannot change in a run that exists.",
+            f"Make a new run for that. A new version may change {', '.join(allowed)}.",
+        )
+    if set(changed) <= {"version", "holds_from_outer_step"}:
+        raise UsageError(f"The file changes nothing of version {current.version}.", "Change a value first.")
+    return updated
+
+
+def _name_in_file(field: str) -> str:
+    return _NAMES_IN_FILE.get(field, field.split(".", maxsplit=1)[0])
+
+
+_NAMES_IN_FILE: Mapping[str, str] = {field: name for name, field in NAMES.items()}

@@ -1,0 +1,184 @@
+"""The default run of a data set: `run.json` next to its manifest, signed by the key that signed the manifest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+
+from neuroshard.config.multiaddr import checked_multiaddr
+from neuroshard.config.state_file import write_atomically
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, parse_manifest
+from neuroshard.data.transfer import FileRequest
+from neuroshard.errors import DataError, StorageError, UsageError
+from neuroshard.identity import SignatureError, Signer, Wallet, canonical_json, parse_json, sign_json, verify_json
+from neuroshard.identity.strict_json import exact_object, hex_field, text_field
+from neuroshard.identity.wallet import wallet_id_of
+from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
+from neuroshard.runs.creation import OPENING_SECONDS
+from neuroshard.runs.data_opening import largest_tokenizer_bytes, pins_of_source
+from neuroshard.runs.offer import RunOffer
+from neuroshard.types import JsonValue, RunId
+
+log = logging.getLogger(__name__)
+
+RUN_FILE = "run.json"
+MAX_RUN_FILE_BYTES = 16 * 1024
+MAX_SEEDS = 16
+LOOK_SECONDS = 5.0  # a data server that answers nothing must not keep a node from training
+_FIELDS = {"run_id", "owner_public_key", "seeds"}
+
+
+@dataclass(frozen=True)
+class DefaultRun:
+    """The run to join when the owner of this computer named none."""
+
+    run_id: RunId
+    owner_public_key: bytes
+    seeds: tuple[str, ...]  # multiaddrs of nodes that know the run
+
+
+def write_default_run(run: DefaultRun, signer: Signer) -> bytes:
+    """The bytes of run.json, signed; the signer must be the one of the manifest."""
+    value = _value(run)
+    return canonical_json({**value, "signature": sign_json(signer, value)})
+
+
+def read_default_run(data: bytes, manifest_key: str) -> DefaultRun:
+    """The default run in `data`. Raises DataError when it is malformed or not signed by the manifest's key (hex)."""
+    try:
+        fields = exact_object(parse_json(data, MAX_RUN_FILE_BYTES), _FIELDS | {"signature"}, RUN_FILE)
+        run = DefaultRun(
+            run_id=RunId(hex_field(fields["run_id"], 32, "run_id").hex()),
+            owner_public_key=hex_field(fields["owner_public_key"], 32, "owner_public_key"),
+            seeds=_seeds(fields["seeds"]),
+        )
+        verify_json(bytes.fromhex(manifest_key), _value(run), text_field(fields["signature"], 128, "signature"))
+    except (ValueError, SignatureError) as error:
+        raise DataError(f"{RUN_FILE} of the data set cannot be used: {error}") from None
+    return run
+
+
+async def default_run_of(fetcher: Fetcher, manifest_key: str | None) -> DefaultRun | None:
+    """The default run that a source names; None when it names none, does not answer soon, or cannot be believed."""
+    if manifest_key is None:
+        return None  # whoever can change an unsigned data set could send its readers anywhere
+    request = FileRequest(RUN_FILE, 2, MAX_RUN_FILE_BYTES, give_up_after=1)
+    with anyio.move_on_after(LOOK_SECONDS):
+        try:
+            data = await fetcher.fetch_bytes(request, bytes)
+        except DataError:
+            return None  # most data sets have none
+        try:
+            return read_default_run(data, manifest_key)
+        except DataError as error:
+            log.warning("%s", error)
+    return None
+
+
+def _seeds(value: JsonValue) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MAX_SEEDS:
+        raise ValueError(f"seeds must be a list of at most {MAX_SEEDS} addresses")
+    return tuple(checked_multiaddr(text_field(seed, 256, "seeds")) for seed in value)
+
+
+def _value(run: DefaultRun) -> dict[str, JsonValue]:
+    return {"run_id": run.run_id, "owner_public_key": run.owner_public_key.hex(), "seeds": list(run.seeds)}
+
+
+_FILE_MODE = 0o644  # it is served with the manifest
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was written, and which run it replaced, if another one."""
+
+    run: DefaultRun
+    file: Path
+    replaced: DefaultRun | None
+
+
+def publish_run(wallet: Wallet, offer: RunOffer, folder: Path, seeds: Sequence[str]) -> Published:
+    """Make a run the default one of the Genesis folder it trains on. `seeds` are multiaddrs; none: those of the run.
+
+    Raises UsageError when another wallet signed the manifest or a seed is malformed, DataError when the folder does not
+    hold the run's data or they are not signed, StorageError.
+    """
+    chosen = _checked_seeds(seeds or offer.parameters.seeds)
+    key = _manifest_key(folder)
+    if wallet.public_key.hex() != key:
+        raise UsageError(
+            f"The data in {folder} are signed by wallet {wallet_id_of(bytes.fromhex(key))}, not by {wallet.wallet_id}.",
+            "Nodes believe only a default run that the same wallet signed: use the token the data were built with.",
+        )
+    before = _present(folder / RUN_FILE, key)
+    _check_data(offer, folder)
+    run = DefaultRun(offer.run_id, offer.initial.owner_public_key, chosen)
+    file = folder / RUN_FILE
+    try:
+        write_atomically(file, write_default_run(run, wallet), _FILE_MODE)
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error.strerror}.", "Make the folder writable.") from error
+    return Published(run, file, before if before is not None and before.run_id != run.run_id else None)
+
+
+def _checked_seeds(seeds: Sequence[str]) -> tuple[str, ...]:
+    if len(seeds) > MAX_SEEDS:
+        raise UsageError(f"{len(seeds)} seeds are too many.", f"Name at most {MAX_SEEDS}.")
+    try:
+        return tuple(dict.fromkeys(map(checked_multiaddr, seeds)))
+    except ValueError as error:
+        raise UsageError(f"--seed cannot be used: {error}.") from None
+
+
+def _manifest_key(folder: Path) -> str:
+    """Hex key that signed the folder's manifest."""
+    data = _read(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    if data is None:
+        raise DataError(f"{folder} is not a Genesis folder: it has no {MANIFEST_NAME}.", "Check --genesis.")
+    key = parse_manifest(data).signing_key
+    if key is None:
+        raise DataError(f"The data in {folder} are not signed, so they cannot name a run.", "Build them with a token.")
+    return key
+
+
+def _present(file: Path, key: str) -> DefaultRun | None:
+    """The default run that the file names now. Raises UsageError for a file that is something else."""
+    data = _read(file, MAX_RUN_FILE_BYTES)
+    if data is None:
+        return None
+    try:
+        return read_default_run(data, key)
+    except DataError as error:
+        raise UsageError(f"{file} is not written over. {error.message}", "Move it away first.") from None
+
+
+def _check_data(offer: RunOffer, folder: Path) -> None:
+    """Raises DataError when the folder does not hold what the run trains on; copies from elsewhere do not count."""
+    with TemporaryDirectory(prefix="neuroshard-") as copies:
+        opened = partial(
+            pins_of_source,
+            str(folder),
+            Path(copies),
+            wanted=offer.parameters.genesis,
+            max_tokenizer_bytes=largest_tokenizer_bytes(tier_mb(available_mb(probe_memory(), None))),
+            seconds=OPENING_SECONDS,
+        )
+        anyio.run(opened, backend="trio")
+
+
+def _read(file: Path, most: int) -> bytes | None:
+    """At most one byte more than allowed, so that whoever parses it refuses it. Raises StorageError."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(most + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StorageError(f"{file} cannot be read: {error.strerror}.", "Check the path.") from error

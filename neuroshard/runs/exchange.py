@@ -1,0 +1,275 @@
+"""Exchange of run parameters between nodes, and the versions of the run that this node serves."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from math import inf
+
+import anyio
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.errors import DataError, NeuroShardError
+from neuroshard.membership.announcements import directory_namespace
+from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, ClaimIntake, Refusal
+from neuroshard.membership.connectivity import Networking
+from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network import Network, RequestRefusedError
+from neuroshard.network.tasks import accompanied
+from neuroshard.runs.offer import (
+    OfferChoice,
+    RunAnswer,
+    RunOffer,
+    RunRequest,
+    better_of,
+    changed_fields,
+    checked_offer,
+    read_offer,
+)
+from neuroshard.types import NodeId, RunId
+
+log = logging.getLogger(__name__)
+
+_NOT_WORTH_A_WORD = {"version", "holds_from_outer_step"}
+
+
+class RunVersions:
+    """Read by the trainer at every step, so that a version takes force exactly with the outer step it names."""
+
+    def __init__(self, offer: RunOffer) -> None:
+        self.offer = offer
+        self._told: RunParameters | None = None  # what held at the last look
+
+    def at(self, outer_step: int) -> RunParameters:
+        """The parameters that hold after this many outer steps."""
+        return self.offer.parameters_at(outer_step)
+
+    def learn(self, offer: RunOffer) -> OfferChoice:
+        """Take over what a checked offer of the same run knows beyond what is known here."""
+        choice = better_of(self.offer, offer)
+        if choice.is_new:
+            known = {signed.parameters.version for signed in self.offer.versions}
+            for parameters in (signed.parameters for signed in choice.offer.versions):
+                if parameters.version not in known:
+                    start = parameters.holds_from_outer_step
+                    log.info(
+                        "The run's owner signed version %d; it holds from outer step %d.", parameters.version, start
+                    )
+            self.offer = choice.offer
+        return choice
+
+    def look(self, outer_step: int) -> None:
+        """Tell the log when another version than at the last look holds."""
+        holding = self.at(outer_step)
+        before, self._told = self._told, holding
+        if before is not None and before != holding:
+            names = [name for name in changed_fields(before, holding) if name not in _NOT_WORTH_A_WORD]
+            what = ", ".join(names) or "nothing"
+            log.info("Outer step %d: version %d of the run holds; it changes %s.", outer_step, holding.version, what)
+
+
+RUN_KIND = "run/parameters"
+ASK_SECONDS = 10.0
+ASK_AGAIN_SECONDS = 1.0
+CONNECTION_LOOK_SECONDS = 0.05
+ASKED_AT_ONCE = 32  # peers
+DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between looks for a run's nodes in the directory; then the last
+MOST_RECORDS = 32
+NEWER_VERSION_SECONDS = 300.0  # how often a peer is asked whether the run's owner signed a newer version
+PEERS_AT_FULL_PACE = 8  # of more of them each is asked more seldom: one who knows it is found as soon
+LOOK_SECONDS = 10.0  # between looks for peers to ask, and for a version that was signed on this computer
+
+
+@dataclass(frozen=True)
+class RunShelf:
+    """Where a node's runs lie: looked up by id, and kept when a better version comes."""
+
+    find: Callable[[RunId], RunOffer | None]
+    keep: Callable[[RunOffer], OfferChoice]
+
+
+@dataclass
+class RunExchange:
+    """Attached to a Networking; one for the life of a node."""
+
+    shelf: RunShelf
+    followed: RunVersions | None = None  # the run this node serves
+    is_shared: bool = False  # whether newcomers without a run of their own are told of it
+    now: Callable[[], float] = time.time  # seconds since the epoch
+
+    def follow(self, offer: RunOffer) -> RunVersions:
+        """From now on this node serves a run: what is heard of its versions goes in there."""
+        if self.followed is None or self.followed.offer.run_id != offer.run_id:
+            self.followed = RunVersions(offer)
+        self.followed.learn(offer)
+        return self.followed
+
+    async def live(self, network: Network) -> None:
+        """Answer others as long as this network lives, and ask each of them now and then for newer versions."""
+        network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest))
+        asked: dict[NodeId, float] = {}
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            if self.followed is None or not self.is_shared:
+                continue
+            now, peers = anyio.current_time(), network.transport.peers()
+            pause = NEWER_VERSION_SECONDS * max(1.0, len(peers) / PEERS_AT_FULL_PACE)
+            asked = {peer: asked[peer] for peer in peers if now - asked.get(peer, -inf) < pause}
+            for peer in peers:
+                if peer not in asked:
+                    asked[peer] = now
+                    await self._ask_for_newer(network, peer, self.followed)
+
+    async def look_on_shelf(self) -> None:
+        """Hear of versions that are signed on this computer while the node runs; until cancelled."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            if self.followed is not None:
+                offer = self.shelf.find(self.followed.offer.run_id)
+                if offer is not None:
+                    self.followed.learn(offer)
+
+    async def fetch(self, run_id: RunId, networking: Networking, tell: Callable[[str], None]) -> RunOffer:
+        """A run's parameters from whichever peer knows it; waits, and tells what it waits for, until one does.
+
+        The nodes of the run are looked for in the directory meanwhile: a seed knows no runs but keeps their addresses.
+        """
+
+        def tell_what_is_missing(peers: Collection[NodeId]) -> None:
+            tell(f"Looking for nodes of run {run_id[:16]}. {_what_is_missing(peers, networking)}")
+
+        async def fetched() -> RunOffer:
+            return await self._first_answer(networking, run_id, ASK_AGAIN_SECONDS, tell_what_is_missing)
+
+        return self.shelf.keep(await accompanied(fetched, partial(self._look_into_directory, run_id, networking))).offer
+
+    async def fetch_soon(self, run_id: RunId, networking: Networking, seconds: float) -> RunOffer | None:
+        """As `fetch`, but None when no peer knows the run within `seconds`."""
+        with anyio.move_on_after(seconds):
+            return await self.fetch(run_id, networking, lambda _: None)
+        return None
+
+    async def hear_of_any(self, networking: Networking, seconds: float) -> RunOffer | None:
+        """A run that a peer shares, for a node that was told none; None when nobody speaks of one in time."""
+        with anyio.move_on_after(seconds):
+            offer = await self._first_answer(networking, None, ASK_AGAIN_SECONDS / 4, lambda _: None)
+            return self.shelf.keep(offer).offer
+        return None
+
+    async def _first_answer(
+        self,
+        networking: Networking,
+        run_id: RunId | None,
+        pause_seconds: float,
+        look: Callable[[Collection[NodeId]], None],
+    ) -> RunOffer:
+        """What the first peer says that knows the run. All are asked at once, again and again: one may be silent."""
+        asking: set[NodeId] = set()
+        times_asked: Counter[NodeId] = Counter()
+        found: list[RunOffer] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def ask(network: Network, peer: NodeId) -> None:
+                offer = await self._ask(network, peer, run_id)
+                asking.discard(peer)
+                if offer is not None:
+                    found.append(offer)
+                    tasks.cancel_scope.cancel()
+
+            while True:
+                network = await networking.up()
+                peers = network.transport.peers()
+                waiting = sorted((peer for peer in peers if peer not in asking), key=lambda peer: times_asked[peer])
+                for peer in waiting[: ASKED_AT_ONCE - len(asking)]:
+                    asking.add(peer)
+                    times_asked[peer] += 1
+                    tasks.start_soon(ask, network, peer)
+                await _pause(network, pause_seconds, had_peers=bool(peers))
+                look(peers)
+        return found[0]
+
+    async def _look_into_directory(self, run_id: RunId, networking: Networking) -> None:
+        """Note the addresses of a run's nodes, so that they are dialled."""
+        intake = ClaimIntake(ANNOUNCEMENT_RULES, run_id, self.now)
+        for look in count():
+            network = await networking.up()
+            try:
+                records = await network.directory.find(directory_namespace(run_id), MOST_RECORDS)
+            except NeuroShardError as error:
+                log.debug("The directory does not answer: %s", error)
+                records = ()
+            for record in records:
+                found = intake.take(record)
+                if not isinstance(found, Refusal):
+                    networking.book.add(found.value.addresses)
+            await anyio.sleep(DIRECTORY_SECONDS[min(look, len(DIRECTORY_SECONDS) - 1)])
+
+    async def _answer(self, sender: NodeId, request: Frame) -> Frame:
+        wanted = request.read(RunRequest).run
+        offer = self._known(None if wanted is None else RunId(wanted))
+        if offer is None:
+            raise RequestRefusedError(f"Node {sender} asked for a run that is not known here.")
+        return Frame(RUN_KIND, RunAnswer(offer.to_json()))
+
+    def _known(self, run_id: RunId | None) -> RunOffer | None:
+        """The offer of a run; without an id, of the one that newcomers are told of."""
+        served = None if self.followed is None else self.followed.offer
+        if run_id is None:
+            return served if self.is_shared else None
+        return served if served is not None and served.run_id == run_id else self.shelf.find(run_id)
+
+    async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
+        """What a peer says about a run; None when it knows none, does not answer, or says something wrong."""
+        data = await self._told(network, peer, run_id)
+        return None if data is None else _read(peer, run_id, data)
+
+    async def _told(self, network: Network, peer: NodeId, run_id: RunId | None) -> bytes | None:
+        try:
+            answer = await network.transport.request(
+                peer,
+                Frame(RUN_KIND, RunRequest(run_id)),
+                reply=FrameLimits(message=RunAnswer),
+                timeout_seconds=ASK_SECONDS,
+            )
+        except NeuroShardError as error:
+            log.debug("Node %s knows no run: %s", peer, error)
+            return None
+        return answer.read(RunAnswer).offer
+
+    async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
+        run_id = followed.offer.run_id
+        data = await self._told(network, peer, run_id)
+        if data is None or data == followed.offer.to_json():  # as nearly always
+            return
+        offer = _read(peer, run_id, data)
+        if offer is None:
+            return
+        choice = followed.learn(offer)
+        if choice.is_new:
+            self.shelf.keep(choice.offer)
+        elif choice.reason and offer.parameters.version >= choice.offer.parameters.version:  # else the peer is behind
+            log.warning("%s", choice.reason)
+
+
+def _read(peer: NodeId, run_id: RunId | None, data: bytes) -> RunOffer | None:
+    try:
+        return read_offer(data) if run_id is None else checked_offer(run_id, data)
+    except DataError as error:
+        log.warning("What node %s says about a run is ignored: %s", peer, error)
+    return None
+
+
+async def _pause(network: Network, seconds: float, *, had_peers: bool) -> None:
+    """So long, or until the first peer is there to be asked."""
+    with anyio.move_on_after(seconds):
+        while had_peers or not network.transport.peers():
+            await anyio.sleep(CONNECTION_LOOK_SECONDS)
+
+
+def _what_is_missing(peers: Collection[NodeId], networking: Networking) -> str:
+    return "None of the nodes that answer knows it yet." if peers else networking.state()[1]

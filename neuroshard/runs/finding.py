@@ -1,0 +1,151 @@
+"""Finds the run to serve: the owner's choice, the data set's default, one on the local network, or a local run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TypeAlias
+
+import anyio
+
+from neuroshard.config.settings import Settings
+from neuroshard.data.data_set import Genesis
+from neuroshard.data.fetcher import Fetcher
+from neuroshard.errors import UsageError
+from neuroshard.membership.connectivity import Networking
+from neuroshard.network.tasks import accompanied
+from neuroshard.runs.default_run import DefaultRun, default_run_of
+from neuroshard.runs.exchange import RunExchange
+from neuroshard.runs.offer import RunOffer
+from neuroshard.types import RunId
+
+NEARBY_SECONDS = 3.0  # how long a start without a run listens for others on the local network
+DEFAULT_RUN_SECONDS = 20.0  # how long the seeds of a default run are asked for its parameters
+HOW_TO_JOIN = (
+    "To join one, start with --run RUN_ID and --peer ADDRESS: `neuroshard status` on one of its nodes shows both."
+)
+OF_ITS_OWN = "so this computer trains a run of its own."
+
+Tell: TypeAlias = Callable[[str, float | None], None]
+"""Takes what is being waited for, in words, and how far that is, 0..1, when it can be told."""
+
+
+class RunOrigin(StrEnum):
+    """Where a run to join was found."""
+
+    NAMED = "named"  # with --run
+    DEFAULT = "default"  # run.json of the data set
+    NEARBY = "nearby"  # a peer on the local network, or one given with --peer, told of it
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run to join and where it was found."""
+
+    offer: RunOffer
+    origin: RunOrigin
+
+    @property
+    def explanation(self) -> str:
+        """Why this node serves it, in one sentence."""
+        owner = f" of wallet {self.offer.owner}"
+        match self.origin:
+            case RunOrigin.NAMED:
+                return f"This computer serves the run{owner} that was named with --run."
+            case RunOrigin.DEFAULT:
+                return f"This computer serves the default run{owner} of its data set."
+            case RunOrigin.NEARBY:
+                return f"No run was named, so this computer serves the run{owner} that a node nearby told of."
+
+
+@dataclass(frozen=True)
+class NoRun:
+    """No run to join: a node trains one of its own."""
+
+    explanation: str  # why, and how to join one instead
+
+
+A_DEMONSTRATION = NoRun("A demonstration: this computer trains a small model on embedded text.")
+
+
+def not_joinable(found: FoundRun, reason: str) -> NoRun:
+    """A run that was found, but whose data this computer does not get."""
+    return NoRun(f"The run {found.offer.run_id[:16]} was found but cannot be joined, {OF_ITS_OWN} {reason}")
+
+
+class RunFinder:
+    """Looks for a run to join."""
+
+    def __init__(self, settings: Settings, exchange: RunExchange, networking: Networking) -> None:
+        self._settings = settings
+        self._exchange = exchange
+        self._networking = networking
+
+    async def named(self, tell: Callable[[str], None]) -> FoundRun | None:
+        """The run given with --run, waiting until its parameters are known; None when none was given."""
+        if self._settings.run is None:
+            return None
+        run_id = RunId(self._settings.run)
+        offer = self._exchange.shelf.find(run_id)
+        if offer is None:
+            if not self._networking.is_wanted:
+                raise UsageError(
+                    f"Run {run_id[:16]} is not known on this computer, and the network is off.",
+                    "Leave out --no-network, or --run.",
+                )
+            offer = await self._exchange.fetch(run_id, self._networking, tell)
+        return FoundRun(offer, RunOrigin.NAMED)
+
+    async def suggested(
+        self, fetcher: Fetcher, genesis: Genesis, tell: Tell, otherwise: str = "this computer trains a run of its own"
+    ) -> FoundRun | NoRun:
+        """The data set's default run, else one that peers tell of within seconds, else why there is none.
+
+        `otherwise` tells what happens without one.
+        """
+        tell("Asking the source of the data which run is their default one.", None)
+        default = await default_run_of(fetcher, genesis.manifest.signing_key)
+        offer = None if default is None else await self._default_offer(default, tell, otherwise)
+        if offer is not None:
+            return FoundRun(offer, RunOrigin.DEFAULT)
+        if self._networking.meets_strangers:
+            listening = partial(self._exchange.hear_of_any, self._networking, NEARBY_SECONDS)
+            words = "Listening for a node nearby that shares a run"
+            offer = await accompanied(listening, partial(self._count_down, words, NEARBY_SECONDS, tell, otherwise))
+            if offer is not None:
+                return FoundRun(offer, RunOrigin.NEARBY)
+        return NoRun(self._why_none(default))
+
+    async def _default_offer(self, default: DefaultRun, tell: Tell, otherwise: str) -> RunOffer | None:
+        """The offer of the data set's default run; None when nobody gives it in time, or it is another owner's."""
+        self._networking.book.add(default.seeds, is_given=True)
+        offer = self._exchange.shelf.find(default.run_id)
+        if offer is None and self._networking.is_wanted:
+            asking = partial(self._exchange.fetch_soon, default.run_id, self._networking, DEFAULT_RUN_SECONDS)
+            words = f"Asking the network for the default run {default.run_id[:16]} of these data"
+            counting = partial(self._count_down, words, DEFAULT_RUN_SECONDS, tell, otherwise)
+            offer = await accompanied(asking, counting)
+        return offer if offer is not None and offer.initial.owner_public_key == default.owner_public_key else None
+
+    async def _count_down(self, words: str, seconds: float, tell: Tell, otherwise: str) -> None:
+        """Tell every second what is waited for, for how long still, and what the network does meanwhile."""
+        for left in range(round(seconds), 0, -1):
+            network = self._networking.state()[1]
+            tell(f"{words}, for {left} s more; else {otherwise}. {network}", 1 - left / seconds)
+            await anyio.sleep(1)
+
+    def _why_none(self, default: DefaultRun | None) -> str:
+        if default is None:
+            nearby = " and no node nearby tells of one" if self._networking.meets_strangers else ""
+            return f"These data name no default run{nearby}, {OF_ITS_OWN} {HOW_TO_JOIN}"
+        if not self._networking.is_wanted:
+            return (
+                f"The network is off and the default run {default.run_id[:16]} of these data is not known here, "
+                f"{OF_ITS_OWN} To join it, start without --no-network."
+            )
+        return (
+            f"Nobody answered within {DEFAULT_RUN_SECONDS:g} s for the default run of these data, {OF_ITS_OWN} To join "
+            f"the default run as soon as one of its nodes answers, start with --run {default.run_id}"
+        )

@@ -1,0 +1,107 @@
+"""Proposes a local run: the largest model that fits the memory and steps fast enough. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.identity import hash_parts
+from neuroshard.model.architecture import architecture_for
+from neuroshard.model.memory_need import (
+    LARGEST_BATCH,
+    DeviceKind,
+    batch_size_for,
+    estimated_step_seconds,
+    propose_architecture,
+)
+from neuroshard.optim.schedule import scaled_learning_rate
+from neuroshard.types import Architecture
+
+SEQUENCE_LENGTH = 512
+INNER_STEPS = 500
+STAGED_MICROBATCHES = 8  # of a step of a run in stages: several are under way at the same time
+TRAINING_EFFICIENCY = 0.5  # of the matrix-product speed that a training step reaches, measured
+
+DEMO_DEPTH = 4
+DEMO_SEQUENCE_LENGTH = 256
+DEMO_BATCH = 4
+DEMO_STAGED_BATCH = 2
+DEMO_LEARNING_RATE = 3e-3
+DEMO_WARMUP_STEPS = 50
+DEMO_DECAY_STEPS = 1_500
+DEMO_INNER_STEPS = 100  # so that a visitor sees outer steps within minutes
+
+
+@dataclass(frozen=True)
+class HardwareBudget:
+    """Memory tiers of this computer in MB, and its matrix-product speed in floating-point operations a second."""
+
+    tier_mb: int
+    device: DeviceKind
+    device_tier_mb: int | None
+    flops_per_second: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Architecture and batch of a new run."""
+
+    architecture: Architecture
+    batch_size: int
+    inner_steps: int
+    inner: InnerOptimization
+    stage_count: int = 1
+    microbatches_per_step: int = 1
+
+
+def propose(room: HardwareBudget, vocabulary_size: int) -> Proposal:
+    """The model of a new run. Raises TooLittleMemoryError with the number needed."""
+    architecture = propose_architecture(
+        room.tier_mb,
+        vocabulary_size,
+        SEQUENCE_LENGTH,
+        room.device,
+        device_tier_mb=room.device_tier_mb,
+        step_seconds=partial(
+            estimated_step_seconds,
+            sequences=LARGEST_BATCH,
+            flops_per_second=TRAINING_EFFICIENCY * room.flops_per_second,
+        ),
+    )
+    batch = batch_size_for(architecture, None, room.tier_mb, room.device, device_tier_mb=room.device_tier_mb)
+    inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
+    return Proposal(architecture, batch, INNER_STEPS, inner)
+
+
+def propose_demo(vocabulary_size: int, stage_count: int = 1) -> Proposal:
+    """The demo's fixed model: small enough to learn words within two minutes on two cores.
+
+    In stages it takes smaller microbatches, several of them under way at the same time.
+    Its learning rate falls within a visit of four minutes, which shows most; then it goes on at a tenth of it.
+    """
+    architecture = architecture_for(DEMO_DEPTH, vocabulary_size, DEMO_SEQUENCE_LENGTH)
+    inner = InnerOptimization(
+        learning_rate=DEMO_LEARNING_RATE, warmup_steps=DEMO_WARMUP_STEPS, decay_steps=DEMO_DECAY_STEPS
+    )
+    if stage_count == 1:
+        return Proposal(architecture, DEMO_BATCH, DEMO_INNER_STEPS, inner)
+    return Proposal(architecture, DEMO_STAGED_BATCH, DEMO_INNER_STEPS, inner, stage_count, STAGED_MICROBATCHES)
+
+
+def run_parameters(
+    proposal: Proposal, pins: GenesisPins, *, name: str, inner_steps: int | None = None
+) -> RunParameters:
+    """Parameters of a run of one's own."""
+    return RunParameters(
+        name=name,
+        version=1,
+        architecture=proposal.architecture,
+        stage_count=proposal.stage_count,
+        batch_size=proposal.batch_size,
+        sequences_per_step=proposal.batch_size * proposal.microbatches_per_step,
+        initial_weights_seed=int.from_bytes(hash_parts("neuroshard/weights", pins.root)[:4]),
+        genesis=pins,
+        inner=proposal.inner,
+        outer=OuterOptimization(inner_steps=inner_steps or proposal.inner_steps),
+    )

@@ -1,0 +1,252 @@
+"""The file that describes a new run: TOML or YAML with known names, and the parameters that follow from it."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, RunParameters
+from neuroshard.data.tokenizer import FIRST_MERGE_ID
+from neuroshard.errors import StorageError, UsageError
+from neuroshard.identity import (
+    RunParametersError,
+    architecture_from_json,
+    run_parameters_from_json,
+    run_parameters_to_json,
+)
+from neuroshard.model.architecture import architecture_for
+from neuroshard.optim.schedule import scaled_learning_rate
+from neuroshard.runs.proposal import INNER_STEPS, SEQUENCE_LENGTH, STAGED_MICROBATCHES, Proposal, run_parameters
+from neuroshard.types import Architecture, JsonValue
+
+
+@dataclass(frozen=True)
+class LaterName:
+    """A name whose feature is not there yet."""
+
+    feature: str
+    today: str | int | None = None  # the value that says what this version does anyway; None when there is none
+
+
+LATER_NAMES: Mapping[str, LaterName] = {
+    "matchmaking_time": LaterName("matchmaking with a time limit of the run's"),
+    "averaging_timeout": LaterName("a time limit of the run's for one averaging"),
+    "sparse_avg": LaterName("sparse averaging of another share than the 5 % of strategy sparta", 0),
+    "average_state_every": LaterName("averaging of the state, which all replicas hold bit for bit,", 0),
+    "max_allowed_stale": LaterName("another number of rounds to catch up with", 5),  # vote_book.KEPT_STEPS
+}
+_HINT = "Leave the name out."
+
+
+def check_not_later(name: str, value: JsonValue) -> None:
+    """Raises UsageError when this version cannot do yet what the entry asks for."""
+    later = LATER_NAMES.get(name)
+    if later is not None and not _is_today(later, value):
+        hint = _HINT if later.today is None else f"Leave the name out; {name} = {later.today!r} says the same."
+        raise UsageError(f"{name}: {later.feature} is not in this version.", hint)
+
+
+def _is_today(later: LaterName, value: JsonValue) -> bool:
+    return later.today is not None and not isinstance(value, bool) and value == later.today
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, made stricter about names and kinder about numbers."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[:60]} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads 1e-4 as text, because it has no dot.
+_Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+)
+
+
+def read_yaml(text: str) -> dict[str, JsonValue]:
+    """The names and values of a document. Raises ValueError that says where it is wrong."""
+    try:
+        value: Any = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", value)):
+        raise ValueError("names and values are needed")
+    return cast("dict[str, JsonValue]", value)
+
+
+MAX_CONFIG_BYTES = 1_000_000
+BATCH_SIZE = 4
+TRIM_FRACTION_OF_STRANGERS = 0.25
+ARCHITECTURE_EXAMPLE = "For example, in TOML: architecture = { depth = 8 }"
+# Name in the file -> where it stands in the parameters. docs/RUNS.md explains each.
+NAMES: Mapping[str, str] = {
+    "name": "name",
+    "num_stages": "stage_count",
+    "batch_size": "batch_size",
+    "sequences_per_step": "sequences_per_step",
+    "initial_weights_seed": "initial_weights_seed",
+    "inner_steps": "outer.inner_steps",
+    "inner_lr": "inner.learning_rate",
+    "beta1": "inner.beta1",
+    "beta2": "inner.beta2",
+    "weight_decay": "inner.weight_decay",
+    "max_grad_norm": "inner.max_grad_norm",
+    "warmup_steps": "inner.warmup_steps",
+    "schedule": "inner.schedule",
+    "decay_steps": "inner.decay_steps",
+    "final_fraction": "inner.final_fraction",
+    "outer_lr": "outer.learning_rate",
+    "outer_momentum": "outer.momentum",
+    "lone_outer": "outer.lone_outer",
+    "aggregator": "outer.aggregator",
+    "trim_fraction": "outer.trim_fraction",
+    "codec": "outer.codec",
+    "strategy": "outer.strategy",
+    "averaging_target_batch_size": "outer.averaged_sequences",
+    "averager_rank": "outer.rank",
+    "max_round_seconds": "outer.max_round_seconds",
+    "overlap": "outer.overlap",
+    "admission": "admission",
+    "holds_from_outer_step": "holds_from_outer_step",
+    "seeds": "seeds",
+    "wire_precision": "wire_precision",
+    "routing": "routing",
+}
+# what is allowed is a matter of all of them
+SCHEME = frozenset({"aggregator", "codec", "strategy", "averaging_target_batch_size", "averager_rank"})
+TABLES: Mapping[str, frozenset[str]] = {
+    "architecture": frozenset({"depth", *(item.name for item in fields(Architecture))}),
+    "genesis": frozenset(item.name for item in fields(GenesisPins)),
+}
+RunConfig = Mapping[str, JsonValue]  # by name in the file; types of the values are not checked yet
+
+
+def read_run_config(path: Path) -> RunConfig:
+    """The file's entries, all under names of NAMES and TABLES. Raises UsageError that names the line or the name.
+
+    Entries that say what this version does anyway, under names of later ones, are left out.
+    """
+    kinds = {".toml": _read_toml, ".yaml": read_yaml, ".yml": read_yaml}
+    read = kinds.get(path.suffix.lower())
+    if read is None:
+        raise UsageError(f"{path} is neither a .toml nor a .yaml file.", "Give the run as run.toml or run.yaml.")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+        if len(data) > MAX_CONFIG_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.", "A run needs a few lines.")
+        config = read(data.decode("utf-8-sig"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be used: {error}.", "Mend that place.") from error
+    _check_names(config, path)
+    for name, value in config.items():
+        check_not_later(name, value)
+    return {name: value for name, value in config.items() if name not in LATER_NAMES}
+
+
+def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
+    """First version of a run on this data. Raises UsageError that names the entry that cannot be used."""
+    if "architecture" not in config:
+        raise UsageError("The run names no architecture.", ARCHITECTURE_EXAMPLE)
+    if "holds_from_outer_step" in config:
+        raise UsageError("holds_from_outer_step is for a later version of a run.", "Use it with --update.")
+    architecture = _architecture(config["architecture"], pins.next_merge_id)
+    if "genesis" not in config and architecture.vocabulary_size >= FIRST_MERGE_ID:  # fewer ids than the data set has
+        pins = replace(pins, next_merge_id=min(pins.next_merge_id, architecture.vocabulary_size))
+    inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
+    base = run_parameters(Proposal(architecture, BATCH_SIZE, INNER_STEPS, inner), pins, name="run")
+    derived: dict[str, JsonValue] = {}
+    batch, is_staged = config.get("batch_size", BATCH_SIZE), config.get("num_stages", 1) != 1
+    if isinstance(batch, int):  # what it is otherwise is told below
+        derived["sequences_per_step"] = batch * (STAGED_MICROBATCHES if is_staged else 1)
+    if config.get("admission") == "strangers":
+        derived["trim_fraction"] = TRIM_FRACTION_OF_STRANGERS
+    return apply_config(base, {**config, **{key: value for key, value in derived.items() if key not in config}})
+
+
+def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
+    """The parameters with the file's entries in place of their own. Raises UsageError that names a wrong entry.
+
+    A table `architecture` is completed from the vocabulary of the parameters; one of `genesis` must be whole.
+    """
+    scheme = {key: value for key, value in config.items() if key in SCHEME}
+    rest = [{key: value} for key, value in config.items() if key not in SCHEME]
+    for entries in [scheme, *rest] if scheme else rest:
+        written = copy.deepcopy(cast("dict[str, Any]", run_parameters_to_json(parameters)))
+        for key, value in entries.items():
+            if key == "architecture":
+                written["architecture"] = asdict(_architecture(value, parameters.genesis.next_merge_id))
+            else:
+                *outer, name = NAMES.get(key, key).split(".")
+                target = written[outer[0]] if outer else written
+                target[name] = value
+        parameters = _checked(entries, written)
+    return parameters
+
+
+def _checked(entries: RunConfig, written: Mapping[str, JsonValue]) -> RunParameters:
+    """Entries are put in place one by one, so that what is wrong can be told by the name the owner wrote."""
+    try:
+        return run_parameters_from_json(written)
+    except RunParametersError as error:
+        reason = error.message.removeprefix("The parameters of the run cannot be used: ")
+        shown = ", ".join(
+            f"{key} = {value!r}"[:100] if isinstance(value, str | int | float) else key
+            for key, value in entries.items()
+        )
+        raise UsageError(f"{shown} cannot be used: {reason}", "Mend it in the file of the run.") from None
+
+
+def _architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
+    """The family's member of a depth, or every size by name; sizes beside a depth replace those of the family."""
+    if not isinstance(value, Mapping):
+        raise UsageError("architecture must be a table.", ARCHITECTURE_EXAMPLE)
+    given = dict(value)
+    depth = given.pop("depth", None)
+    try:
+        defaults: dict[str, JsonValue] = {
+            "vocabulary_size": vocabulary_size,
+            "sequence_length": SEQUENCE_LENGTH,
+            "rope_theta": Architecture.rope_theta,
+            "norm_epsilon": Architecture.norm_epsilon,
+        }
+        if depth is not None:
+            if isinstance(depth, bool) or not isinstance(depth, int):
+                raise UsageError(f"architecture.depth must be a whole number, not {depth!r:.40}.", ARCHITECTURE_EXAMPLE)
+            defaults = asdict(architecture_for(depth, vocabulary_size, SEQUENCE_LENGTH))
+        return architecture_from_json({**defaults, **given})
+    except (ValueError, RunParametersError) as error:
+        raise UsageError(f"architecture cannot be used: {error}", ARCHITECTURE_EXAMPLE) from None
+
+
+def _read_toml(text: str) -> dict[str, JsonValue]:
+    return cast("dict[str, JsonValue]", tomllib.loads(text))
+
+
+def _check_names(config: RunConfig, path: Path) -> None:
+    for key, value in config.items():
+        _check_name(key, [*NAMES, *LATER_NAMES, *TABLES], f"{path}: ")
+        if key in TABLES and isinstance(value, Mapping):
+            for name in value:
+                _check_name(str(name), sorted(TABLES[key]), f"{path}: {key}.")
+
+
+def _check_name(name: str, known: list[str], place: str) -> None:
+    if name not in known:
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]}?" if near else f"Known are: {', '.join(known)}."
+        raise UsageError(f"Unknown name {place}{name[:60]}.", hint)

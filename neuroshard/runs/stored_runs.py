@@ -1,0 +1,210 @@
+"""Runs that this computer stores: its local run, proposed once and signed by the wallet, and joined runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.state_file import make_folder, write_atomically
+from neuroshard.errors import DataError, StorageError
+from neuroshard.identity import SignedRunParameters, Wallet, hash_parts
+from neuroshard.runs.offer import (
+    MAX_OFFER_BYTES,
+    OfferChoice,
+    RunOffer,
+    RunOfferError,
+    better_of,
+    checked_offer,
+    read_offer,
+)
+from neuroshard.types import RunId
+
+log = logging.getLogger(__name__)
+
+RUN_ID_DIGITS = 64
+
+
+class JoinedRuns:
+    """The offers in <data-dir>/runs/joined, one file a run. A file is verified whenever it is read."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "runs" / "joined"
+        self._data_dir = data_dir
+
+    def load(self, run_id: RunId) -> RunOffer | None:
+        """The stored offer; None when there is none, or none that can be used: peers have it, too."""
+        if not is_run_id(run_id):  # it comes from peers and becomes a file name
+            return None
+        file = self._file(run_id)
+        try:
+            data = _read(file)
+            return None if data is None else checked_offer(run_id, data)
+        except (OSError, DataError) as error:
+            log.warning("The stored run %s cannot be used: %s", file, error)
+            return None
+
+    def keep(self, offer: RunOffer) -> OfferChoice:
+        """Store a checked offer unless a better one is stored; which of them holds. Raises StorageError."""
+        held = self.load(offer.run_id)
+        choice = OfferChoice(offer, is_new=True) if held is None else better_of(held, offer)
+        if choice.is_new:
+            file = self._file(offer.run_id)
+            try:
+                make_folder(file.parent, self._data_dir)
+                write_atomically(file, offer.to_json())
+            except OSError as error:
+                raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable.") from error
+        return choice
+
+    def _file(self, run_id: RunId) -> Path:
+        return self._folder / f"{run_id}.json"
+
+
+def is_run_id(text: str) -> bool:
+    """Whether a text has the form of a run id: 64 lower-case hex digits."""
+    return len(text) == RUN_ID_DIGITS and not set(text) - set("0123456789abcdef")
+
+
+def read_offer_file(file: Path) -> RunOffer:
+    """The verified offer in a file. Raises StorageError when it cannot be read, DataError when it is not an offer."""
+    try:
+        data = _read(file)
+    except OSError as error:
+        raise StorageError(f"{file} cannot be read: {error.strerror}.", "Check the path.") from error
+    if data is None:
+        raise StorageError(f"{file} is not there.", "Check the path.")
+    try:
+        return read_offer(data)
+    except DataError as error:
+        raise RunOfferError(f"{file} is not a run as its owner signed it. {error.message}", error.action) from error
+
+
+def _read(file: Path) -> bytes | None:
+    """At most one byte more than an offer may have, so that the reader refuses it. Raises OSError."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_OFFER_BYTES + 1)
+    except FileNotFoundError:
+        return None
+
+
+MAX_POINTER_BYTES = 4096
+_START_ANEW = "Move it away to start a new run."
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A stored run of this wallet: what a node trains, and what it gives to those who want to join."""
+
+    run_id: RunId
+    parameters: RunParameters  # the newest; the offer knows which hold at which outer step
+    offer: RunOffer
+    is_joined: bool = False  # named or found, and so meant for several nodes
+
+    @classmethod
+    def of(cls, offer: RunOffer, *, is_joined: bool = False) -> LocalRun:
+        """The run of a checked offer."""
+        return cls(offer.run_id, offer.parameters, offer, is_joined)
+
+
+@dataclass(frozen=True)
+class SourceMemory:
+    """What is known of a source from earlier starts."""
+
+    signing_key: str | None  # hex; once a source was signed, an unsigned manifest is refused
+    run_file: str
+
+
+class LocalRuns:
+    """The stored runs of one wallet in one data folder."""
+
+    def __init__(self, data_dir: Path, wallet: Wallet) -> None:
+        self._folder = data_dir / "runs" / wallet.wallet_id
+        self._wallet = wallet
+        self._known = JoinedRuns(data_dir)  # later versions that the owner signed lie there
+
+    def of_data(self, pins: GenesisPins) -> LocalRun | None:
+        """The run on this data, if any. Data is told apart by signing key and vocabulary, because it may have grown."""
+        return self._load(_data_file(pins))
+
+    def of_source(self, source: str) -> tuple[SourceMemory, LocalRun | None] | None:
+        """What earlier starts left about a source: None when it is new. Raises StorageError for a damaged run."""
+        memory = _read_pointer(self._folder / _source_file(source))
+        return None if memory is None else (memory, self._load(memory.run_file))
+
+    def create(self, parameters: RunParameters) -> LocalRun:
+        """Sign and store a new run. Raises StorageError when it cannot be written."""
+        signed = SignedRunParameters.sign(self._wallet, parameters)
+        _write(self._folder / _data_file(parameters.genesis), signed.to_json())
+        return LocalRun.of(RunOffer.of_new_run(signed))
+
+    def remember_source(self, source: str, run: LocalRun) -> None:
+        """Note that a source feeds a run. Raises StorageError when it cannot be written."""
+        pins = run.parameters.genesis
+        pointer = {"source": source, "signing_key": pins.signing_key, "run_file": _data_file(pins)}
+        _write(self._folder / _source_file(source), json.dumps(pointer).encode())
+
+    def _load(self, name: str) -> LocalRun | None:
+        file = self._folder / name
+        if not file.exists():
+            return None
+        try:
+            signed = SignedRunParameters.from_json(file.read_bytes())
+        except (OSError, DataError) as error:
+            raise StorageError(f"The run in {file} cannot be used: {error}", _START_ANEW) from error
+        if signed.owner_public_key != self._wallet.public_key:
+            raise StorageError(f"{file} belongs to another wallet.", _START_ANEW)
+        offer = RunOffer.of_new_run(signed)
+        later = self._known.load(offer.run_id)
+        return LocalRun.of(offer if later is None else better_of(offer, later).offer)
+
+
+def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:
+    """A run stored in a data folder, whoever owns it: joined, made or one's own. None when it is not there."""
+    offer = JoinedRuns(data_dir).load(run_id)
+    if offer is not None:
+        return offer
+    for file in (data_dir / "runs").glob("*/own-*.json"):
+        try:
+            own = RunOffer.of_new_run(SignedRunParameters.from_json(file.read_bytes()))
+        except (OSError, DataError) as error:
+            log.warning("The stored run %s cannot be used: %s", file, error)
+            continue
+        if own.run_id == run_id:
+            return own
+    return None
+
+
+def _data_file(pins: GenesisPins) -> str:
+    key = hash_parts("neuroshard/own-run", pins.signing_key or "", pins.tokenizer_sha256)
+    return f"own-{key.hex()[:16]}.json"
+
+
+def _source_file(source: str) -> str:
+    return f"source-{hash_parts('neuroshard/source', source).hex()[:16]}.json"
+
+
+def _read_pointer(file: Path) -> SourceMemory | None:
+    """The pointer of a source. Raises StorageError for a damaged one: it guards against unsigned data."""
+    try:
+        with file.open("rb") as stream:
+            value = json.loads(stream.read(MAX_POINTER_BYTES))
+        signing_key, run_file = value["signing_key"], str(value["run_file"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{file} cannot be used: {error}.", "Delete it to meet this source anew.") from error
+    if Path(run_file).name != run_file:
+        raise StorageError(f"{file} names a file outside its folder.", "Delete it to meet this source anew.")
+    return SourceMemory(None if signing_key is None else str(signing_key), run_file)
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+    except OSError as error:
+        raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable or free space.") from error
