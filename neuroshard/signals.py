@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
@@ -20,6 +21,7 @@ class Signal:
         self._count = 0
         self._event: anyio.Event | None = None  # exists while a task waits
         self._interruptible: set[anyio.CancelScope] = set()
+        self._fed: list[Signal] = []
 
     @property
     def count(self) -> int:
@@ -34,6 +36,12 @@ class Signal:
             event.set()
         for scope in self._interruptible:
             scope.cancel()
+        for other in self._fed:
+            other.notify()
+
+    def feed(self, other: Signal) -> None:
+        """Make every change here a change of `other` too, so that a task can wait for both at once."""
+        self._fed.append(other)
 
     async def wait(self, after: int | None = None) -> None:
         """Wait for the next change, or for the first one after a `count` that the caller noted earlier.
@@ -55,13 +63,19 @@ class Signal:
 
     async def interrupt(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Run `work` and return its value, or None if a change came first and `work` was cancelled."""
+        with self.cancels():
+            return await work()
+        return None
+
+    @contextmanager
+    def cancels(self) -> Generator[anyio.CancelScope]:
+        """Cancel the block at the next change; execution continues behind it."""
         with anyio.CancelScope() as scope:
             self._interruptible.add(scope)
             try:
-                return await work()
+                yield scope
             finally:
                 self._interruptible.discard(scope)
-        return None
 
 
 async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:

@@ -41,7 +41,7 @@ from neuroshard.consensus.vote_log import ContributionRecovery, SavedContributio
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.network.blocking import BlockingRunner
-from neuroshard.signals import first_of
+from neuroshard.signals import Signal, first_of
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
@@ -131,6 +131,11 @@ class GroupRounds:
     def is_called(self) -> bool:
         """Whether this node should enter a round now, or take over how one has ended meanwhile."""
         return self.gathering.is_called or (self._end_to_take is not None and not self.gathering.in_round)
+
+    def feed(self, signal: Signal) -> None:
+        """Signal there whenever `is_called` may have changed."""
+        self.gathering.feed(signal)
+        self.actor.changed.feed(signal)
 
     async def called(self) -> None:
         """Wait until `is_called`."""

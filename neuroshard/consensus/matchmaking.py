@@ -144,6 +144,10 @@ class Matchmaker:
         """Whether this node should enter a round now."""
         return self.agreement is not None and not self.in_round
 
+    def feed(self, signal: Signal) -> None:
+        """Signal there whenever `is_called` may have changed."""
+        self._called.feed(signal)
+
     async def called(self) -> None:
         """Wait until `is_called`."""
         await self._called.until(lambda: self.is_called)

@@ -165,6 +165,10 @@ class Control:
         self.is_stopping = True
         self._changed.notify()
 
+    def feed(self, signal: Signal) -> None:
+        """Signal every request there too."""
+        self._changed.feed(signal)
+
     async def until_changed(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """The value of `work`, or None when something was asked for meanwhile and `work` was cancelled."""
         return await self._changed.interrupt(work)

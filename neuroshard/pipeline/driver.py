@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from math import isfinite
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -168,8 +168,6 @@ class InFlightLedger:
         return position
 
 
-T = TypeVar("T")
-
 NOTICEABLE_WAIT_SECONDS = 1.0
 
 
@@ -212,11 +210,12 @@ class DataWait:
         """Whether data are waited for at present, and for so long that it should be told."""
         return self._since is not None and self._pace.monotonic() - self._since > NOTICEABLE_WAIT_SECONDS
 
-    async def timed(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The value of `work`, which waits for data."""
+    @contextmanager
+    def timed(self) -> Generator[None]:
+        """Count the time of the block as a wait for data."""
         began = self._since = self._pace.monotonic()
         try:
-            return await work()
+            yield
         finally:
             waited = self._pace.monotonic() - began
             self._since = None
@@ -232,52 +231,52 @@ CLOSE_SECONDS = 2.0  # others are told so long that their sessions end, when the
 
 
 class FirstStageLimits(Protocol):
-    """What a driver must know of the first stage of its route before it takes data."""
+    """The state of the first stage of a route that a driver needs before it takes data."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a microbatch may begin."""
+        ...
 
     @property
     def missing(self) -> int:
-        """Sequences that the step in work still takes."""
+        """Sequences that the step in work still needs."""
         ...
 
-    async def opened(self) -> None:
-        """Wait until a microbatch may begin."""
+    @property
+    def changed(self) -> Signal:
+        """Signals every change of `is_open` and `missing`."""
         ...
 
-    async def unless_closed(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """The value of `work`, or None when the stage takes no more before it has one."""
+    @property
+    def closed(self) -> Signal:
+        """Signals that no more microbatches may begin."""
         ...
 
 
 class RemoteFirstStage:
-    """The room of a driver without a stage of its own: open or not; the stages say by themselves when they are full.
+    """Limits of a driver without a stage of its own: open or closed. The stages themselves refuse what is too much.
 
-    How many microbatches are under way is bounded by the driver's `in_flight`.
+    The driver's `in_flight` bounds how many microbatches are under way.
     """
 
     def __init__(self, sequences: int) -> None:
         """`sequences` are taken at a time. It is closed at first."""
         self.missing = sequences
         self.is_open = False
-        self._opened = Signal()
-        self._closed = Signal()
+        self.changed = Signal()
+        self.closed = Signal()
 
     def open(self) -> None:
         """Let data be taken."""
         self.is_open = True
-        self._opened.notify()
+        self.changed.notify()
 
     def close(self) -> None:
-        """No more; whoever waits for data gives up."""
+        """Let no more data be taken. A driver that waits for data gives up."""
         self.is_open = False
-        self._closed.notify()
-
-    async def opened(self) -> None:
-        """See FirstStageLimits."""
-        await self._opened.until(lambda: self.is_open)
-
-    async def unless_closed(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """See FirstStageLimits."""
-        return await self._closed.interrupt(work) if self.is_open else None
+        self.changed.notify()
+        self.closed.notify()
 
 
 @dataclass(frozen=True)
@@ -351,16 +350,18 @@ class Driver:
                 lines.start_soon(self._close, number, self._under_way[number])
 
     async def _next_batch(self) -> Batch:
-        """The next batch, taken when the first stage wants it and not before."""
+        """The next batch, taken when the first stage needs it and not before."""
+        room = self._room
         while True:
-            await self._room.opened()
-            sequences = min(self._room.missing, self._options.batch_size)
-            batch = await self._waiting.timed(partial(self._room.unless_closed, partial(self._take, sequences)))
-            if batch is not None:
-                return batch
+            await self._opened()
+            sequences = min(room.missing, self._options.batch_size)
+            with self._waiting.timed(), room.closed.cancels():
+                return await self._feed.next_batch(sequences, step=self._ledger.next_step)
 
-    async def _take(self, sequences: int) -> Batch:
-        return await self._feed.next_batch(sequences, step=self._ledger.next_step)
+    async def _opened(self) -> None:
+        """Wait until a microbatch may begin."""
+        while not self._room.is_open:
+            await self._room.changed.wait()
 
     def _next_key(self) -> MicrobatchKey:
         now = anyio.current_time()
@@ -386,12 +387,12 @@ class Driver:
 
         Only its beginning waits for room: the rest may be what a full first stage waits for.
         """
-        await self._room.opened()
-        measured = partial(self._ledger.measured, key)
-        run = MicrobatchCall(self._routing, key, batch.input_ids, batch.labels, measured=measured)
+        await self._opened()
+        run = MicrobatchCall(self._routing, key, batch.input_ids, batch.labels)
         self.flow.began(run)
         try:
-            await run.run()
+            self._ledger.measured(key, await run.forward())  # noted before the backward passes, after which stages step
+            await run.backward()
         except (ClosedSessionError, SpoiltMicrobatchError, RefusedTensorError, UnwantedTensorError) as error:
             if isinstance(error, RefusedTensorError) and not run.has_left_first_stage:
                 raise  # the data are wrong, and the next ones will be: not what a peer made of them

@@ -56,10 +56,8 @@ class MicrobatchCall:
         input_ids: Tensor,
         labels: Tensor,
         *,
-        measured: Callable[[MicrobatchResult], None] = lambda _result: None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """`measured` is told the loss before the backward passes begin, after which stages may step."""
         stages = routing.stage_count
         self.key = key
         self.replacements: list[Replacement] = []
@@ -78,7 +76,7 @@ class MicrobatchCall:
         ] * stages  # who did the one whose output the next stage has worked on
         self._roots: dict[int, str] = {}  # names the weights behind the output that the next stage got
         self._seconds: dict[int, float] = {}  # of the requests that were answered by those who are not done yet
-        self._measured = measured
+        self._gradient: Tensor | None = None  # of the last stage's inputs, between the two passes
         self._patience_seconds = patience_seconds
 
     @property
@@ -92,27 +90,43 @@ class MicrobatchCall:
         return len(self._inputs) > 1
 
     async def run(self) -> MicrobatchResult:
-        """Until every stage has accumulated it. Raises StageError for a microbatch that can never succeed."""
-        try:
-            return await self._through()
-        finally:
-            for stage in self._seconds:
-                self._routing.left(stage, _known(self.hops[stage]))
-
-    async def _through(self) -> MicrobatchResult:
-        last = self._routing.stage_count - 1
-        for stage in range(last):
-            self._inputs.append(await self._at(stage, partial(self._forward, stage)))
-        loss_sum, gradient = await self._at(last, self._loss)
-        result = MicrobatchResult(loss_sum, self._labels.numel())
-        self._finished(last)
-        self._measured(result)
-        for stage in reversed(range(last)):
-            if gradient is None:
-                raise ValueError("only the first stage of a run has no gradient to send back")
-            gradient = await self._at(stage, partial(self._backward, stage, gradient))
-            self._finished(stage)
+        """Both passes. Raises StageError for a microbatch that can never succeed."""
+        result = await self.forward()
+        await self.backward()
         return result
+
+    async def forward(self) -> MicrobatchResult:
+        """Forward through all stages, and backward through the last one, which is done after that.
+
+        Raises StageError for a microbatch that can never succeed.
+        """
+        last = self._routing.stage_count - 1
+        try:
+            for stage in range(last):
+                self._inputs.append(await self._at(stage, partial(self._forward, stage)))
+            loss_sum, self._gradient = await self._at(last, self._loss)
+        except BaseException:
+            self._leave_stages()
+            raise
+        self._finished(last)
+        return MicrobatchResult(loss_sum, self._labels.numel())
+
+    async def backward(self) -> None:
+        """Backward through the other stages, after `forward`. Raises StageError as `forward` does."""
+        gradient, self._gradient = self._gradient, None
+        try:
+            for stage in reversed(range(self._routing.stage_count - 1)):
+                if gradient is None:
+                    raise ValueError("only the first stage of a run has no gradient to send back")
+                gradient = await self._at(stage, partial(self._backward, stage, gradient))
+                self._finished(stage)
+        finally:
+            self._leave_stages()
+
+    def _leave_stages(self) -> None:
+        """Release the stages that are not done, whose work for this microbatch ends."""
+        for stage in self._seconds:
+            self._routing.left(stage, _known(self.hops[stage]))
 
     def _finished(self, stage: int) -> None:
         self._routing.finished(stage, _known(self.hops[stage]), self._seconds.pop(stage))

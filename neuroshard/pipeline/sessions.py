@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import anyio
 from torch import Tensor
@@ -234,9 +233,6 @@ def _kept_bytes(works: list[MicrobatchWork]) -> int:
     return sum(work.kept_bytes for work in works)
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class Accumulated:
     """What the gradients of the step in work hold so far."""
@@ -251,118 +247,68 @@ class Accumulated:
 
 
 class StepIntake:
-    """Closed at first. Once opened it admits microbatches until those of a step are in, done or on their way.
+    """Counts the microbatches of the step in work. It is closed at first; open, it admits those that a step needs.
 
-    Belongs to the event loop's thread.
+    Belongs to the event loop's thread. Its owner reports every change.
     """
 
     def __init__(self, sequences_per_step: int) -> None:
         self.accumulated = Accumulated()
-        self.closed_because: str | None = "The stage is not ready yet."
-        self.is_paused = False  # closed until somebody resumes
-        self._target = sequences_per_step
-        self._open_microbatches = 0
+        self.wanted = sequences_per_step
+        self.closed_because: str | None = "The stage is not ready yet."  # None: it was opened and not closed since
+        self.is_paused = False  # closed until the owner resumes
+        self.open_microbatches = 0  # between their forward and their backward pass
         self._open_sequences = 0
-        self._waiting: dict[anyio.Event, Callable[[], bool]] = {}
-        self._waits: set[anyio.CancelScope] = set()
-
-    @property
-    def wanted(self) -> int:
-        """Sequences of a step."""
-        return self._target
-
-    @property
-    def open_microbatches(self) -> int:
-        """Microbatches between their forward and their backward pass."""
-        return self._open_microbatches
 
     @property
     def missing(self) -> int:
-        """Sequences that the step in work still wants."""
-        return max(0, self._target - self.accumulated.sequences - self._open_sequences)
+        """Sequences that the step in work still needs."""
+        return max(0, self.wanted - self.accumulated.sequences - self._open_sequences)
 
     @property
     def is_admitting(self) -> bool:
-        """Whether it was opened and not closed since; it may have all it wants."""
+        """Whether it was opened and not closed since; it may have all sequences it needs."""
         return self.closed_because is None
 
     @property
     def is_open(self) -> bool:
         """Whether another microbatch may begin."""
-        return self.is_admitting and self.missing > 0
+        return self.closed_because is None and self.missing > 0
 
     @property
     def is_full(self) -> bool:
         """Whether the step can be made."""
-        return self.accumulated.sequences >= self._target and self.is_idle
+        return self.accumulated.sequences >= self.wanted and self.open_microbatches == 0
 
     @property
     def is_idle(self) -> bool:
         """Whether no microbatch is between its forward and its backward pass."""
-        return self._open_microbatches == 0
+        return self.open_microbatches == 0
 
     def open(self) -> None:
         """Admit microbatches."""
         self.closed_because, self.is_paused = None, False
-        self.notify()
 
     def close(self, reason: str, *, is_paused: bool = False) -> None:
-        """Admit no more; whoever waits for data to begin another microbatch gives up."""
+        """Admit no more."""
         self.closed_because, self.is_paused = reason, is_paused
-        self.notify()
 
     def begin(self, sequences: int) -> None:
-        """A microbatch was admitted."""
-        self._open_microbatches += 1
+        """Count a microbatch that was admitted."""
+        self.open_microbatches += 1
         self._open_sequences += sequences
-        self.notify()
 
     def finish(self, key: MicrobatchKey, sequences: int, tokens: int) -> None:
-        """A microbatch is accumulated."""
+        """Count a microbatch as accumulated."""
         self.accumulated = self.accumulated.plus(key, sequences, tokens)
         self.withdraw(sequences)
 
     def withdraw(self, sequences: int) -> None:
-        """A microbatch is open no more."""
-        self._open_microbatches -= 1
+        """Count a microbatch as open no more."""
+        self.open_microbatches -= 1
         self._open_sequences -= sequences
-        self.notify()
 
     def take(self) -> Accumulated:
-        """What a step is made of; the next one begins with nothing."""
+        """The microbatches of a step; the next one begins with none."""
         taken, self.accumulated = self.accumulated, Accumulated()
         return taken
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition on this intake holds; it still does when the caller goes on."""
-        while not condition():
-            holds = anyio.Event()
-            self._waiting[holds] = condition
-            try:
-                await holds.wait()
-            finally:
-                self._waiting.pop(holds, None)
-
-    async def opened(self) -> None:
-        """Wait until a microbatch may begin; it still may when the caller goes on."""
-        await self.until(lambda: self.is_open)
-
-    async def unless_closed(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """The value of `work`, or None when the intake closed first and `work` was cancelled."""
-        if not self.is_open:
-            return None
-        with anyio.CancelScope() as scope:
-            self._waits.add(scope)
-            try:
-                return await work()
-            finally:
-                self._waits.discard(scope)
-        return None
-
-    def notify(self) -> None:
-        """Wake whoever waits for what holds now."""
-        for holds in [event for event, condition in self._waiting.items() if condition()]:
-            holds.set()
-        if not self.is_open:
-            for scope in self._waits:
-                scope.cancel()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from statistics import median
 from typing import assert_never
 
@@ -30,6 +30,7 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.sessions import Accumulated, MicrobatchWork, SessionLimits, SessionTable, StepIntake
 from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
 from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, STEPS_BEFORE_RESTORE, StageShapes, is_within
+from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
 MEDIANS = 3.0  # what is longer is clipped to this many medians
@@ -148,6 +149,8 @@ class StageServer:
         self.compute = compute
         self.executor = executor
         self.intake = StepIntake(sequences_per_step)
+        self.changed = Signal()  # of the intake, the sessions, or the state of the stage
+        self.closed = Signal()  # the intake: no more microbatches may begin now
         self.counts = ServiceCounts()
         self._limits = limits or ServiceLimits()
         self._shapes = StageShapes.of(executor.model, batch_size)
@@ -157,6 +160,7 @@ class StageServer:
         self._kept_graphs = self._limits.sessions.open_microbatches if kept_graphs is None else kept_graphs
         self._graphs = 0  # of microbatches that are open or about to be
         self._waiting = 0
+        self._complete_since: float | None = None  # since then a step's microbatches are all admitted, and some open
         self._is_leaving = False
         self._spoilt_in_a_row = 0
         self.lacks_memory = False  # on the accelerator, since a microbatch failed that may have left half its gradients
@@ -165,6 +169,21 @@ class StageServer:
     def is_spoilt(self) -> bool:
         """Whether good inputs give activations that are not numbers, again and again: the weights are spoilt."""
         return self._spoilt_in_a_row >= STEPS_BEFORE_RESTORE
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a step's sequences are accumulated and nothing is open, or it cannot come to that."""
+        return self.intake.is_full or self.is_spoilt or self.lacks_memory
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another microbatch may begin."""
+        return self.intake.is_open
+
+    @property
+    def missing(self) -> int:
+        """Sequences that the step in work still needs."""
+        return self.intake.missing
 
     @property
     def gradient_limit(self) -> GradientLimit:
@@ -265,19 +284,45 @@ class StageServer:
         self.texts.keep_only(nodes)
         self._let_go(self._table.keep_only(nodes))
 
-    async def filled(self) -> None:
-        """Wait until a step's sequences are accumulated and nothing is open, or until it cannot come to that.
+    def open(self) -> None:
+        """Admit microbatches."""
+        self.intake.open()
+        self._complete_since = None
+        self._notify()
 
-        When microbatches stay open for too long after the last one was admitted, those of drivers that have asked for
-        nothing all the time are given up, and others take their place.
+    def stop_admitting(self, reason: str, *, is_paused: bool = False) -> None:
+        """Admit no more microbatches. A driver that waits for data to begin another one gives up."""
+        self.intake.close(reason, is_paused=is_paused)
+        self._notify()
+
+    async def filled(self) -> None:
+        """Wait until `is_filled`."""
+        while not self.is_filled:
+            await self.wait_for_change()
+
+    async def wait_for_change(self, deadline: float = inf) -> None:
+        """Wait for the next change, or until a time of the event loop's clock.
+
+        When microbatches stay open for too long after the last one of a step was admitted, those of drivers that have
+        asked for nothing all the time are given up, and others take their place.
         """
-        while not (self.intake.is_full or self.is_spoilt or self.lacks_memory):
-            await self.intake.until(lambda: self.intake.missing == 0 or self.is_spoilt or self.lacks_memory)
-            began = anyio.current_time()
-            with anyio.move_on_after(self._limits.drain_seconds):
-                await self.intake.until(lambda: self.intake.is_full or self.intake.missing > 0)
-                continue
-            self._let_go([work for work in self._table.of_idle(began) if not (work.done or work.running)])
+        now, intake = anyio.current_time(), self.intake
+        if intake.missing > 0 or intake.is_full:
+            self._complete_since = None
+        elif self._complete_since is None:
+            self._complete_since = now
+        since = self._complete_since
+        stalled_at = inf if since is None else since + self._limits.drain_seconds
+        with anyio.CancelScope(deadline=min(deadline, stalled_at)):
+            await self.changed.wait()
+            return
+        if since is not None and anyio.current_time() >= stalled_at:
+            self._complete_since = None
+            self._let_go([work for work in self._table.of_idle(since) if not (work.done or work.running)])
+
+    async def _until_idle(self) -> None:
+        while not self.intake.is_idle:
+            await self.changed.wait()
 
     async def drain(self, reason: str, hold: DrainReason = DrainReason.ROUND, *, began: float | None = None) -> None:
         """Close the intake and wait until nothing is open; what has not ended a while after `began` is given up.
@@ -285,24 +330,24 @@ class StageServer:
         `began` is now by default. A pause and an end send whoever asks for more to another replica.
         """
         self._is_leaving = self._is_leaving or hold is DrainReason.END
-        self.intake.close(reason, is_paused=hold is DrainReason.PAUSE)
+        self.stop_admitting(reason, is_paused=hold is DrainReason.PAUSE)
         until = (anyio.current_time() if began is None else began) + self._limits.patience(hold)
         with anyio.CancelScope(deadline=until):
-            await self.intake.until(lambda: self.intake.is_idle)
+            await self._until_idle()
             return
         self._give_up_open()
-        await self.intake.until(lambda: self.intake.is_idle)
+        await self._until_idle()
 
     def take(self, reason: str) -> Accumulated:
-        """Close the intake and hand over what was accumulated for a step."""
-        self.intake.close(reason)
+        """Close the intake and return what was accumulated for a step."""
+        self.stop_admitting(reason)
         return self.intake.take()
 
     async def discard(self, reason: str) -> None:
         """Close the intake and drop the step in work."""
-        self.intake.close(reason)
+        self.stop_admitting(reason)
         self._give_up_open()
-        await self.intake.until(lambda: self.intake.is_idle)
+        await self._until_idle()
         self.intake.take()
         self._spoilt_in_a_row, self.lacks_memory = 0, False
         await self.compute.run(self.executor.zero, Priority.SMALL)
@@ -314,14 +359,14 @@ class StageServer:
 
     async def suspend(self) -> None:
         """Free the accelerator; the intake is drained. The step in work is kept."""
-        self.intake.close("The node is paused.", is_paused=True)
+        self.stop_admitting("The node is paused.", is_paused=True)
         self.texts.clear()
         await self.compute.run(self.executor.suspend, Priority.SMALL)
 
     async def resume(self) -> None:
         """Take the accelerator again. Raises AcceleratorFullError."""
         await self.compute.run(self.executor.resume, Priority.SMALL)
-        self.intake.close("The stage is not ready yet.")
+        self.stop_admitting("The stage is not ready yet.")
 
     def _require_work(self) -> None:
         if self._refuses_more:
@@ -344,6 +389,7 @@ class StageServer:
             work.keeps_graph = self._graphs < self._kept_graphs
             self._graphs += work.keeps_graph
         self.intake.begin(sequences)
+        self._notify()
         return work
 
     async def _room_for(self, key: MicrobatchKey, kept_bytes: int) -> None:
@@ -358,7 +404,8 @@ class StageServer:
             self._waiting += 1
             try:
                 with anyio.move_on_after(self._limits.wait_seconds):
-                    await self.intake.until(lambda: self._refuses_more or self._obstacle(key, kept_bytes) is None)
+                    while not self._refuses_more and self._obstacle(key, kept_bytes) is not None:
+                        await self.changed.wait()
             finally:
                 self._waiting -= 1
             obstacle = self._obstacle(key, kept_bytes)
@@ -404,6 +451,7 @@ class StageServer:
         finally:
             work.running = False
             self._book(work)
+            self._notify()
 
     def _timed(self, work: MicrobatchWork, job: Callable[[], None]) -> None:
         began = time.perf_counter()
@@ -444,7 +492,12 @@ class StageServer:
     def _let_go(self, works: list[MicrobatchWork]) -> None:
         for work in works:
             self._give_up(work)
-        self.intake.notify()
+        self._notify()
+
+    def _notify(self) -> None:
+        self.changed.notify()
+        if not self.intake.is_open:
+            self.closed.notify()
 
     def _do_forward(self, work: MicrobatchWork, inputs: Tensor) -> None:
         self._shapes.check_values(inputs)

@@ -120,7 +120,8 @@ class Evaluator:
 
     async def _pin(self, record: TrainingRecord, requests: Requests) -> None:
         """Load the sequences, and forget evaluations of other ones: they cannot be compared."""
-        held_out = await self._waiting.timed(lambda: requests.unless_waiting(self._driving.feed.held_out))
+        with self._waiting.timed():
+            held_out = await requests.unless_waiting(self._driving.feed.held_out)
         if held_out is None:
             return
         self.held_out = held_out

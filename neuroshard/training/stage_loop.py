@@ -76,7 +76,12 @@ class StageLoop:
         self._last_round = pace.monotonic()
         self._is_overdue = False  # a round of this node alone, while nothing arrives after which it could be made
         self._held_since: float | None = None  # when this loop saw that it must hold
-        if parts.group is not None:  # nobody waits for a node that has agreed and then is paused, ends or sends nothing
+        control.feed(parts.service.changed)  # the loop waits for this one signal
+        if before is not None:
+            before.parts.service.changed.feed(parts.service.changed)
+        if parts.group is not None:
+            parts.group.feed(parts.service.changed)
+            # nobody waits for a node that has agreed and then is paused, ends or sends nothing
             replica = parts.group.gathering.replica
             parts.group.gathering.may_take_part = lambda: control.must_hold is None and replica.may_send_large()
 
@@ -137,19 +142,20 @@ class StageLoop:
         if self.parts.saver is not None:
             await self.parts.saver.close()
 
-    async def until_quiet(self) -> None:
-        """Wait until `is_quiet`, which is so for good while the control says hold."""
-        if self._before is not None:
-            await self._before.until_quiet()
-        intake = self._service.intake
-        await intake.until(lambda: not intake.is_admitting and intake.is_idle)
-
     async def _collect(self) -> None:
-        """Let microbatches in until they are enough for a step, or a request comes; what is done stays."""
+        """Admit microbatches until they are enough for a step, or something else is to be done; accumulated work stays.
+
+        A round of this node alone is overdue when nothing arrives after which it could be made.
+        """
         self._begin()
-        self._service.intake.open()
-        filled = self._service.filled
-        await first_of(lambda: self.requests.unless_waiting(filled), self._called, self._overdue)
+        service, intake = self._service, self._service.intake
+        service.open()
+        came, due = intake.accumulated, anyio.current_time() + AUTO_STEP_SECONDS
+        while not (service.is_filled or self.requests.are_waiting or self._is_called or self._is_overdue):
+            await service.wait_for_change(due)
+            if anyio.current_time() >= due:
+                self._is_overdue = intake.is_idle and intake.accumulated is came and self._is_due_alone
+                came, due = intake.accumulated, anyio.current_time() + AUTO_STEP_SECONDS
 
     async def _synchronise(self) -> None:
         """A round with other replicas, between two microbatches; whoever asks to hold ends it."""
@@ -172,8 +178,9 @@ class StageLoop:
 
     async def _let_through(self, before: StageLoop) -> None:
         """Let in what the stage before has begun, though no more will begin there."""
-        self._service.intake.open()
-        await first_of(self._service.filled, before.until_quiet, self._control.changed)
+        self._service.open()
+        if not (self._service.is_filled or before.is_quiet):
+            await self._service.wait_for_change()
 
     async def _get_ready(self) -> None:
         evaluator = self.evaluator
@@ -267,21 +274,6 @@ class StageLoop:
     def _is_called(self) -> bool:
         """Whether a round with other replicas waits for this stage."""
         return self.parts.group is not None and self.parts.group.is_called
-
-    async def _called(self) -> None:
-        """Wait until `is_called`."""
-        if self.parts.group is None:
-            await anyio.sleep_forever()
-        else:
-            await self.parts.group.called()
-
-    async def _overdue(self) -> None:
-        """Wait until `is_overdue`."""
-        intake = self._service.intake
-        while not self._is_overdue:
-            before = intake.accumulated
-            await anyio.sleep(AUTO_STEP_SECONDS)
-            self._is_overdue = intake.is_idle and intake.accumulated is before and self._is_due_alone
 
     def _withdraw(self) -> None:
         """Let a round that waits go on without this stage."""

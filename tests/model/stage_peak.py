@@ -57,7 +57,7 @@ def main(depth: int, vocabulary: int, sequence: int, batch: int, *, open_at_a_ti
     state = fresh_outer_state(flatten(model))
     buffer = torch.zeros(3 * len(state.anchor))
     for turn in range(2):  # what the first leaves behind is there in the second
-        service.intake.open()
+        service.open()
         trio.run(partial(drive, service, batch, open_at_a_time, first=turn * 1000))
         done = service.take("The test makes its step.")
         compute.submit(partial(executor.step, 1e-3, 1.0, done.tokens)).result()

@@ -96,3 +96,39 @@ def test_a_signal_outside_an_event_loop_can_be_created_and_changed() -> None:
     signal = Signal()
     signal.notify()
     assert signal.count == 1
+
+
+def test_a_change_of_one_signal_is_a_change_of_the_signals_it_feeds() -> None:
+    async def main() -> None:
+        request, stage = Signal(), Signal()
+        request.feed(stage)
+        async with trio.open_nursery() as tasks:
+            with trio.fail_after(1):
+                tasks.start_soon(stage.wait)
+                await wait_all_tasks_blocked()
+                request.notify()
+        assert (request.count, stage.count) == (1, 1)
+        stage.notify()
+        assert (request.count, stage.count) == (1, 2)
+
+    trio.run(main)
+
+
+def test_a_block_is_cancelled_by_the_next_change_and_only_by_that() -> None:
+    async def main() -> None:
+        signal, reached = Signal(), list[str]()
+        signal.notify()
+        async with trio.open_nursery() as tasks:
+            with signal.cancels() as scope:
+                reached.append("begun")
+                tasks.start_soon(_notify_soon, signal)
+                await trio.sleep_forever()
+            assert scope.cancelled_caught
+        signal.notify()  # the block has ended: nothing is left to cancel
+        assert reached == ["begun"]
+
+    async def _notify_soon(signal: Signal) -> None:
+        await wait_all_tasks_blocked()
+        signal.notify()
+
+    trio.run(main)

@@ -50,7 +50,7 @@ def model_of(start: int = 0, stop: int = SHAPE.layer_count, seed: int = 3) -> St
 def service_of(compute: ComputeThread, model: StageModel, limits: ServiceLimits | None = None) -> StageServer:
     executor = StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"))
     service = StageServer(compute, executor, sequences_per_step=4, batch_size=2, limits=limits)
-    service.intake.open()
+    service.open()
     return service
 
 

@@ -60,7 +60,7 @@ def service_of(
         kept_graphs=kept_graphs,
     )
     if is_open:
-        service.intake.open()
+        service.open()
     return service
 
 

@@ -61,7 +61,7 @@ def test_what_is_given_up_frees_its_place(compute: ComputeThread, ends: str) -> 
             await service.discard("The test ends it.")
         else:
             await service.drain("The test ends it.")
-        service.intake.open()
+        service.open()
         await service.forward(key(1, session=2), activations())
         assert not service.is_recomputed(key(1, session=2))
 

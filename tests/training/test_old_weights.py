@@ -117,7 +117,7 @@ def test_no_backward_pass_is_done_with_other_weights_than_its_forward_pass(compu
     async def main() -> None:
         output = await service.forward(key(1), activations(2))
         await service.discard("A step was restored.")  # as whenever the weights change under an open microbatch
-        service.intake.open()
+        service.open()
         with pytest.raises(UnknownMicrobatchError):
             await service.backward(key(1), torch.ones_like(output))
 

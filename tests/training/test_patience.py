@@ -198,7 +198,7 @@ def test_work_done_again_by_the_same_node_after_a_step_is_counted(compute: Compu
                 await self.service.discard("A step.")
                 with torch.no_grad():
                     next(self.service.executor.model.parameters()).add_(0.01)
-                self.service.intake.open()
+                self.service.open()
                 raise UnknownMicrobatchError("It is not open.")
             return await super().backward(key, gradient)
 

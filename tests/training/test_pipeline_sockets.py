@@ -48,7 +48,7 @@ def service_of(compute: ComputeThread, architecture: Architecture, layers: Layer
     initialise(model, 5)
     executor = StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"))
     service = StageServer(compute, executor, sequences_per_step=4, batch_size=2)
-    service.intake.open()
+    service.open()
     return service
 
 

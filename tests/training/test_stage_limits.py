@@ -78,7 +78,7 @@ def test_waiting_callers_are_bounded(compute: ComputeThread) -> None:
             await wait_all_tasks_blocked()
             with pytest.raises(StageBusyError, match="Many others"):
                 await service.forward(key(3), activations())
-            service.intake.open()
+            service.open()
         assert service.intake.missing == 6
 
     play(scenario)

@@ -41,7 +41,7 @@ async def step(service: StageServer) -> None:
     """What a stage's trainer does with a full intake, without the rest."""
     done = service.take("stepping")
     await service.compute.run(lambda: service.executor.step(1e-2, 1.0, done.tokens))
-    service.intake.open()
+    service.open()
 
 
 def test_answers_outlive_a_step_until_the_driver_closes_its_session(compute: ComputeThread) -> None:
@@ -190,7 +190,7 @@ def test_draining_gives_up_what_does_not_end(compute: ComputeThread, hold: Drain
             assert "holds" in await refused_in_the_end(clock, service, key(3))
         with pytest.raises(UnknownMicrobatchError):  # its driver comes too late, and begins this stage's part again
             await service.backward(key(2), activations())
-        service.intake.open()
+        service.open()
         await service.forward(key(2), activations())
         await service.backward(key(2), activations())
         assert service.intake.accumulated.sequences == 2
@@ -212,7 +212,7 @@ def test_a_paused_stage_sends_whoever_asks_elsewhere_at_once(compute: ComputeThr
             refusals.append(refused.value)
 
         async with trio.open_nursery() as tasks:
-            service.intake.close("The stage makes its step.")
+            service.stop_admitting("The stage makes its step.")
             tasks.start_soon(wait_for_room)
             await wait_all_tasks_blocked()
             tasks.start_soon(service.drain, "The node is paused.", DrainReason.PAUSE)
@@ -226,7 +226,7 @@ def test_a_paused_stage_sends_whoever_asks_elsewhere_at_once(compute: ComputeThr
             await service.infer(activations())
         assert await service.backward(key(1), activations()) is not None  # an answer that is known is given again
         await service.resume()
-        service.intake.open()
+        service.open()
         await service.forward(key(2), activations())
 
     play(scenario)
