@@ -5,6 +5,7 @@ A client cannot hold a connection open by sending nothing, and the number of con
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from typing import Any, Final, cast
@@ -144,12 +145,28 @@ THREAD_NAME: Final = "neuroshard-api"
 
 
 class _Server(Server):
-    """Uvicorn's server, which says when it serves and ends event streams before it waits for them."""
+    """Uvicorn's server without its ten wake-ups per second; event streams end before it waits for open requests."""
 
     def __init__(self, config: Config, broadcaster: Broadcaster | None) -> None:
         super().__init__(config)
         self._broadcaster = broadcaster
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._exit = asyncio.Event()
         self.serving = threading.Event()
+
+    def request_exit(self) -> None:
+        """Let the server end. Any thread may call this, also before the server runs."""
+        self.should_exit = True
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                loop.call_soon_threadsafe(self._exit.set)
+
+    async def main_loop(self) -> None:
+        """Serve until `request_exit`."""
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            await self._exit.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""
@@ -177,6 +194,7 @@ class ApiServer:
             log_config=None,
             access_log=False,
             proxy_headers=False,
+            date_header=False,  # uvicorn's own loop would have to wake up each second to keep it right
             server_header=False,
             backlog=BACKLOG,
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
@@ -198,7 +216,7 @@ class ApiServer:
 
     def stop(self) -> None:
         """End open streams, let answers in progress finish for a second, and join the thread."""
-        self._server.should_exit = True
+        self._server.request_exit()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import selectors
 import socket
 import stat
 import threading
@@ -57,9 +58,7 @@ class GenesisServer:
                 self._server = _FolderServer(self._address, self._folder)
             except (OSError, OverflowError) as error:
                 raise NetworkRefusedError(f"Cannot serve on {host}:{port}: {error}.", "Choose another port.") from error
-            self._thread = threading.Thread(
-                target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="genesis-server", daemon=True
-            )
+            self._thread = threading.Thread(target=self._server.serve, name="genesis-server", daemon=True)
             self._thread.start()
         return self.url
 
@@ -77,7 +76,7 @@ class GenesisServer:
         thread, self._thread = self._thread, None
         if server is None or thread is None:
             return
-        server.shutdown()
+        server.stop_serving()
         thread.join()
         server.close_connections()
         server.server_close()
@@ -103,7 +102,25 @@ class _FolderServer(ThreadingHTTPServer):
         self.started_at = time.monotonic()
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
+        self._stopper, self._stopped = socket.socketpair()
         super().__init__(address, _FolderHandler)
+
+    def serve(self) -> None:
+        """Serve until `stop_serving`. Unlike `serve_forever`, it sleeps while no client connects."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            selector.register(self._stopped, selectors.EVENT_READ)
+            while all(key.fileobj is self for key, _ in selector.select()):
+                self.handle_request()
+
+    def stop_serving(self) -> None:
+        """Let `serve` return. Any thread may call this, also before `serve` begins."""
+        self._stopper.close()
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._stopper.close()
+        self._stopped.close()
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         with self._lock:
