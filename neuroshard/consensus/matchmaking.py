@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 
@@ -29,10 +30,10 @@ from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError
 from neuroshard.signals import Signal
-from neuroshard.state.download import ReplicaClient
+from neuroshard.state.download import ReplicaClient, ask_replicas
 from neuroshard.state.replica_status import ReplicaStatus, query_statuses
 from neuroshard.state.schedule import round_is_due
-from neuroshard.state.transfer_messages import DonorError, StageName
+from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import NodeId, WalletId
 
 _LOG = logging.getLogger(__name__)
@@ -370,22 +371,10 @@ class Matchmaker:
 
     async def _told(self, call: Call) -> set[NodeId]:
         """Those who said yes."""
-        willing = set[NodeId]()
         frame = call_frame(self.replica.stage, call)
-
-        async def tell(node: NodeId) -> None:
-            try:
-                await self._asking.ask(node, frame, ANSWER_LIMITS, ANSWER_SECONDS)
-            except DonorError as error:
-                _LOG.debug("Node %s does not take part in a round: %s", node, error)
-            else:
-                willing.add(node)
-
-        async with anyio.create_task_group() as tasks:
-            for node in call.nodes:
-                if node != self.replica.node_id:
-                    tasks.start_soon(tell, node)
-        return willing
+        others = [node for node in call.nodes if node != self.replica.node_id]
+        ask = partial(self._asking.ask, request=frame, limits=ANSWER_LIMITS, seconds=ANSWER_SECONDS)
+        return set(await ask_replicas(others, ask, at_once=MAX_MEMBERS))
 
     def _agree(self, call: Call) -> None:
         self._promise = None

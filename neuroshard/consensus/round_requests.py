@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-import anyio
-
 from neuroshard.consensus.message_frames import MalformedMessageError, from_frame, limits_for, to_frame
 from neuroshard.consensus.roster import GroupMember, Roster
 from neuroshard.consensus.round_messages import (
@@ -28,11 +26,10 @@ from neuroshard.identity import hash_parts
 from neuroshard.identity.strict_json import flag_field, hash_field, line_field, list_field, whole_field
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import RequestRefusedError, ScoreReason
-from neuroshard.state.download import ReplicaClient
+from neuroshard.state.download import ReplicaClient, ask_replicas
 from neuroshard.state.replica_status import ReplicaStatus, leading_line
 from neuroshard.state.transfer_messages import (
     LARGEST_NUMBER,
-    DonorError,
     LyingDonorError,
     StageName,
     read_request_about,
@@ -228,21 +225,13 @@ async def certificate_of(asking: ReplicaClient, stage: StageName, root: str, pee
     Its signatures are checked, but who votes there follows from the certificate before it: that the state is the right
     one is what most of its holders say, and so is this.
     """
-    found = dict[NodeId, Quorum]()
 
-    async def ask(peer: NodeId) -> None:
-        request = request_about(CERTIFICATE, stage, root=root)
-        try:
-            answer = await asking.ask(peer, request, limits_for(0), ANSWER_SECONDS)
-            found[peer] = await asking.offload(lambda: _read(answer, root))
-        except LyingDonorError as error:
-            asking.report(peer, error.reason)
-        except DonorError:
-            pass  # it does not know, or is gone
+    async def ask(peer: NodeId) -> Quorum:
+        with asking.blaming(peer):
+            answer = await asking.ask(peer, request_about(CERTIFICATE, stage, root=root), limits_for(0), ANSWER_SECONDS)
+            return await asking.offload(lambda: _read(answer, root))
 
-    async with anyio.create_task_group() as tasks:
-        for peer in list(peers)[:MOST_ASKED]:
-            tasks.start_soon(ask, peer)
+    found = await ask_replicas(list(peers)[:MOST_ASKED], ask)
     counted = Counter(certificate.value.digest for certificate in found.values()).most_common(1)
     if not counted or 2 * counted[0][1] <= len(found):
         return None

@@ -5,13 +5,16 @@ ChunkBoard is the bookkeeping, PartialFile the file on the disk, Download the re
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -40,6 +43,11 @@ from neuroshard.state.transfer_messages import (
 )
 from neuroshard.types import Architecture, NodeId
 
+_LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ASKED_AT_ONCE = 16
 TRIES = 3  # in a row, before a donor is given up
 
 
@@ -266,6 +274,38 @@ class ReplicaClient:
         except WireError as error:
             raise LyingDonorError(error.message) from None
         raise DonorError(f"Node {peer} did not answer within {seconds:g} s.")
+
+    @contextmanager
+    def blaming(self, peer: NodeId) -> Generator[None]:
+        """Report a peer whose answer turns out to be a lie inside the block. The error rises."""
+        try:
+            yield
+        except LyingDonorError as error:
+            self.report(peer, error.reason)
+            raise
+
+
+async def ask_replicas(
+    peers: Iterable[NodeId], ask: Callable[[NodeId], Awaitable[T]], *, at_once: int = ASKED_AT_ONCE
+) -> dict[NodeId, T]:
+    """Ask several replicas, `at_once` at a time, and return the answers.
+
+    A peer for which `ask` raises DonorError (it is gone, refuses or lies) is left out: another may answer.
+    """
+    answers: dict[NodeId, T] = {}
+    slots = anyio.CapacityLimiter(at_once)
+
+    async def ask_one(peer: NodeId) -> None:
+        try:
+            async with slots:
+                answers[peer] = await ask(peer)
+        except DonorError as error:
+            _LOG.debug("Node %s gives no answer: %s", peer, error)
+
+    async with anyio.create_task_group() as tasks:
+        for peer in peers:
+            tasks.start_soon(ask_one, peer)
+    return answers
 
 
 @dataclass

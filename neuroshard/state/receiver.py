@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import anyio
 
 from neuroshard.network import ScoreReason
 from neuroshard.state.download import (
@@ -18,13 +15,13 @@ from neuroshard.state.download import (
     ReceivingOptions,
     ReplicaClient,
     StageFile,
+    ask_replicas,
     held_bytes,
 )
 from neuroshard.state.outer_state import outer_root
 from neuroshard.state.replica_status import LIMITS
 from neuroshard.state.transfer_messages import (
     ANY,
-    DonorError,
     LyingDonorError,
     SnapshotManifest,
     copy_report_frame,
@@ -62,12 +59,9 @@ class StateReceiver:
         """A donor's newest snapshot, or the preferred one while it has that. Raises DonorError."""
         request = manifest_request(self.file.stage, max_age_seconds, preferred)
         expected = self.file.expected
-        try:
+        with self.asking.blaming(donor):
             answer = await self.asking.ask(donor, request, manifest_limits(expected), MANIFEST_SECONDS)
             return await self.asking.offload(lambda: read_manifest(answer, expected))
-        except LyingDonorError as error:
-            self.asking.report(donor, error.reason)
-            raise
 
     async def fetch(
         self, first: NodeId, manifests: Mapping[NodeId, SnapshotManifest], into: PartialFile, reuse: Sequence[Path] = ()
@@ -84,23 +78,17 @@ class StateReceiver:
         self.progress.bytes_done = held_bytes(held, into.file_bytes)
         download = Download(self.asking, self.file, manifests, first, into, board, self.options, self.progress)
         await download.run()
-        async with anyio.create_task_group() as tasks:
-            for donor in manifests:
-                tasks.start_soon(self._tell_received, donor)
-        try:
+        await ask_replicas(manifests, self._report_received)
+        with self.asking.blaming(first):
             return await offload(lambda: self._finished(manifest, into))
-        except LyingDonorError as error:
-            self.asking.report(first, error.reason)
-            raise
 
     async def tell_copied(self, donor: NodeId, taken_at: float) -> None:
         """Let a donor know that its state of this time is kept here. Raises DonorError."""
         await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), LIMITS, TELL_SECONDS)
 
-    async def _tell_received(self, donor: NodeId) -> None:
-        """Without a word it would keep the place for this node for minutes."""
-        with suppress(DonorError):
-            await self.asking.ask(donor, received_frame(self.file.stage), LIMITS, RECEIVED_SECONDS)
+    async def _report_received(self, donor: NodeId) -> None:
+        """Without this report the donor would keep the place of this node for minutes."""
+        await self.asking.ask(donor, received_frame(self.file.stage), LIMITS, RECEIVED_SECONDS)
 
     def _finished(self, manifest: SnapshotManifest, into: PartialFile) -> ReceivedState:
         if into.finish() != manifest.checkpoint.tensors.sha256:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-
-import anyio
+from functools import partial
 
 from neuroshard.identity.strict_json import exact_object, flag_field, hash_field, number_field, whole_field
 from neuroshard.messages import Frame, FrameLimits
-from neuroshard.state.download import ReplicaClient
+from neuroshard.state.download import ReplicaClient, ask_replicas
 from neuroshard.state.transfer_messages import (
     LARGEST_NUMBER,
-    DonorError,
     LyingDonorError,
     StageName,
     read_header,
@@ -129,33 +126,17 @@ def _age(seconds: float) -> float:
 
 
 STANDING_SECONDS = 5.0
-QUESTIONS_AT_ONCE = 16
 
 
 async def query_statuses(
     asking: ReplicaClient, stage: StageName, peers: Sequence[NodeId]
 ) -> dict[NodeId, ReplicaStatus]:
     """What these nodes say of their state of the stage; who does not answer or has nothing is left out."""
-    found: dict[NodeId, ReplicaStatus] = {}
-    slots = anyio.CapacityLimiter(QUESTIONS_AT_ONCE)
-
-    async def ask(peer: NodeId) -> None:
-        with suppress(DonorError):  # it may be gone
-            async with slots:
-                standing = await query_status(asking, stage, peer)
-            if standing is not None:
-                found[peer] = standing
-
-    async with anyio.create_task_group() as tasks:
-        for peer in peers:
-            tasks.start_soon(ask, peer)
-    return found
+    answers = await ask_replicas(peers, partial(query_status, asking, stage))
+    return {peer: status for peer, status in answers.items() if status is not None}
 
 
 async def query_status(asking: ReplicaClient, stage: StageName, peer: NodeId) -> ReplicaStatus | None:
     """What one node says of its state of the stage; None: it has nothing of it. Raises DonorError."""
-    try:
+    with asking.blaming(peer):
         return read_standing(await asking.ask(peer, standing_request(stage), LIMITS, STANDING_SECONDS))
-    except LyingDonorError as error:
-        asking.report(peer, error.reason)
-        raise
