@@ -36,8 +36,7 @@ from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.stage_rounds import Abandoned, RunRound
 from neuroshard.model.weights import load_vector
 from neuroshard.optim.outer import OuterState, fresh_outer_state
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.training.outer_sync import OuterSync
 
 SEEDS = (1, 2, 3)

@@ -38,8 +38,7 @@ from neuroshard.model.weights import flatten, initialise, load_vector
 from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import Architecture, LayerRange

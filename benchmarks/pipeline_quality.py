@@ -28,8 +28,7 @@ from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
 from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
 from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision

@@ -12,7 +12,7 @@ from benchmarks.laboratory import Meeting, Outcome, Scheme, Start, Texts, held_o
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed
 from neuroshard.model.weights import load_vector
 from neuroshard.optim.outer import fresh_outer_state
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
 
 Record = Sequence[Mapping[int, Tensor]]

@@ -37,7 +37,7 @@ from neuroshard.node.run_arrival import DATA, DEMO_DATA, HARDWARE, MODEL, RUN, t
 from neuroshard.node.stage_choice import StageChooser, kept_stages, windows_of
 from neuroshard.node.stage_training import NodeContext, RunningNode, StageTraining
 from neuroshard.node.training_life import TrainingLife
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.runs.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
 from neuroshard.runs.finding import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, NoRun, RunFinder, not_joinable
 from neuroshard.runs.proposal import HardwareBudget, propose, propose_demo, run_parameters

@@ -19,8 +19,7 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.model.weights import TensorSchema
 from neuroshard.node.stage_choice import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver

@@ -29,9 +29,8 @@ from neuroshard.node.stage_choice import StageWork, best_load, megabytes_for, no
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.training_records import RecordSaver, RotationLog
-from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.control import RequestedPause
-from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.pipeline.routing import ChoiceInTurn, FixedRouting, SwarmRouting, replica_choice
 from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.pipeline.stage_server import StageServer

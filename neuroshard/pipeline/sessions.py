@@ -36,7 +36,7 @@ class SessionLimits:
 class MicrobatchWork:
     """One microbatch at this stage, until its session is closed.
 
-    Jobs of the compute thread write the tensors, the event loop's thread everything else.
+    Belongs to the event loop's thread. A backward pass on the compute thread takes `opened`.
     """
 
     key: MicrobatchKey
@@ -53,6 +53,7 @@ class MicrobatchWork:
     loss_sum: Tensor | None = None  # in the last stage
     gradient: Tensor | None = None  # of the inputs as it was sent, on the CPU; None in the first stage
     done: bool = False  # accumulated
+    is_refused: bool = False  # its last pass came out with values that are not numbers, and was dropped
     spoilt: bool = False  # its gradient came out with values that are not numbers
     compute_seconds: float = 0.0  # what its jobs took
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from math import inf, isfinite, sqrt
 from statistics import median
 from typing import assert_never
@@ -14,8 +14,7 @@ import anyio
 from torch import Tensor
 
 from neuroshard.aggregation.slices import dot_product
-from neuroshard.pipeline.compute_thread import ComputeThread, Priority
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, PassResult, Priority, StageExecutor
 from neuroshard.pipeline.microbatch import (
     AcceleratorFullError,
     MicrobatchKey,
@@ -29,7 +28,7 @@ from neuroshard.pipeline.microbatch import (
 )
 from neuroshard.pipeline.sessions import Accumulated, MicrobatchWork, SessionLimits, SessionTable, StepIntake
 from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
-from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, STEPS_BEFORE_RESTORE, StageShapes, is_within
+from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, StageShapes
 from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
@@ -225,7 +224,12 @@ class StageServer:
         """
         self._shapes.check_forward(inputs)
         work = await self._work_of(key, inputs, opens=True)
-        await self._once(work, lambda: work.output is not None, lambda: self._do_forward(work, inputs))
+        async with work.turn:
+            if not self._is_repeated(work, is_answered=work.output is not None):
+                job = partial(
+                    self.executor.forward_pass, self._shapes, inputs, keeps_graph=work.keeps_graph is not False
+                )
+                await self._run(work, job)
         return _present(work.output)
 
     async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -236,7 +240,9 @@ class StageServer:
         """
         self._shapes.check_loss(inputs, labels)
         work = await self._work_of(key, inputs, opens=False)
-        await self._once(work, lambda: work.done, lambda: self._do_loss(work, inputs, labels))
+        async with work.turn:
+            if not self._is_repeated(work, is_answered=work.done):
+                await self._run(work, partial(self.executor.loss_pass, self._shapes, inputs, labels))
         return _present(work.loss_sum), work.gradient_to_send()
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
@@ -251,7 +257,9 @@ class StageServer:
             raise UnknownMicrobatchError(f"Microbatch {key.microbatch} is not open.", "Begin it again.")
         if gradient.shape != work.output.shape:
             raise RefusedTensorError(f"A gradient of shape {tuple(gradient.shape)} for {tuple(work.output.shape)}.")
-        await self._once(work, lambda: work.done, lambda: self._do_backward(work, gradient))
+        async with work.turn:
+            if not self._is_repeated(work, is_answered=work.done):
+                await self._run(work, partial(self._backward_pass, work, gradient))
         return work.gradient_to_send()
 
     async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -430,35 +438,50 @@ class StageServer:
             return self._table.obstacle(key, kept_bytes)
         return self.intake.closed_because or "The stage makes its step."
 
-    async def _once(self, work: MicrobatchWork, is_answered: Callable[[], bool], job: Callable[[], None]) -> None:
-        """Run a job unless an earlier call has its answer; calls for one microbatch wait for each other."""
-        async with work.turn:
-            if is_answered():
-                self.counts = self.counts.plus(repeated=1)
-            else:
-                await self._run(work, job)
-
-    async def _run(self, work: MicrobatchWork, job: Callable[[], None]) -> None:
-        """Run a job for a microbatch and book what came of it, also when the caller was cancelled meanwhile."""
-        if work.dropped:
+    def _is_repeated(self, work: MicrobatchWork, *, is_answered: bool) -> bool:
+        """Whether an earlier call has the answer. Raises UnknownMicrobatchError when the microbatch was given up."""
+        if is_answered:
+            self.counts = self.counts.plus(repeated=1)
+        elif work.dropped:
             raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} was given up.", "Begin it again.")
-        work.running = True
+        return is_answered
+
+    async def _run(self, work: MicrobatchWork, job: Callable[[], PassResult]) -> None:
+        """Run one pass of a microbatch and keep its result, also when the caller was cancelled meanwhile."""
+        work.running, result = True, None
         try:
-            await self.compute.run(lambda: self._timed(work, job))
+            result = self.compute.submit(job)
+            await self.compute.finish(result)
         except AcceleratorFullError:
             self.lacks_memory = True
             raise
         finally:
             work.running = False
+            if result is not None and not result.cancelled() and result.exception() is None:
+                self._keep(work, result.result())
             self._book(work)
             self._notify()
+        if work.is_refused:
+            raise SpoiltMicrobatchError("This microbatch came out with values that are not numbers.")
 
-    def _timed(self, work: MicrobatchWork, job: Callable[[], None]) -> None:
-        began = time.perf_counter()
-        try:
-            job()
-        finally:
-            work.compute_seconds += time.perf_counter() - began
+    def _keep(self, work: MicrobatchWork, result: PassResult) -> None:
+        """Keep what a pass left. Spoilt activations and losses are dropped.
+
+        Inputs are bounded: if values that are not numbers come out again and again, the weights are spoilt. A stage
+        that is the first and the last one finds out at its step, without waiting for the accelerator here.
+        """
+        work.compute_seconds += result.seconds
+        is_backward = result.opened is None and result.loss_sum is None
+        if not is_backward and not (self._shapes.is_first and self._shapes.is_last):
+            work.is_refused = result.is_spoilt if result.opened is not None else result.gradient is None
+            self._spoilt_in_a_row = self._spoilt_in_a_row + 1 if work.is_refused else 0
+            if work.is_refused:
+                return
+        if result.opened is not None:
+            work.opened, work.output = result.opened, result.output
+            return
+        work.loss_sum, work.gradient = result.loss_sum, result.gradient
+        work.spoilt, work.done = result.is_spoilt, True
 
     def _book(self, work: MicrobatchWork) -> None:
         if work.counted:
@@ -499,41 +522,14 @@ class StageServer:
         if not self.intake.is_open:
             self.closed.notify()
 
-    def _do_forward(self, work: MicrobatchWork, inputs: Tensor) -> None:
-        self._shapes.check_values(inputs)
-        opened = self.executor.forward(inputs, keeps_graph=work.keeps_graph is not False)
-        output = opened.output.detach().cpu()
-        self._note_spoilt(not is_within(output, LARGEST_VALUE), "activations")
-        work.opened, work.output = opened, output
-
-    def _do_loss(self, work: MicrobatchWork, inputs: Tensor, labels: Tensor) -> None:
-        self._shapes.check_values(inputs, labels)
-        loss_sum, gradient = self.executor.loss(inputs, labels)
-        if not self._shapes.is_first:  # alone the step finds out, without waiting for the accelerator here
-            self._note_spoilt(gradient is None, "loss")
-        work.loss_sum = loss_sum
-        self._finish(work, gradient)
-
-    def _do_backward(self, work: MicrobatchWork, gradient: Tensor) -> None:
+    def _backward_pass(self, work: MicrobatchWork, gradient: Tensor) -> PassResult:
+        """On the compute thread, where the gradients of all drivers pass the limit one after the other."""
         self._shapes.check_bounded(gradient)
         limited, self._gradient_limit = self._gradient_limit.limited(gradient)
         opened, work.opened = work.opened, None
         if opened is None:
             raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} is not open.", "Begin it again.")
-        self._finish(work, self.executor.backward(opened, limited))
-
-    def _note_spoilt(self, is_spoilt: bool, what: str) -> None:
-        """Inputs are bounded: what comes out as no number, again and again, is the fault of the weights."""
-        if is_spoilt:
-            self._spoilt_in_a_row += 1
-            raise SpoiltMicrobatchError(f"The {what} of this microbatch came out with values that are not numbers.")
-        self._spoilt_in_a_row = 0
-
-    @staticmethod
-    def _finish(work: MicrobatchWork, gradient: Tensor | None) -> None:
-        work.gradient = None if gradient is None else gradient.cpu()
-        work.spoilt = gradient is not None and not is_within(gradient, LARGEST_VALUE)
-        work.done = True
+        return self.executor.backward_pass(opened, limited)
 
 
 def _present(tensor: Tensor | None) -> Tensor:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from neuroshard.model.memory_need import CACHED_TEXTS
 from neuroshard.model.transformer import KeyValueCache
-from neuroshard.pipeline.compute_thread import ComputeThread, Priority
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor
 from neuroshard.pipeline.microbatch import SpoiltMicrobatchError, StageBusyError, UnreadTextError
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import NodeId

@@ -293,12 +293,20 @@ class CheckpointSaver:
     def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
         """After every step: save in the background when it is due. Returns whether the state was taken."""
         self._notice()
-        in_flight, now = self._writer.in_flight, self._clock()
-        is_wanted = self._is_wanted and self._schedule.may_write(step, now, write_in_flight=in_flight)
-        if not is_wanted and not self._schedule.is_due(step, now, write_in_flight=in_flight):
+        if not self.is_due(step):
             return False
         self._take(capture())
         return True
+
+    def has_work(self, step: int) -> bool:
+        """Whether an offer after this step would do anything: save, or notice that a write has ended. In any thread."""
+        return self.is_due(step) or self._writer.last_report() is not self._seen
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after this step, by the schedule or because a copy was asked for. In any thread."""
+        in_flight, now = self._writer.in_flight, self._clock()
+        is_wanted = self._is_wanted and self._schedule.may_write(step, now, write_in_flight=in_flight)
+        return is_wanted or self._schedule.is_due(step, now, write_in_flight=in_flight)
 
     def save(self, capture: Callable[[], StateCapture]) -> WriteReport:
         """Save now, whatever the schedule says, and wait until it is on disk (or has failed, see `alarm`)."""

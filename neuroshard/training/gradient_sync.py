@@ -20,8 +20,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.adamw import stage_clip_norm
 from neuroshard.optim.outer import OuterState
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor, StepResult
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor, StepResult
 from neuroshard.state.outer_state import OuterProgress
 from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.training.outer_sync import OuterSync
@@ -80,7 +79,7 @@ class GradientSync(OuterSync):
         sequences_per_step: int,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
-        versions: Callable[[int], OuterOptimization] | None = None,
+        versions: Callable[[int], RunParameters] | None = None,
     ) -> None:
         """`averaging` is by outer step; for the rest see OuterSync."""
         progress = replace(progress or OuterProgress(), inner_steps=0, sequences=0)
@@ -220,15 +219,13 @@ def make_outer_sync(
     model, state = stage.executor.model, stage.outer_state
     schema = TensorSchema.of(model)
 
-    def outer_at(outer_step: int) -> OuterOptimization:
-        return versions(outer_step).outer
-
     def averaging_at(outer_step: int) -> GradientAveraging:
         parameters = versions(outer_step)
         max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
         return GradientAveraging.of(schema, parameters.outer, parameters.inner, max_norm)
 
-    parameters, sequences_per_step = outer_at(state.outer_step), versions(state.outer_step).sequences_per_step
+    present = versions(state.outer_step)
+    parameters = present.outer
     if parameters.strategy == "averaging":
         return GradientSync(
             compute=compute,
@@ -237,10 +234,10 @@ def make_outer_sync(
             exchange=exchange,
             state=state,
             averaging=averaging_at,
-            sequences_per_step=sequences_per_step,
+            sequences_per_step=present.sequences_per_step,
             residual=stage.residual,
             progress=stage.outer_progress,
-            versions=outer_at,
+            versions=versions,
         )
     return OuterSync(
         compute=compute,
@@ -250,5 +247,5 @@ def make_outer_sync(
         state=state,
         residual=stage.residual,
         progress=stage.outer_progress,
-        versions=outer_at,
+        versions=versions,
     )

@@ -16,8 +16,7 @@ from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES, Evaluation, nats_per_token, paired_difference
 from neuroshard.model.weights import flatten, other_weights
 from neuroshard.optim.outer import OuterState
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.training.outer_sync import OuterSync
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import assert_never
@@ -28,8 +29,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, load_vector
 from neuroshard.optim.outer import OuterState
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.pipeline.compute_thread import ComputeThread, Priority
-from neuroshard.pipeline.executor import StageExecutor, StepResult
+from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
 from neuroshard.state.outer_state import OuterProgress, state_root
 from neuroshard.state.schedule import round_is_due
 from neuroshard.state.tensor_file import map_to_disk
@@ -84,7 +84,7 @@ class OuterSync:
         state: OuterState,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
-        versions: Callable[[int], OuterOptimization] | None = None,
+        versions: Callable[[int], RunParameters] | None = None,
     ) -> None:
         """`versions` gives the parameters that hold at an outer step; without it `parameters` hold all the time."""
         self._compute = compute
@@ -112,7 +112,10 @@ class OuterSync:
     @property
     def parameters(self) -> OuterOptimization:
         """Those that hold at the present outer step."""
-        return self._parameters if self._versions is None else self._versions(self.state.outer_step)
+        return self._parameters_at(self.state.outer_step)
+
+    def _parameters_at(self, outer_step: int) -> OuterOptimization:
+        return self._parameters if self._versions is None else self._versions(outer_step).outer
 
     @property
     def strategy(self) -> OuterStep:
@@ -132,7 +135,7 @@ class OuterSync:
         self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
     ) -> StepResult:
         """What becomes of the gradients of so many tokens; a step that is not finite changes nothing."""
-        return await self._compute.run(lambda: executor.step(learning_rate, max_norm, tokens))
+        return await self._compute.run(partial(executor.step, learning_rate, max_norm, tokens))
 
     def after_step(self, sequences: int) -> None:
         """Count an inner step."""
@@ -272,7 +275,7 @@ class OuterSync:
         progress, before = self.progress, self.state.outer_step - 1
         if progress.members == 1 or progress.inner_steps > 0 or before < 0:
             return ""
-        parameters = self._parameters if self._versions is None else self._versions(before)
+        parameters = self._parameters_at(before)
         return progress.state_root if strategy_at(parameters, self._schema, before).makes_weights_equal else ""
 
     def status(self) -> DilocoStatus:

@@ -21,8 +21,14 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise
 from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import OuterState
-from neuroshard.pipeline.compute_thread import ComputeThread, Priority
-from neuroshard.pipeline.executor import Precision, PrecisionProbe, StageExecutor, probe_precision
+from neuroshard.pipeline.executor import (
+    ComputeThread,
+    Precision,
+    PrecisionProbe,
+    Priority,
+    StageExecutor,
+    probe_precision,
+)
 from neuroshard.state.checkpoint_manifest import CheckpointMeta, encode_manifest
 from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver, StateCapture, WriteReport
 from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, LoadedCheckpoint
@@ -81,6 +87,8 @@ class Saver:
                 self._keeper.outer_step_done()
             return self._keeper.offer(record.progress.steps, lambda: self._capture(record))
 
+        if not (outer_step_done or self._keeper.has_work(record.progress.steps)):
+            return False
         return await self._compute.run(work, Priority.SMALL)
 
     async def save(self, record: TrainingRecord) -> WriteReport:

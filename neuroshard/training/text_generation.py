@@ -16,7 +16,7 @@ from neuroshard.data.tokenizer.encoder import Tokenizer
 from neuroshard.data.tokenizer.table import EOS, FIRST_BYTE_ID
 from neuroshard.errors import NotReadyError
 from neuroshard.model.transformer import sample_next
-from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.executor import ComputeThread, Priority
 from neuroshard.pipeline.microbatch import Retry, SpoiltMicrobatchError, StageBusyError, StageError, UnreadTextError
 from neuroshard.pipeline.routing import Dispute, Routing
 from neuroshard.pipeline.stage_client import StageClient

@@ -20,7 +20,7 @@ UNSAFE_READERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve
 # Task supervisor, API error handler, inbound-message handler, and the two ends of a thread boundary.
 MAY_CATCH_EVERYTHING = {
     "neuroshard/api/guard.py": "API error handler",
-    "neuroshard/pipeline/compute_thread.py": "carries the error to the caller's thread",
+    "neuroshard/pipeline/executor.py": "carries the error to the caller's thread",
     "neuroshard/state/checkpoint_saver.py": "carries the error to the caller's thread",
     "neuroshard/network/serving.py": "inbound-message handler",
     "neuroshard/network/libp2p/peer_limits.py": "inbound-message handler, for bytes that libp2p reads",

@@ -18,8 +18,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import flatten, initialise
 from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.optim.outer import fresh_outer_state
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import MicrobatchKey
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.types import LayerRange, NodeId

@@ -28,8 +28,8 @@ from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Network
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, NodeContext, RunningNode, StageTraining
-from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.control import RequestedPause
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.runs.data_opening import open_joined_data, pins_of_source
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.offer import RunOffer

@@ -24,8 +24,7 @@ from neuroshard.network import InMemoryNetwork
 from neuroshard.node.pipeline_status import LOOK_SECONDS, Holding, pipeline_stages, pipeline_status, tell_stages
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.optim.adamw import make_inner_optimizer
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.offer import RunOffer

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import anyio.lowlevel
 
-from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.executor import ComputeThread, Priority
 
 T = TypeVar("T")
 
@@ -26,5 +26,12 @@ class ComputeInPlace(ComputeThread):
 
     def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
         done = Future[T]()
-        done.set_result(work())
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - carried to the caller
+            done.set_exception(error)
         return done
+
+    async def finish(self, result: Future[T]) -> T:
+        await anyio.lowlevel.checkpoint()
+        return result.result()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 
 
 @pytest.fixture

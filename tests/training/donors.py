@@ -18,8 +18,7 @@ from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
 from neuroshard.optim.outer import OuterState
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.state.checkpoint_saver import StateCapture
 from neuroshard.state.download import ReceivingOptions, ReplicaClient, StageFile
 from neuroshard.state.outer_state import OuterProgress, state_root

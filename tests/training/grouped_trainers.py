@@ -25,7 +25,7 @@ from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Transport
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.state.download import ReplicaClient

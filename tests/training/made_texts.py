@@ -14,8 +14,7 @@ from neuroshard.data.tokenizer import Tokenizer, learn_merges
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.optim.adamw import make_inner_optimizer
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.stage_server import ServiceLimits, StageServer
 from neuroshard.status.board import Generate, GeneratedText
 from neuroshard.training.text_generation import SLICE_SECONDS, LocalInferenceSession, TextGenerator, allowed_ids

@@ -11,7 +11,7 @@ from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
 from torch import Tensor
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, StageClient
 from neuroshard.training.parts import DriverParts, StageParts, TrainerParts

@@ -16,9 +16,8 @@ from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, Out
 from neuroshard.consensus.stage_rounds import lone_exchange
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
-from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.driver import Feed
-from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.pipeline.stage_server import StageServer

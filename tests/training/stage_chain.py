@@ -16,8 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.optim.adamw import make_inner_optimizer
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import MicrobatchKey, StageBusyError
 from neuroshard.pipeline.stage_server import ServiceLimits, StageServer
 from neuroshard.types import LayerRange, NodeId

@@ -9,8 +9,7 @@ import trio
 from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer, paused_after, state_becomes
 from torch import Tensor
 
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.stage_tensors import OUTER_TENSORS, stage_tensors
 from neuroshard.status.snapshot import NodeState

@@ -17,7 +17,7 @@ from small_stage import IDENTITY, MemoryFeed, make_parts, make_stage
 from neuroshard.config.run_parameters import CodecName, OuterOptimization, RunParameters
 from neuroshard.data.windows import Batch
 from neuroshard.network import InMemoryNetwork
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.state.outer_state import state_root

@@ -20,7 +20,7 @@ from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.data.windows import Batch
 from neuroshard.model.weights import flatten
 from neuroshard.network import InMemoryNetwork
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import outer_root, state_root
 from neuroshard.state.stage_tensors import VELOCITY
 from neuroshard.training.gradient_sync import GradientSync

@@ -12,7 +12,7 @@ import torch
 import trio
 
 from neuroshard.errors import NotReadyError
-from neuroshard.pipeline.compute_thread import NICENESS, ComputeThread, Priority
+from neuroshard.pipeline.executor import NICENESS, ComputeThread, Priority
 
 
 def test_values_and_exceptions_travel_to_the_caller(compute: ComputeThread) -> None:

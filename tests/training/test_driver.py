@@ -25,8 +25,8 @@ from small_stage import (
 from torch import Tensor
 
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.driver import MICROBATCHES_OF_SESSION, InFlightLedger
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     MicrobatchKey,

@@ -19,7 +19,7 @@ from trio.testing import MockClock
 
 from neuroshard.errors import NotReadyError
 from neuroshard.network import InMemoryNetwork
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClientOptions
 from neuroshard.pipeline.stage_protocol import StageAddress

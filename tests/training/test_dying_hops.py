@@ -20,7 +20,7 @@ from trio.testing import MockClock
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import InMemoryNetwork, PeerUnreachableError
 from neuroshard.network.transport import Transport
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import MicrobatchKey, StageGoneError
 from neuroshard.pipeline.microbatch_call import MicrobatchCall
 from neuroshard.pipeline.routing import ChoiceInTurn, SwarmRouting

@@ -16,7 +16,7 @@ from neuroshard.data.held_out_losses import (
     paired_difference,
 )
 from neuroshard.errors import CheckpointError
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 
 
 def test_pairing_removes_how_hard_the_sequences_are() -> None:

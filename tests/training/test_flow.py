@@ -12,7 +12,7 @@ from small_stage import ARCHITECTURE, MemoryFeed
 from stage_chain import INPUTS, LABELS, chain_of, key
 
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import StageGoneError
 from neuroshard.pipeline.microbatch_call import (
     FOLD_SECONDS,

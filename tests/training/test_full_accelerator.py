@@ -11,9 +11,8 @@ import trio
 from small_stage import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 from torch import Tensor
 
-from neuroshard.pipeline.compute_thread import ComputeThread
 from neuroshard.pipeline.control import PAUSED_BY_USER
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training import stage_loop

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_texts import SHAPE, TOKENIZER, Pieces, continuation, generator_of, model_of, prompt_ids, request
 
 from neuroshard.data.tokenizer import EOS, FIRST_BYTE_ID, Tokenizer, byte_table
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.status.board import GeneratedText
 from neuroshard.training.text_generation import StopSequences, allowed_ids
 

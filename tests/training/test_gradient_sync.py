@@ -16,8 +16,7 @@ from torch import Tensor
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed, Outcome, UnderWay
 from neuroshard.model.weights import flatten
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StepResult
+from neuroshard.pipeline.executor import ComputeThread, StepResult
 from neuroshard.state.outer_state import state_root
 from neuroshard.training.gradient_sync import GradientSync, make_outer_sync
 

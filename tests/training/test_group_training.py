@@ -17,7 +17,7 @@ from neuroshard.consensus.sync_strategies import FragmentStep, strategy_at
 from neuroshard.data.windows import Batch
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Link
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
 
 

@@ -26,7 +26,7 @@ from neuroshard.data.held_out_losses import (
 from neuroshard.errors import CheckpointError, DataError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork, ScoreReason
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import StageGoneError
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClientOptions

@@ -15,7 +15,7 @@ from torch import Tensor
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.data.feed import HeldOut
 from neuroshard.model.weights import flatten, load_vector, other_weights
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.stage_checkpoint import Stage

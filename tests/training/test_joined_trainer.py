@@ -11,7 +11,7 @@ from small_stage import PARAMETERS, make_stage, make_trainer
 
 from neuroshard.config.run_parameters import InnerOptimization
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.record import Inherited
 from neuroshard.training.trainer import Trainer
 

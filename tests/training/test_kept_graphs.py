@@ -8,7 +8,7 @@ import trio
 from stage_chain import DRIVER, activations, executor_of, gradients, key, service_of
 from trio.testing import MockClock
 
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.stage_client import LocalStageClient
 
 

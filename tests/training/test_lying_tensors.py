@@ -13,7 +13,7 @@ import torch
 import trio
 from small_stage import make_stage, make_trainer, state_digest, train
 
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state import tensor_file as lying_tensors
 from neuroshard.state.checkpoint_saver import CheckpointPolicy
 from neuroshard.state.outer_state import state_root

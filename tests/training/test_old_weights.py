@@ -9,7 +9,7 @@ import trio
 from stage_chain import INPUTS, LABELS, activations, chain_of, key
 from torch import Tensor
 
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import MicrobatchKey, StageGoneError, UnknownMicrobatchError
 from neuroshard.pipeline.microbatch_call import MicrobatchCall
 from neuroshard.pipeline.routing import ChoiceInTurn, FixedRouting, SwarmRouting

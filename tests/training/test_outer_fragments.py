@@ -19,7 +19,7 @@ from neuroshard.consensus.sync_strategies import FragmentStep, steps_between_rou
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.optim.outer import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment, fresh_outer_state
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import LayerRange
 

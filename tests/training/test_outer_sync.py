@@ -17,7 +17,7 @@ from neuroshard.consensus.sync_strategies import strategy_at
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.optim.outer import OuterState, fresh_outer_state
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
 from neuroshard.training.outer_sync import OuterSync
 

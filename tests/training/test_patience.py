@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import ScoreReason
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import (
     MicrobatchKey,
     SpoiltMicrobatchError,

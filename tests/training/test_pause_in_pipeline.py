@@ -18,7 +18,7 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.network import InMemoryNetwork, ScoreReason
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import MicrobatchKey, SpoiltMicrobatchError, StagePausedError
 from neuroshard.pipeline.microbatch_call import PATIENCE_SECONDS, MicrobatchCall
 from neuroshard.pipeline.routing import RETRY_SECONDS, ChoiceInTurn, SwarmRouting

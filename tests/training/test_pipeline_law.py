@@ -19,7 +19,7 @@ from stage_chain import (
 from torch import Tensor
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import MicrobatchKey
 from neuroshard.pipeline.microbatch_call import MicrobatchCall, measured_losses
 from neuroshard.pipeline.routing import FixedRouting

@@ -19,8 +19,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.optim.adamw import make_inner_optimizer
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import StageError, StageGoneError
 from neuroshard.pipeline.microbatch_call import MicrobatchCall
 from neuroshard.pipeline.routing import FixedRouting

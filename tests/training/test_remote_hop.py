@@ -26,7 +26,7 @@ from torch import Tensor
 
 from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, Link, ScoreReason
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     DisputedTensorError,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from neuroshard.compression import make_codec
 from neuroshard.consensus.stage_rounds import Agreed
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.trainer import Trainer
 
 

@@ -16,7 +16,7 @@ from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
 from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.trainer import Trainer
 
 WINDOWS = 40

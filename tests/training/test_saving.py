@@ -11,7 +11,7 @@ import pytest
 import trio
 from small_stage import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 
-from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.executor import ComputeThread, Priority
 from neuroshard.state.checkpoint_saver import CheckpointPolicy
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.snapshot import NodeState

@@ -17,8 +17,7 @@ from several_stages import SPLIT, WHOLE, make_split_trainer, make_stages, weight
 from small_stage import make_stage, make_trainer, state_becomes, state_digest
 
 from neuroshard.errors import StorageError
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StepResult
+from neuroshard.pipeline.executor import ComputeThread, StepResult
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.disk_space import StorageLimits
 from neuroshard.status.snapshot import NodeState

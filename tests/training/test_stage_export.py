@@ -21,7 +21,7 @@ from neuroshard.errors import CheckpointError, StorageError
 from neuroshard.model.llama_layout import to_llama_state_dict
 from neuroshard.model.transformer import KeyValueCache, StageModel
 from neuroshard.model.weights import TensorSchema
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.checkpoint_catalogue import DamagedStageError, SavedStage, choose, saved_stages
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.export import export_huggingface, export_torch

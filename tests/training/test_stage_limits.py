@@ -9,7 +9,7 @@ from small_stage import ARCHITECTURE
 from stage_chain import HIDDEN, LABELS, OTHER, activations, gradients, key, play, refused_in_the_end, service_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     RefusedTensorError,

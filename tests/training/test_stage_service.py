@@ -23,7 +23,7 @@ from stage_chain import (
 from torch import Tensor
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     MicrobatchKey,

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from neuroshard.model.memory_need import CACHED_TEXTS
 from neuroshard.model.weights import flatten, load_vector
-from neuroshard.pipeline.compute_thread import ComputeThread
-from neuroshard.pipeline.executor import StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import (
     RefusedTensorError,
     Retry,

@@ -9,7 +9,7 @@ from donors import FILE, HERE, MODEL, NAME, World, donor_node, identity_of, play
 from small_stage import make_stage
 
 from neuroshard.network import Link
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.download import PartialFile
 from neuroshard.state.replica_status import query_statuses

@@ -9,7 +9,7 @@ from donors import FILE, HERE, NAME, NOW, DonorNode, World, donor_node, play
 
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.network import PeerRefusedError, ScoreReason
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.download import PartialFile
 from neuroshard.state.receiver import StateReceiver
 from neuroshard.state.replica_status import query_statuses

@@ -11,7 +11,7 @@ from donors import ARCHITECTURE, FILE, HERE, NAME, World, donor_node, play
 
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import Link, ScoreReason
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.download import PartialFile
 from neuroshard.state.transfer_messages import (
     DonorError,

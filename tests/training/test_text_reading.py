@@ -29,7 +29,7 @@ from neuroshard.errors import NotReadyError
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.network import InMemoryNetwork, Transport
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.routing import ChoiceInTurn, SwarmRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
 from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision

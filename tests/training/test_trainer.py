@@ -24,7 +24,7 @@ from small_stage import (
 )
 
 from neuroshard.errors import StorageError
-from neuroshard.pipeline.compute_thread import ComputeThread, Priority
+from neuroshard.pipeline.executor import ComputeThread, Priority
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.state.checkpoint_saver import CheckpointPolicy
@@ -310,7 +310,7 @@ def test_a_baseline_that_is_not_a_number_pauses_instead_of_being_measured_for_ev
     run_with(trainer, scenario)
 
 
-def test_a_microbatch_is_one_job_of_the_compute_thread_and_a_step_is_two(
+def test_a_microbatch_is_one_job_of_the_compute_thread_and_a_step_is_another(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(compute, make_stage(compute, tmp_path), monotonic=lambda: 0.0)
@@ -323,10 +323,7 @@ def test_a_microbatch_is_one_job_of_the_compute_thread_and_a_step_is_two(
     monkeypatch.setattr(compute, "submit", counted)
     trio.run(trainer.run, 4)
     evaluation, microbatches = 32 // PARAMETERS.batch_size, 4 * PARAMETERS.sequences_per_step // PARAMETERS.batch_size
-    steps, end = (
-        4 * 2,
-        3,
-    )  # the optimizer's step and the offer to save; nothing left open, a last save, the writer's end
+    steps, end = 4, 3  # nothing left open, a last save, the writer's end
     assert len(jobs) == evaluation + microbatches + steps + end
 
 

@@ -17,7 +17,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.optim.outer import fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.pipeline.compute_thread import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import TrainerParts
 from neuroshard.training.trainer import Trainer
@@ -96,7 +96,7 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
             parameters=first,
             exchange=place.exchange,
             state=fresh_outer_state(flatten(model)),
-            versions=at,
+            versions=lambda outer_step: replace(FIRST, outer=at(outer_step)),
         )
         for model in models
     ]
