@@ -22,7 +22,8 @@ from neuroshard.errors import UsageError
 if TYPE_CHECKING:
     from threading import Event
 
-    from neuroshard.dataset import DataSetStatus, Verification
+    from neuroshard.data.shard_file import ShardFormat
+    from neuroshard.dataset import BuildOptions, DataSetStatus, Verification
     from neuroshard.dataset.population import PopulationReport
     from neuroshard.identity import Wallet
 
@@ -56,6 +57,14 @@ def build(
     s3_endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="With --config: the S3-compatible store, if not Amazon's.")
     ] = None,
+    shard_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="bin|pt",
+            help="Form of the shards: token ids alone, or tensors of torch.save, four times as large. (default: bin)",
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="With --config: go on when the sources grow.")] = False,
     token: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Wallet that signs the data; NEUROSHARD_TOKEN is better.")
@@ -70,22 +79,38 @@ def build(
     where it was stopped or killed, and logs/genesis_SOURCE.log in the data folder tells what each source had to say.
     """
     from neuroshard.config.loading import load_settings
+    from neuroshard.dataset import BuildOptions
     from neuroshard.host.identity import wallet_of
 
+    _check_options(text, config, vocabulary, has_config_options=bool(workers or follow or s3_endpoint))
+    chosen = _shard_format(shard_format)
+    wallet, _, _ = wallet_of(load_settings(given(token=token, token_file=token_file, data_dir=data_dir)))
+    if text is not None:
+        options = BuildOptions(vocabulary=vocabulary, shard_format=chosen or "bin")
+        _build_from_folder(text, Path(out), wallet, options, as_json=as_json)
+    elif config is not None:
+        where = _Places(config, out, data_dir, s3_endpoint, chosen)
+        _build_from_sources(where, wallet, workers=workers, follow=follow, as_json=as_json)
+
+
+def _check_options(text: Path | None, config: Path | None, vocabulary: int | None, *, has_config_options: bool) -> None:
+    """Raises UsageError for options that do not go together."""
     if (text is None) == (config is None):
         raise UsageError("Exactly one of --text and --config is needed.", "Name a folder or a file of sources.")
-    if config is None and (workers is not None or follow or s3_endpoint is not None):
+    if config is None and has_config_options:
         raise UsageError("--workers, --follow and --s3-endpoint go with --config.", "Leave them out.")
     if config is not None and vocabulary is not None:
         raise UsageError(
             "--vocabulary goes with --text.", "With --config write it in the file: [vocabulary] merges = N"
         )
-    wallet, _, _ = wallet_of(load_settings(given(token=token, token_file=token_file, data_dir=data_dir)))
-    if text is not None:
-        _build_from_folder(text, Path(out), wallet, vocabulary, as_json=as_json)
-    elif config is not None:
-        where = _Places(config, out, data_dir, s3_endpoint)
-        _build_from_sources(where, wallet, workers=workers, follow=follow, as_json=as_json)
+
+
+def _shard_format(given_format: str | None) -> ShardFormat | None:
+    match given_format:
+        case None | "bin" | "pt":
+            return given_format
+        case other:
+            raise UsageError(f"{other!r} is not a form of shards.", "Give --format bin or --format pt.")
 
 
 def now() -> str:
@@ -101,11 +126,10 @@ def now() -> str:
     return moment.isoformat(timespec="seconds")
 
 
-def _build_from_folder(text: Path, out: Path, wallet: Wallet, vocabulary: int | None, *, as_json: bool) -> None:
-    from neuroshard.dataset import BuildOptions, FolderText, build_genesis
+def _build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOptions, *, as_json: bool) -> None:
+    from neuroshard.dataset import FolderText, build_genesis
 
     shown = _ProgressLine()
-    options = BuildOptions(vocabulary=vocabulary)
     built = build_genesis(FolderText(text), out, wallet, now=now(), options=options, progress=shown.show)
     shown.end()
     report = built.report
@@ -133,6 +157,7 @@ class _Places:
     out: str
     data_dir: Path | None
     s3_endpoint: str | None
+    shard_format: ShardFormat | None
 
 
 def _build_from_sources(where: _Places, wallet: Wallet, *, workers: int | None, follow: bool, as_json: bool) -> None:
@@ -146,6 +171,7 @@ def _build_from_sources(where: _Places, wallet: Wallet, *, workers: int | None, 
         workers=workers or os.cpu_count() or 1,
         logs=NodePaths.below(resolve_data_dir(where.data_dir)).logs,
         follow_seconds=FOLLOW_SECONDS if follow else None,
+        shard_format=where.shard_format,
     )
     now()  # a wrong date is told before the work begins
     configuration = load_configuration(where.config)

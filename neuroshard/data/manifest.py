@@ -12,7 +12,7 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import cast
 
-from neuroshard.data.shard_file import MAX_CONTAINER_BYTES
+from neuroshard.data.shard_file import ShardForm, ShardFormat
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import SignatureError, Signer, hash_parts, sign_json, verify_json
 from neuroshard.identity.strict_json import canonical_json, parse_json
@@ -107,10 +107,10 @@ class Fields:
         return value
 
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSIONS: Mapping[ShardFormat, int] = {"pt": 1, "bin": 2}  # `format_version`, by the form of the shards
 PAGE_DIGESTS = 4096  # SHA-256 digests a page
 MAX_MANIFEST_BYTES = 1024 * 1024
-MAX_SHARD_TOKENS = 16_000_000  # 128 MB a shard file
+MAX_SHARD_TOKENS = 16_000_000  # at most 64 MB per `.bin` file
 DEFAULT_SHARD_TOKENS = 2_500_000
 MAX_SHARDS = 16_000_000
 _MAX_TOKENIZERS = 4096
@@ -150,6 +150,7 @@ class DataSetManifest:
     created_at: str = ""
     updated_at: str = ""
     tokens_per_shard: int | None = None
+    shard_format: ShardFormat = "pt"  # that of the minimal form
     tokenizers: tuple[TokenizerEntry, ...] = ()
     pages: tuple[str, ...] = ()  # SHA-256 of each digest page, hex
     signing_key: str | None = None  # hex, once its signature was checked
@@ -162,7 +163,7 @@ class DataSetManifest:
 
     def root(self) -> str:
         """What a run pins, as hex: a hash over tokenizers, shard size, number of shards and digest pages."""
-        return self.minimal_root or genesis_root(self.total_shards, self.tokens_per_shard, self.tokenizers, self.pages)
+        return self.minimal_root or genesis_root(self)
 
     def page_entries(self, page: int, total_shards: int | None = None) -> int:
         """Digests in a page for the first `total_shards` shards (default: all)."""
@@ -176,6 +177,19 @@ class DataSetManifest:
     def tokenizer_of(self, shard: int) -> TokenizerEntry | None:
         """The table that made a shard, None when the manifest names no tables."""
         return next((entry for entry in reversed(self.tokenizers) if entry.first_shard <= shard), None)
+
+    def shard_name(self, shard: ShardId) -> str:
+        """Name of a shard's file."""
+        return f"shard_{shard}.{self.shard_format}"
+
+    def shard_form(self, shard: ShardId) -> ShardForm:
+        """Form of a shard's file, for a data set that lists its tokenizer tables."""
+        tokens, table = self.tokens_per_shard, self.tokenizer_of(shard)
+        if tokens is None or table is None:
+            raise ValueError("the minimal form of a manifest does not describe its shards")
+        return ShardForm(
+            self.shard_name(shard), self.shard_format, tokens, table.next_merge_id, tokens, has_digest=True
+        )
 
     def to_json(self) -> dict[str, JsonValue]:
         """The manifest without a signature."""
@@ -192,7 +206,7 @@ class DataSetManifest:
             return value
         newest = self.tokenizers[-1]
         return value | {
-            "format_version": MANIFEST_VERSION,
+            "format_version": MANIFEST_VERSIONS[self.shard_format],
             "tokens_per_shard": self.tokens_per_shard,
             "tokenizer": {"sha256": newest.sha256, "next_merge_id": newest.next_merge_id},
             "tokenizers": [dict(vars(entry)) for entry in self.tokenizers],
@@ -211,15 +225,14 @@ class ManifestTrust:
 UNKNOWN_SOURCE = ManifestTrust()  # nothing is remembered: a signature is trusted on first use
 
 
-def genesis_root(
-    total_shards: int, tokens_per_shard: int | None, tokenizers: Sequence[TokenizerEntry], pages: Sequence[str]
-) -> str:
-    """SHA-256 over ("neuroshard/genesis-root", canonical JSON of the arguments), as hex."""
+def genesis_root(manifest: DataSetManifest) -> str:
+    """SHA-256 over ("neuroshard/genesis-root", canonical JSON of what describes the shards), as hex."""
     value: dict[str, JsonValue] = {
-        "total_shards": total_shards,
-        "tokens_per_shard": tokens_per_shard,
-        "tokenizers": [dict(vars(entry)) for entry in tokenizers],
-        "pages": list(pages),
+        "format_version": MANIFEST_VERSIONS[manifest.shard_format],
+        "total_shards": manifest.total_shards,
+        "tokens_per_shard": manifest.tokens_per_shard,
+        "tokenizers": [dict(vars(entry)) for entry in manifest.tokenizers],
+        "pages": list(manifest.pages),
     }
     return hash_parts(_ROOT_DOMAIN, canonical_json(value)).hex()
 
@@ -294,9 +307,9 @@ def _read_fields(value: JsonValue) -> DataSetManifest:
     )
     if not fields.has("format_version"):
         return minimal  # foreign keys are tolerated here: this form is older than ours
-    fields.integer("format_version", MANIFEST_VERSION, MANIFEST_VERSION)
     full = replace(
         minimal,
+        shard_format=read_shard_format(fields),
         tokens_per_shard=fields.integer("tokens_per_shard", 1, MAX_SHARD_TOKENS),
         tokenizers=_read_tokenizers(fields, minimal.total_shards),
         pages=_read_pages(fields, minimal.total_shards),
@@ -304,6 +317,13 @@ def _read_fields(value: JsonValue) -> DataSetManifest:
     fields.skip("signature")
     fields.refuse_unknown()
     return full
+
+
+def read_shard_format(fields: Fields) -> ShardFormat:
+    """The form of the shards, by the field `format_version`."""
+    lowest, highest = min(MANIFEST_VERSIONS.values()), max(MANIFEST_VERSIONS.values())
+    version = fields.integer("format_version", lowest, highest)
+    return next(form for form, number in MANIFEST_VERSIONS.items() if number == version)
 
 
 def _read_sources(fields: Fields) -> dict[str, SourceCount]:
@@ -361,11 +381,6 @@ DIGEST_BYTES = 32
 MAX_PAGE_BYTES = PAGE_DIGESTS * DIGEST_BYTES
 
 
-def shard_name(shard: ShardId) -> str:
-    """File of a shard."""
-    return f"shard_{shard}.pt"
-
-
 def page_name(page: int) -> str:
     """File with the digests of shards page * 4096 and following."""
     return f"pages/{page:05d}.bin"
@@ -374,11 +389,6 @@ def page_name(page: int) -> str:
 def archived_tokenizer_name(digest: str) -> str:
     """Where a table stays after the data set's tokenizer grew, for runs that pinned it."""
     return f"tokenizers/{digest}.json"
-
-
-def shard_size_limits(tokens: int) -> tuple[int, int]:
-    """Fewest and most bytes a file of so many tokens can have."""
-    return tokens * 8, tokens * 8 + MAX_CONTAINER_BYTES
 
 
 def checked_page(data: bytes, entries: int, digest: str, name: str) -> bytes:

@@ -20,17 +20,10 @@ from numpy.typing import NDArray
 
 from neuroshard.data.cache import CachedShard, ShardCache
 from neuroshard.data.data_set import Genesis
-from neuroshard.data.manifest import (
-    DEFAULT_SHARD_TOKENS,
-    MAX_SHARD_TOKENS,
-    TokenizerEntry,
-    shard_name,
-    shard_size_limits,
-)
-from neuroshard.data.shard_file import ShardForm
+from neuroshard.data.manifest import DEFAULT_SHARD_TOKENS, MAX_SHARD_TOKENS, TokenizerEntry
+from neuroshard.data.shard_file import ShardForm, TokenArray
 from neuroshard.data.tokenizer.table import FIRST_MERGE_ID, TokenizerTable
 from neuroshard.data.transfer import FileRequest
-from neuroshard.data.windows import TokenArray
 from neuroshard.errors import DataError, DiskFullError, UnwritableError
 from neuroshard.identity.signing import hash_parts
 from neuroshard.signals import Signal
@@ -39,7 +32,7 @@ from neuroshard.types import ShardId
 
 MAX_PARTS = 1 << 24  # of all merges of a table together; 64 MB
 _CHUNK_TOKENS = 1 << 17  # bounds the memory of intermediate results
-Tokens: TypeAlias = "NDArray[np.unsignedinteger[Any]]"
+Tokens: TypeAlias = "NDArray[np.integer[Any]]"
 
 
 class TokenExpansion:
@@ -246,14 +239,15 @@ class ShardLoader:
     async def _obtained(self, shard: ShardId, keep: Collection[ShardId], patient: bool) -> CachedShard:
         """From the cache, or fetched into it; again and again while the disk is full or cannot be written."""
         failures = 0
-        name = shard_name(shard)
+        name = self._genesis.manifest.shard_name(shard)
         while True:
             try:
                 key = await self._key(shard)
-                cached = await anyio.to_thread.run_sync(self._cache.get, shard, key)
+                form = self._form(shard)
+                cached = await anyio.to_thread.run_sync(self._cache.get, shard, key, form)
                 if cached is not None:
                     self._origins.setdefault(shard, ShardOrigin.EARLIER)
-                return cached or await self._fetch_once(shard, key, keep, patient)
+                return cached or await self._fetch_once(shard, key, form, keep, patient)
             except (DiskFullError, UnwritableError) as error:
                 failures += 1
                 if isinstance(error, DiskFullError):
@@ -262,23 +256,22 @@ class ShardLoader:
             finally:
                 self._genesis.fetcher.finished(name)
 
-    async def _fetch_once(self, shard: ShardId, key: bytes, keep: Collection[ShardId], patient: bool) -> CachedShard:
-        exact = self._genesis.manifest.tokens_per_shard
-        most, ids = exact or self._most_tokens(), self._tables.id_count(shard)
+    async def _fetch_once(
+        self, shard: ShardId, key: bytes, form: ShardForm, keep: Collection[ShardId], patient: bool
+    ) -> CachedShard:
+        least, most = form.size_limits
         request = FileRequest(
-            shard_name(shard),
-            least_bytes=shard_size_limits(exact or 1)[0],
-            most_bytes=shard_size_limits(most)[1],
-            digest=key.hex() if self._genesis.manifest.pages else None,
+            form.name,
+            least_bytes=least,
+            most_bytes=most,
+            digest=key.hex() if form.has_digest else None,
             give_up_after=None if patient else self._give_up_after,
-            address=key.hex() if self._genesis.manifest.pages else "",
+            address=key.hex() if form.has_digest else "",
         )
-
-        form = ShardForm(request.name, most, exact, has_digest=request.digest is not None)
-        await self._reserve(shard, self._cache.file_size(most, ids), keep)
+        await self._reserve(shard, most, keep)
         try:
-            with self._cache.writer(shard, key, ids, form) as writer:
-                finish = partial(self._cache.take, shard, key, writer)
+            with self._cache.writer(shard, key) as writer:
+                finish = partial(self._cache.take, shard, key, form, writer)
                 cached = await self._genesis.fetcher.fetch_into(request, writer, finish)
         except DataError as error:
             raise UnusableShardError(f"Shard {shard} cannot be used: {error}") from error
@@ -298,8 +291,11 @@ class ShardLoader:
                 return
             await self._released.wait(after=count)
 
-    def _most_tokens(self) -> int:
-        """What a shard of a minimal manifest may hold: twice the average it claims. So much room is set aside."""
+    def _form(self, shard: ShardId) -> ShardForm:
+        """Form of a shard's file. The minimal manifest tells little: a shard may have twice the average size."""
         manifest = self._genesis.manifest
+        if manifest.tokens_per_shard is not None:
+            return manifest.shard_form(shard)
         average = -(-manifest.total_tokens // manifest.total_shards)
-        return min(2 * (average or DEFAULT_SHARD_TOKENS), MAX_SHARD_TOKENS)
+        most = min(2 * (average or DEFAULT_SHARD_TOKENS), MAX_SHARD_TOKENS)
+        return ShardForm(manifest.shard_name(shard), manifest.shard_format, most, self._tables.id_count(shard))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from neuroshard.data.shard_file import TokenArray
 from neuroshard.identity.signing import hash_parts
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId
-
-TokenArray: TypeAlias = "NDArray[np.unsignedinteger[Any]]"  # uint16 or uint32
 
 _WINDOW_DOMAIN = "neuroshard/windows"
 _HELD_OUT_WINDOW_DOMAIN = "neuroshard/held-out-windows"

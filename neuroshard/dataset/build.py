@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.manifest import SourceCount
+from neuroshard.data.shard_file import ShardFormat
 from neuroshard.data.storage import storage_error, write_atomically
 from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable, count_words, learn_from_counts
 from neuroshard.dataset.build_folder import (
@@ -43,7 +44,7 @@ from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity.signing import Signer
 
-BUILD_VERSION = "2"  # raise it when the same text would give another folder
+BUILD_VERSION = "3"  # raise it when the same text would give another folder
 MAX_BUILD_VOCABULARY = 32_000
 STAGES = ("collect", "learn", "tokenise", "write")
 
@@ -55,6 +56,7 @@ class BuildOptions:
     vocabulary: int | None = None  # ids in all, specials and bytes included; None: by the size of the text
     max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS
     min_shard_tokens: int = MIN_SHARD_TOKENS
+    shard_format: ShardFormat = "bin"
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None and not FIRST_MERGE_ID <= self.vocabulary <= MAX_BUILD_VOCABULARY:
@@ -105,7 +107,7 @@ def build_genesis(
         if unfinished.exists():
             shutil.rmtree(unfinished)  # an earlier build was interrupted
         unfinished.mkdir(parents=True)
-        report = _write(prepared, unfinished, signer, fingerprint=fingerprint, now=now, progress=progress)
+        report = _write(prepared, unfinished, signer, options.shard_format, fingerprint, now=now, progress=progress)
         replace_folder(unfinished, folder)
     except OSError as error:
         raise storage_error(folder, error) from error
@@ -164,10 +166,17 @@ def _tokenise(tokenizer: Tokenizer, sections: Sequence[Document], progress: Stag
 
 
 def _write(
-    prepared: _Prepared, folder: Path, signer: Signer, *, fingerprint: str, now: str, progress: StageProgress
+    prepared: _Prepared,
+    folder: Path,
+    signer: Signer,
+    shard_format: ShardFormat,
+    fingerprint: str,
+    *,
+    now: str,
+    progress: StageProgress,
 ) -> BuildReport:
     plan, table = prepared.plan, prepared.table
-    writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=plan.tokens_per_shard)
+    writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=plan.tokens_per_shard, shard_format=shard_format)
     counts = np.zeros(table.next_merge_id, dtype=np.int64)
     for done, ids in enumerate(cut_shards(prepared.ids, plan)):
         writer.add_shard(ids)

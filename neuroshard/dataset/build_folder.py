@@ -82,7 +82,7 @@ OUTDATED_SUFFIX = ".outdated"  # of an older build that stepped aside
 RUN_NAME = "run.json"
 _RUN_MODE = 0o644  # it is served with the manifest
 _BUILT_NAME = re.compile(
-    rf"({re.escape(REPORT_NAME)}|{re.escape(LOCK_NAME)}|manifest\.json|tokenizer\.json|shard_[0-9]+\.pt|pages(/[0-9]+\.bin)?"
+    rf"({re.escape(REPORT_NAME)}|{re.escape(LOCK_NAME)}|manifest\.json|tokenizer\.json|shard_[0-9]+\.(bin|pt)|pages(/[0-9]+\.bin)?"
     rf"|tokenizers(/[0-9a-f]{{64}}\.json)?|((pages|tokenizers)/)?{re.escape(TEMPORARY_PREFIX)}.*)"
 )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from neuroshard.data.shard_file import ShardFormat
 from neuroshard.data.tokenizer import TokenizerTable, byte_table, count_words, learn_from_counts
 from neuroshard.dataset.batches import Mark, Packer, TextBatch, text_batches
 from neuroshard.dataset.destination import Destination
@@ -158,13 +159,14 @@ def grow_table(
 
 @dataclass(frozen=True)
 class PopulationOptions:
-    """How a population is run; none of it changes what comes out."""
+    """How a population is run; only the shard format changes what comes out."""
 
     workers: int
     logs: Path
     publish_seconds: float = 30.0  # between two manifests while shards are made
     follow_seconds: float | None = None  # between two looks at sources that grow; None ends with the sources
     pauses_seconds: Sequence[float] = PAUSES_SECONDS
+    shard_format: ShardFormat | None = None  # None: that of a build that continues, `bin` for a new one
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def populate(
     options: PopulationOptions,
     surroundings: PopulationDependencies,
 ) -> PopulationReport:
-    """Make the data set, or go on with it where it was left.
+    """Make the data set, or continue it.
 
     Raises DataError for sources that cannot be used, UsageError when a library is missing, StorageError and
     DiskFullError when the destination cannot be written, ConflictError when somebody else writes to it,
@@ -209,7 +211,7 @@ def populate(
         logs = {
             source.name: stack.enter_context(SourceLog(options.logs, source.name)) for source in configuration.active()
         }
-        ledger = Ledger(destination, signer, surroundings.date)
+        ledger = Ledger(destination, signer, surroundings.date, options.shard_format)
         return _Population(configuration, ledger, options, surroundings, logs=logs, opened=opened).run()
 
 

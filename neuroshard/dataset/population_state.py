@@ -2,10 +2,11 @@
 
 The process may be killed between any two writes.
 
-{"format_version", "tokens_per_shard", "total_shards", "total_size_bytes", "tokenizer": {"sha256", "next_merge_id"},
-"unpublished": [SHA-256 of the newest shards, those at least that the manifest does not name], "sources": {name:
-{documents_processed, last_shard_id, leftover_tokens, timestamp, shards, target_shards, skipped, origin, position,
-character, merges}}}; `merges` is how many the source was asked for when the table was learned."""
+{"format_version" (that of the manifest), "tokens_per_shard", "total_shards", "total_size_bytes",
+"tokenizer": {"sha256", "next_merge_id"}, "unpublished": [SHA-256 of the newest shards, at least of those that the
+manifest does not name], "sources": {name: {documents_processed, last_shard_id, leftover_tokens, timestamp, shards,
+target_shards, skipped, origin, position, character, merges}}}; `merges` is how many the source was asked for when the
+table was learned."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import numpy as np
 from neuroshard.data.manifest import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
+    MANIFEST_VERSIONS,
     MAX_MANIFEST_BYTES,
     MAX_SHARD_TOKENS,
     MAX_SHARDS,
@@ -27,7 +29,9 @@ from neuroshard.data.manifest import (
     MalformedFieldError,
     SourceCount,
     archived_tokenizer_name,
+    read_shard_format,
 )
+from neuroshard.data.shard_file import ShardFormat
 from neuroshard.data.tokenizer import TokenizerTable
 from neuroshard.data.tokenizer.table import DEFAULT_MAX_FILE_BYTES, FIRST_MERGE_ID, MAX_VOCABULARY
 from neuroshard.dataset.batches import NO_TOKENS, Ids, Mark, PackedShard
@@ -42,7 +46,6 @@ from neuroshard.identity.strict_json import parse_json
 from neuroshard.types import JsonValue
 
 MAX_CHECKPOINTS_BYTES = 256 << 20
-CHECKPOINTS_VERSION = 1
 _MAX_COUNT = 2**63 - 1
 
 
@@ -71,11 +74,12 @@ class Checkpoints:
     total_size_bytes: int = 0
     unpublished: tuple[bytes, ...] = ()  # digests of the newest shards
     sources: Mapping[str, SourceCheckpoint] = field(default_factory=dict[str, SourceCheckpoint])
+    shard_format: ShardFormat = "bin"
 
     def to_json(self) -> bytes:
         """The bytes of checkpoints.json."""
         value: dict[str, JsonValue] = {
-            "format_version": CHECKPOINTS_VERSION,
+            "format_version": MANIFEST_VERSIONS[self.shard_format],
             "tokens_per_shard": self.tokens_per_shard,
             "total_shards": self.total_shards,
             "total_size_bytes": self.total_size_bytes,
@@ -111,7 +115,7 @@ def _source_json(source: SourceCheckpoint) -> dict[str, JsonValue]:
 
 
 def _read(fields: Fields) -> Checkpoints:
-    fields.integer("format_version", CHECKPOINTS_VERSION, CHECKPOINTS_VERSION)
+    shard_format = read_shard_format(fields)
     total = fields.integer("total_shards", 0, MAX_SHARDS)
     size = fields.integer("tokens_per_shard", 1, MAX_SHARD_TOKENS) if total else None
     fields.skip("tokens_per_shard")
@@ -126,6 +130,7 @@ def _read(fields: Fields) -> Checkpoints:
         total_size_bytes=fields.integer("total_size_bytes", 0, _MAX_COUNT),
         unpublished=unpublished,
         sources={name: _read_source(Fields(item, name)) for name, item in fields.mapping("sources").items()},
+        shard_format=shard_format,
     )
     tokenizer.refuse_unknown()
     fields.refuse_unknown()
@@ -165,8 +170,17 @@ _OTHERWISE_BUILT = "Name a new folder; this one was not made by `genesis build -
 class Ledger:
     """The state of one data set at its destination. All under the destination's claim."""
 
-    def __init__(self, destination: Destination, signer: Signer, clock: Callable[[], str]) -> None:
-        """Read what is there; `clock` gives ISO 8601 dates. Raises DataError for what no populator left behind."""
+    def __init__(
+        self,
+        destination: Destination,
+        signer: Signer,
+        clock: Callable[[], str],
+        shard_format: ShardFormat | None = None,
+    ) -> None:
+        """Read what is there; `clock` gives ISO 8601 dates. Without a `shard_format`, that of a build that continues.
+
+        Raises DataError when another program made the data set, or when its shards have another format.
+        """
         self._destination = destination
         self._signer = signer
         self._clock = clock
@@ -180,8 +194,15 @@ class Ledger:
             self._version = there.version
             self._written = there.content
             self._now = parse_checkpoints(there.content)
+            if shard_format not in (None, self._now.shard_format):
+                raise DataError(
+                    f"The shards of {destination.description} have the format {self._now.shard_format}.",
+                    f"Give --format {self._now.shard_format}, or name a new place.",
+                )
+            shard_format = self._now.shard_format
         elif destination.read(MANIFEST_NAME, MAX_MANIFEST_BYTES) is not None:
             raise DataError(f"{destination.description} has a manifest but no {CHECKPOINTS_NAME}.", _OTHERWISE_BUILT)
+        self._shard_format: ShardFormat = shard_format or "bin"
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -221,7 +242,7 @@ class Ledger:
         self, table: TokenizerTable, merges: Mapping[str, int], sources: Sequence[SourceConfiguration]
     ) -> None:
         """The table of all further shards, for which each source was asked for so many merges."""
-        known = self._now or Checkpoints(table.sha256, table.next_merge_id)
+        known = self._now or Checkpoints(table.sha256, table.next_merge_id, shard_format=self._shard_format)
         asked = self.asked_merges()
         taken = dict(known.sources)
         for source in sources:
@@ -243,7 +264,12 @@ class Ledger:
         now = self.checkpoints
         self._now = replace(now, tokens_per_shard=tokens_per_shard)
         unpublished = Unpublished(now.total_shards, now.unpublished, now.total_size_bytes)
-        self._writer = GenesisWriter(self._destination, tokens_per_shard=tokens_per_shard, unpublished=unpublished)
+        self._writer = GenesisWriter(
+            self._destination,
+            tokens_per_shard=tokens_per_shard,
+            shard_format=now.shard_format,
+            unpublished=unpublished,
+        )
 
     def add_shard(self, source: str, packed: PackedShard) -> None:
         """Write one shard and where its source stands after it."""

@@ -12,7 +12,7 @@ from neuroshard.data.manifest import MAX_PAGE_BYTES
 STATUS_NAME = "status"
 # Only these names are ever looked up, so no path can lead out of the folder or to anything else in it.
 _SERVED = re.compile(
-    r"manifest\.json|tokenizer\.json|checkpoints\.json|run\.json|pages/[0-9]{5}\.bin|shard_[0-9]{1,9}\.pt"
+    r"manifest\.json|tokenizer\.json|checkpoints\.json|run\.json|pages/[0-9]{5}\.bin|shard_[0-9]{1,9}\.(?:bin|pt)"
     r"|tokenizers/[0-9a-f]{64}\.json",
     re.ASCII,
 )

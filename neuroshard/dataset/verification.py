@@ -8,8 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-import numpy as np
-
 from neuroshard.data.manifest import (
     DIGEST_BYTES,
     MANIFEST_NAME,
@@ -24,8 +22,6 @@ from neuroshard.data.manifest import (
     checked_page,
     page_name,
     parse_manifest,
-    shard_name,
-    shard_size_limits,
 )
 from neuroshard.data.shard_file import read_shard
 from neuroshard.data.tokenizer.table import DEFAULT_MAX_FILE_BYTES, TokenizerTable
@@ -223,8 +219,7 @@ class _Check:
                 return
 
     def _shard_problems(self, shard: ShardId, digests: list[bytes], first: int) -> Iterator[str]:
-        name, tokens = shard_name(shard), self._manifest.tokens_per_shard or 0
-        least, most = shard_size_limits(tokens)
+        name, (least, most) = self._manifest.shard_name(shard), self._manifest.shard_form(shard).size_limits
         try:
             there = self._place.read(name, most)
         except DataUnavailableError:
@@ -241,23 +236,21 @@ class _Check:
         if len(content) < least:
             yield f"{name} has {len(content)} bytes, expected at least {least}: it is cut off."
         elif digest != digests[shard - first]:
-            yield f"{name} does not match its digest{_mistaken_for(digest, digests, first)}."
+            yield f"{name} does not match its digest{self._mistaken_for(digest, digests, first)}."
         else:
             yield from self._token_problems(shard, content)
 
     def _token_problems(self, shard: ShardId, content: bytes) -> Iterator[str]:
-        name, tokens = shard_name(shard), self._manifest.tokens_per_shard or 0
-        table = self._manifest.tokenizers_before(shard + 1)[-1]
+        form = self._manifest.shard_form(shard)
         try:
-            ids = read_shard(content, name, max_tokens=tokens, exact_tokens=tokens)
+            tokens = read_shard(content, form)
         except DataError as error:
             yield error.message
             return
-        if int(np.min(ids)) < 0 or int(np.max(ids)) >= table.next_merge_id:
-            yield f"{name} has token ids outside 0..{table.next_merge_id - 1}."
+        if int(tokens.max()) >= form.id_count:
+            yield f"{form.name} has token ids outside 0..{form.id_count - 1}."
 
-
-def _mistaken_for(digest: bytes, digests: list[bytes], first: int) -> str:
-    if digest not in digests:
-        return ": it is damaged, or of another time than the manifest"
-    return f": it is {shard_name(ShardId(first + digests.index(digest)))} under a wrong name"
+    def _mistaken_for(self, digest: bytes, digests: list[bytes], first: int) -> str:
+        if digest not in digests:
+            return ": it is damaged, or of another time than the manifest"
+        return f": it is {self._manifest.shard_name(ShardId(first + digests.index(digest)))} under a wrong name"

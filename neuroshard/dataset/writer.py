@@ -26,9 +26,8 @@ from neuroshard.data.manifest import (
     page_name,
     parse_manifest,
     serialise_manifest,
-    shard_name,
 )
-from neuroshard.data.shard_file import shard_bytes
+from neuroshard.data.shard_file import ShardFormat, shard_bytes
 from neuroshard.dataset.object_store import MAX_OBJECT_BYTES, Condition, ObjectStore, Version, put_current, put_once
 from neuroshard.errors import ConflictError, DataError
 from neuroshard.identity.signing import Signer
@@ -57,7 +56,7 @@ class Unpublished:
 class GenesisWriter:
     """Adds shards to a data set; `finish` publishes them: shards are there first, then pages, then the manifest.
 
-    Opening a place that already has a signed manifest continues it (the data set grows); its shard size stays. `finish`
+    Opening a place that has a manifest continues it: the size and the format of its shards stay. `finish`
     may be called again after more shards. Two writers on one place: the second to publish gets a ConflictError and
     changes nothing that a manifest names; hold the destination's claim to have it sooner.
     """
@@ -67,14 +66,17 @@ class GenesisWriter:
         store: ObjectStore,
         *,
         tokens_per_shard: int = DEFAULT_SHARD_TOKENS,
+        shard_format: ShardFormat = "bin",
         unpublished: Unpublished = Unpublished(),
     ) -> None:
         """Raises DataError when `unpublished` does not fit what is published."""
         self._store = store
         self._previous, self._manifest_version = _existing_manifest(store)
         self.tokens_per_shard = tokens_per_shard
+        self.shard_format: ShardFormat = shard_format
         self._digests = bytearray()
         if self._previous is not None:
+            self.shard_format = self._previous.shard_format
             self.tokens_per_shard = self._previous.tokens_per_shard or tokens_per_shard
             self._digests = _existing_digests(store, self._previous)
         self._size_bytes = self._previous.total_size_bytes if self._previous else 0
@@ -107,8 +109,8 @@ class GenesisWriter:
         if ids.shape != (self.tokens_per_shard,):
             raise ValueError(f"a shard of this data set has shape ({self.tokens_per_shard},), got {ids.shape}")
         shard = ShardId(self.shard_count)
-        data = shard_bytes(ids)
-        put_once(self._store, shard_name(shard), data)
+        data = shard_bytes(ids, self.shard_format)
+        put_once(self._store, f"shard_{shard}.{self.shard_format}", data)
         self._digests += sha256(data).digest()
         self._size_bytes += len(data)
         return shard
@@ -137,6 +139,7 @@ class GenesisWriter:
             total_shards=self.shard_count,
             total_tokens=self.shard_count * self.tokens_per_shard,
             total_size_bytes=self._size_bytes,
+            shard_format=self.shard_format,
             tokenizer_version=tokenizer_version,
             sources=dict(sources or (previous.sources if previous else {})),
             created_at=previous.created_at if previous else now,

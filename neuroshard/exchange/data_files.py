@@ -21,11 +21,10 @@ import anyio.to_thread
 
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.manifest import MANIFEST_NAME, TOKENIZER_NAME
-from neuroshard.data.packed_file import PackedFile, PackedLayout, Unpacker, whole_file
 from neuroshard.data.storage import manifest_copy, page_copy, tokenizer_copy
 from neuroshard.data.transfer import FileDamagedError, FileMissingError, OpenedFile
 from neuroshard.errors import DataUnavailableError
-from neuroshard.identity.strict_json import exact_object, hash_field, list_field, run_field, text_field, whole_field
+from neuroshard.identity.strict_json import exact_object, hash_field, run_field, text_field, whole_field
 from neuroshard.messages import (
     Frame,
     FrameLimits,
@@ -63,14 +62,14 @@ class DataPartRequest:
     run_id: RunId
     name: str  # in the Genesis folder
     address: str  # 64 hex digits
-    start: int = 0  # of the packed form
+    start: int = 0
 
 
 @dataclass(frozen=True)
 class DataPart:
-    """A part, and what the whole is like."""
+    """A part of a file, and the size of the whole file."""
 
-    layout: PackedLayout
+    file_bytes: int
     data: bytes
 
 
@@ -94,37 +93,55 @@ def read_request(frame: Frame) -> DataPartRequest:
         raise RequestRefusedError(f"The request cannot be read: {error}.") from None
 
 
-def part_size(layout: PackedLayout, start: int) -> int:
-    """How many bytes the part that begins at `start` has."""
-    return max(0, min(PART_BYTES, layout.packed_bytes - start))
+def part_size(file_bytes: int, start: int) -> int:
+    """Number of bytes in the part that begins at `start`."""
+    return max(0, min(PART_BYTES, file_bytes - start))
 
 
 def answer_frame(given: DataPart) -> Frame:
     """The answer."""
-    layout = given.layout
-    numbers = [layout.before_bytes, layout.token_count, layout.item_bytes, layout.after_bytes]
     part = TensorPart(TensorSpec("part", "uint8", (len(given.data),)), given.data)
-    return Frame(DATA, {"layout": numbers}, (part,))
+    return Frame(DATA, {"size": given.file_bytes}, (part,))
 
 
 def read_answer(frame: Frame, start: int) -> DataPart:
     """The part that begins at `start`. Raises MalformedFrameError, UnexpectedTensorError."""
     try:
-        fields = exact_object(cast("JsonValue", frame.header), {"layout"}, "the header")
-        numbers = [whole_field(item, 0, _MAX_BYTES, "layout") for item in list_field(fields["layout"], 4, "layout")]
-        before, tokens, item_bytes, after = numbers  # ValueError for fewer
-        layout = PackedLayout(before, tokens, item_bytes, after)
+        fields = exact_object(cast("JsonValue", frame.header), {"size"}, "the header")
+        file_bytes = whole_field(fields["size"], 0, _MAX_BYTES, "size")
     except ValueError as error:
         raise MalformedFrameError(f"A part of the data cannot be read: {error}.") from None
-    expected = TensorSpec("part", "uint8", (part_size(layout, start),))
+    expected = TensorSpec("part", "uint8", (part_size(file_bytes, start),))
     if not expected.byte_count or [part.spec for part in frame.tensors] != [expected]:
         raise UnexpectedTensorError("A part of the data has another size than it should have.")
-    return DataPart(layout, bytes(frame.tensors[0].data))
+    return DataPart(file_bytes, bytes(frame.tensors[0].data))
 
 
-_SHARD = re.compile(r"shard_([0-9]{1,9})\.pt", re.ASCII)
+_SHARD = re.compile(r"shard_([0-9]{1,9})\.(?:bin|pt)", re.ASCII)
 _PAGE = re.compile(r"pages/[0-9]{5}\.bin", re.ASCII)
 _TABLE = re.compile(rf"{re.escape(TOKENIZER_NAME)}|tokenizers/[0-9a-f]{{64}}\.json", re.ASCII)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file on this computer that can be sent to other nodes."""
+
+    path: Path
+    size: int
+
+    @classmethod
+    def at(cls, path: Path) -> DataFile:
+        """Raises OSError."""
+        return cls(path, path.stat().st_size)
+
+    def read(self, start: int, size: int) -> bytes:
+        """Bytes of the file; blocks. Raises OSError, also when the file became shorter."""
+        with self.path.open("rb") as file:
+            file.seek(start)
+            data = file.read(size)
+        if len(data) != size:
+            raise OSError(f"{self.path.name} ends too early")
+        return data
 
 
 @dataclass
@@ -134,16 +151,16 @@ class DataStore:
     store: Path
     cache: ShardCache | None = None
 
-    def find(self, name: str, address: str) -> PackedFile | None:
+    def find(self, name: str, address: str) -> DataFile | None:
         """The file of this name with exactly these contents; None when it is not here."""
         shard = _SHARD.fullmatch(name)
         if shard is not None:
-            return None if self.cache is None else self.cache.packed(ShardId(int(shard[1])), bytes.fromhex(address))
-        copy = _copy_of(name, address)
-        if copy is None:
-            return None
+            path = None if self.cache is None else self.cache.file(ShardId(int(shard[1])), bytes.fromhex(address))
+        else:
+            copy = _copy_of(name, address)
+            path = None if copy is None else self.store / copy
         try:
-            return whole_file(self.store / copy)
+            return None if path is None else DataFile.at(path)
         except OSError:
             return None
 
@@ -175,7 +192,7 @@ class DataServer:
     """For one run. Belongs to the event loop; `find` and reading run where blocking is allowed."""
 
     run_id: RunId
-    find: Callable[[str, str], PackedFile | None]
+    find: Callable[[str, str], DataFile | None]
     is_of_run: Callable[[NodeId], bool]
     limits: DataServerLimits = field(default_factory=DataServerLimits)
     offload: BlockingRunner = anyio.to_thread.run_sync
@@ -185,7 +202,7 @@ class DataServer:
         self.bytes_given = 0
         self._pacer = UploadPacer()
         self._receivers: dict[NodeId, float] = {}  # until when they have their places
-        self._found: OrderedDict[tuple[str, str], PackedFile] = OrderedDict()
+        self._found: OrderedDict[tuple[str, str], DataFile] = OrderedDict()
 
     def limit_upload(self, bytes_per_second: float | None) -> None:
         """What the owner allows for everything that this node sends; a share of it is for data."""
@@ -207,7 +224,7 @@ class DataServer:
             raise RequestRefusedError("This node's line is busy; ask another one.")
         file = await self._file(wanted)
         self._admit(sender)
-        size = part_size(file.layout, wanted.start)
+        size = part_size(file.size, wanted.start)
         if not size:
             raise RequestRefusedError("The file has no such part.")
         try:
@@ -217,7 +234,7 @@ class DataServer:
             raise RequestRefusedError(f"{wanted.name} is not here any more.") from None
         await self._pacer.spend(size)
         self.bytes_given += size
-        return answer_frame(DataPart(file.layout, data))
+        return answer_frame(DataPart(file.size, data))
 
     def _admit(self, receiver: NodeId) -> None:
         """Raises RequestRefusedError when all places are taken."""
@@ -227,7 +244,7 @@ class DataServer:
             raise RequestRefusedError("Others fetch from this node; ask another one.")
         self._receivers[receiver] = now + self.limits.idle_seconds
 
-    async def _file(self, wanted: DataPartRequest) -> PackedFile:
+    async def _file(self, wanted: DataPartRequest) -> DataFile:
         """The file, checked when it was first asked for; what comes of it the receiver checks."""
         key = wanted.name, wanted.address
         file = self._found.get(key) or await self.offload(lambda: self.find(*key))
@@ -298,7 +315,7 @@ class DataClient:
             except _LyingError as error:
                 self.accuse(peer, error)
                 continue
-            yield OpenedFile(0, first.layout.file_bytes, None, _Chunks(self, peer, wanted, first))
+            yield OpenedFile(0, first.file_bytes, None, _Chunks(self, peer, wanted, first))
             return
         raise FileMissingError(f"No node of the run gives {name}.{trouble}")
 
@@ -339,8 +356,7 @@ class _Chunks:
         self._asker = asker
         self._peer = peer
         self._wanted = wanted
-        self._layout = first.layout
-        self._unpacker = Unpacker(first.layout)
+        self._file_bytes = first.file_bytes
         self._digest = sha256()
         self._start = 0
         self._next: DataPart | None = first
@@ -349,7 +365,7 @@ class _Chunks:
         return self
 
     async def __anext__(self) -> bytes:
-        if self._unpacker.is_done:
+        if self._start == self._file_bytes:
             raise StopAsyncIteration
         try:
             given = self._next or await self._asker.part(self._peer, replace(self._wanted, start=self._start))
@@ -359,13 +375,12 @@ class _Chunks:
             raise FileDamagedError(f"{self._wanted.name} from node {self._peer} is refused: {error}") from None
 
     def _checked(self, given: DataPart) -> bytes:
-        if given.layout != self._layout:
+        if given.file_bytes != self._file_bytes:
             raise _LyingError("It gave parts of different files.", ScoreReason.UNEXPECTED_TENSOR)
-        chunk = self._unpacker.feed(given.data)
-        self._digest.update(chunk)
+        self._digest.update(given.data)
         self._next, self._start = None, self._start + len(given.data)
         # the address of all but a manifest is its digest; a manifest's is checked by whoever reads it
-        is_checked = self._unpacker.is_done and self._wanted.name != MANIFEST_NAME
+        is_checked = self._start == self._file_bytes and self._wanted.name != MANIFEST_NAME
         if is_checked and self._digest.hexdigest() != self._wanted.address:
             raise _LyingError("It does not match its digest.", ScoreReason.DIGEST_MISMATCH)
-        return chunk
+        return given.data

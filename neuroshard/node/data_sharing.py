@@ -25,7 +25,7 @@ from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.status.data import DataCoverage, DataStatus
 from neuroshard.types import NodeId, ShardRange
 
-_SHARD = re.compile(r"shard_([0-9]{1,9})\.pt", re.ASCII)
+_SHARD = re.compile(r"shard_([0-9]{1,9})\.(?:bin|pt)", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class DataCoverage:
 class DownloadStatus:
     """What the data client is fetching, and how it goes."""
 
-    name: str  # "shard_17.pt"
+    name: str  # "shard_17.bin"
     bytes_done: int
     bytes_total: int | None
     bytes_per_second: float

@@ -28,7 +28,7 @@ DATA = DataStatus(
     cached_bytes=9_792,
     cache_limit_bytes=2_000_000_000,
     next_shard_ready=True,
-    downloads=(DownloadStatus("shard_6.pt", 10, 100, 0.0, 2, "HTTP 503", retry_at=5.0),),
+    downloads=(DownloadStatus("shard_6.bin", 10, 100, 0.0, 2, "HTTP 503", retry_at=5.0),),
     files_from_nodes=3,
     shards=(
         ShardStatus(ShardId(4), ShardUse.IN_USE, 4896, ShardOrigin.SOURCE, verified=True),

@@ -77,10 +77,10 @@ def test_a_genesis_folder_is_built_and_verified(neuroshard: Command, small_text:
         "problems": [],
         "notes": [],
     }
-    flip(tmp_path / "genesis" / "shard_3.pt")
+    flip(tmp_path / "genesis" / "shard_3.bin")
     damaged = neuroshard("genesis", "verify", tmp_path / "genesis")
     assert damaged.code == 6
-    assert "shard_3.pt" in damaged.out
+    assert "shard_3.bin" in damaged.out
 
 
 def test_a_genesis_folder_is_served_until_the_end(neuroshard: Command, small_genesis: Path) -> None:

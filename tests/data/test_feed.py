@@ -122,7 +122,7 @@ def test_the_next_shard_is_fetched_ahead(folder: Path, tmp_path: Path) -> None:
                     while not feed.status().next_shard_ready:
                         await anyio.sleep(0.002)
                     fetched = [name for name, _ in server.requests if name.startswith("shard_")]
-                    assert fetched == [f"shard_{ASSIGNED.shard_at(i)}.pt" for i in range(order + 2)]
+                    assert fetched == [f"shard_{ASSIGNED.shard_at(i)}.bin" for i in range(order + 2)]
                     await feed.next_batch(25)
                 tasks.cancel_scope.cancel()
 

@@ -36,7 +36,7 @@ def shard_troubles() -> list[list[Behaviour]]:
 def test_troubled_shards_come_right_in_the_end(folder: Path, tmp_path: Path, trouble: list[Behaviour]) -> None:
     async def work() -> None:
         with HostileServer(folder_files(folder)) as server:
-            server.behaviours[f"shard_{ASSIGNED.shard_at(0)}.pt"] = list(trouble)
+            server.behaviours[f"shard_{ASSIGNED.shard_at(0)}.bin"] = list(trouble)
             feed = await make_feed(server.url, tmp_path)
             assert rows_of(await feed.next_batch(3)) == [expected_window(i) for i in range(3)]
 
@@ -70,7 +70,7 @@ def test_training_starts_by_itself_when_the_source_returns(folder: Path, tmp_pat
 def test_one_shard_that_stays_bad_is_skipped_and_recorded(folder: Path, tmp_path: Path, trouble: Behaviour) -> None:
     async def work() -> None:
         with HostileServer(folder_files(folder)) as server:
-            server.behaviours[f"shard_{ASSIGNED.shard_at(1)}.pt"] = [trouble] * 50
+            server.behaviours[f"shard_{ASSIGNED.shard_at(1)}.bin"] = [trouble] * 50
             feed = await make_feed(server.url, tmp_path)
             rows = rows_of(await feed.next_batch(30))
             assert rows == [expected_window(i) for i in [*range(25), *range(50, 55)]]
@@ -118,8 +118,8 @@ def test_cancelling_consumes_nothing(folder: Path, tmp_path: Path) -> None:
 
 
 def test_cache_limit_is_never_exceeded_and_eviction_keeps_going(folder: Path, tmp_path: Path) -> None:
-    one = 4896
-    limit = one + 2 * 4896
+    one = 800
+    limit = one + 2 * 800
 
     async def work() -> None:
         feed = await make_feed(folder, tmp_path, limit=limit)
@@ -145,12 +145,12 @@ def test_a_lower_cache_limit_holds_at_the_next_start_and_at_once(folder: Path, t
         first = await make_feed(folder, tmp_path)
         for _ in range(5):
             await first.next_batch(19)
-        assert cached() == 4 * 4896
-        feed = await make_feed(folder, tmp_path, start=first.position, limit=3 * 4896)
-        assert cached() == 3 * 4896
+        assert cached() == 4 * 800
+        feed = await make_feed(folder, tmp_path, start=first.position, limit=3 * 800)
+        assert cached() == 3 * 800
         shard = feed.position.shard
-        feed.limit_storage(4896)
-        assert cached() == 4896
+        feed.limit_storage(800)
+        assert cached() == 800
         assert next((tmp_path / "cache").iterdir()).name.startswith(f"shard_{shard}-")
         again = await make_feed(folder, tmp_path, start=feed.position, limit=1)
         assert rows_of(await again.next_batch(5)) == [expected_window(i) for i in range(95, 100)]
@@ -159,7 +159,7 @@ def test_a_lower_cache_limit_holds_at_the_next_start_and_at_once(folder: Path, t
 
 
 def test_a_higher_cache_limit_lets_the_next_shard_be_fetched(folder: Path, tmp_path: Path) -> None:
-    one = 4896
+    one = 800
 
     async def work() -> None:
         feed = await make_feed(folder, tmp_path, limit=one)
@@ -167,7 +167,7 @@ def test_a_higher_cache_limit_lets_the_next_shard_be_fetched(folder: Path, tmp_p
             tasks.start_soon(feed.run)
             await feed.next_batch(1)
             assert not feed.status().next_shard_ready
-            feed.limit_storage(one + 4896)
+            feed.limit_storage(one + 800)
             while not feed.status().next_shard_ready:
                 await anyio.sleep(0.002)
             tasks.cancel_scope.cancel()
@@ -177,7 +177,7 @@ def test_a_higher_cache_limit_lets_the_next_shard_be_fetched(folder: Path, tmp_p
 
 def test_a_cache_limit_below_one_shard_is_told(folder: Path, tmp_path: Path) -> None:
     async def work() -> None:
-        feed = await make_feed(folder, tmp_path, limit=4_000)
+        feed = await make_feed(folder, tmp_path, limit=799)
         with pytest.raises(StorageError, match="--max-storage"):
             await feed.next_batch(1)
 
@@ -196,7 +196,7 @@ def test_a_full_disk_is_waited_out(folder: Path, tmp_path: Path) -> None:
             batches.append(await feed.next_batch(3))
 
         async with anyio.create_task_group() as tasks:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
             try:
                 tasks.start_soon(train)
                 while "no space left" not in feed.status().explanation:
@@ -271,7 +271,7 @@ def test_unverified_folder_with_shards_of_other_lengths(tmp_path: Path) -> None:
     source = tmp_path / "minimal"
     source.mkdir()
     for shard in range(4):
-        data = shard_bytes(shard_tokens(shard, 8 if shard == 1 else 100 + shard * 50))
+        data = shard_bytes(shard_tokens(shard, 8 if shard == 1 else 100 + shard * 50), "pt")
         (source / f"shard_{shard}.pt").write_bytes(data)
     (source / "manifest.json").write_text('{"total_shards": 4, "total_tokens": 700}')
     (source / "tokenizer.json").write_text("{}")
@@ -291,12 +291,12 @@ def test_shards_larger_than_an_unverified_manifest_says_never_break_the_storage_
     source = tmp_path / "minimal"
     source.mkdir()
     for shard in range(4):
-        (source / f"shard_{shard}.pt").write_bytes(shard_bytes(shard_tokens(shard, 20_000)))
+        (source / f"shard_{shard}.pt").write_bytes(shard_bytes(shard_tokens(shard, 20_000), "pt"))
     (source / "manifest.json").write_text('{"total_shards": 4, "total_tokens": 400}')
     (source / "tokenizer.json").write_text("{}")
 
     async def work() -> None:
-        feed = await make_feed(source, tmp_path, limit=170_000)  # a file of 160 kB would fit, its cached form too
+        feed = await make_feed(source, tmp_path, limit=170_000)  # a file of 160 kB would fit
         with anyio.move_on_after(0.3) as scope:
             await feed.next_batch(1)
         assert scope.cancelled_caught  # such files are refused, and the search goes on
@@ -338,11 +338,11 @@ def used_by(home: Path) -> int:
 def test_descriptions_count_within_the_limit(folder: Path, tmp_path: Path) -> None:
     """A page and a table that come late take the room of the shards that were used longest ago."""
     home = tmp_path / "home"
-    one = 4896
+    one = 800
 
     async def work() -> None:
         genesis = await open_genesis(make_fetcher(folder), home / "descriptions")
-        limit = one + used_by(home) + 512 + 4 * 4896
+        limit = one + used_by(home) + 512 + 4 * 800
         cache = ShardCache(home, limit_bytes=limit, beside=home / "descriptions")
         feed = DataFeed(genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH, vocabulary_size=VOCABULARY)
         for _ in range(40):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from genesis_samples import TestSigner, write_genesis
 
-from neuroshard.data.manifest import MAX_MANIFEST_BYTES, ManifestTrust, genesis_root, parse_manifest, serialise_manifest
+from neuroshard.data.manifest import MAX_MANIFEST_BYTES, ManifestTrust, parse_manifest, serialise_manifest
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import sign_json
 
@@ -57,19 +58,20 @@ def test_signed_manifest_round_trip(signed: bytes) -> None:
     assert manifest.signing_key == KEY
     assert manifest.is_verifiable
     assert parse_manifest(serialise_manifest(manifest, TestSigner())) == manifest
-    assert manifest.root() == genesis_root(16, 400, manifest.tokenizers, manifest.pages)
+    assert manifest.shard_format == "bin"
 
 
-def test_root_covers_tokenizers_shard_size_and_pages(signed: bytes) -> None:
+def test_root_covers_the_form_of_shards_tokenizers_shard_size_and_pages(signed: bytes) -> None:
     manifest = parse_manifest(signed)
     roots = {
         manifest.root(),
-        genesis_root(15, 400, manifest.tokenizers, manifest.pages),
-        genesis_root(16, 401, manifest.tokenizers, manifest.pages),
-        genesis_root(16, 400, (), manifest.pages),
-        genesis_root(16, 400, manifest.tokenizers, ("00" * 32,)),
+        replace(manifest, total_shards=15).root(),
+        replace(manifest, tokens_per_shard=401).root(),
+        replace(manifest, shard_format="pt").root(),
+        replace(manifest, tokenizers=()).root(),
+        replace(manifest, pages=("00" * 32,)).root(),
     }
-    assert len(roots) == 5
+    assert len(roots) == 6
 
 
 @pytest.mark.parametrize("trust", [ManifestTrust(was_signed=True), ManifestTrust(signing_key=KEY)])
@@ -116,7 +118,8 @@ def set_to(name: str, content: object) -> Callable[[dict[str, object]], None]:
         set_to("total_tokens", -1),
         set_to("tokens_per_shard", 0),
         set_to("tokens_per_shard", 10**12),
-        set_to("format_version", 2),
+        set_to("format_version", 3),
+        set_to("format_version", 0),
         set_to("pages", {"size": 1, "sha256": []}),
         set_to("pages", {"size": 4096, "sha256": ["0" * 63]}),
         set_to("pages", {"size": 4096, "sha256": ["G" * 64]}),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from genesis_samples import TOKENIZER, TestSigner, folder_files, shard_tokens, write_genesis
 
 from neuroshard.data.manifest import ManifestTrust, checked_page, parse_manifest
@@ -23,16 +22,16 @@ def test_folder_has_what_the_format_names(tmp_path: Path) -> None:
         "tokenizer.json",
         f"tokenizers/{manifest.tokenizers[0].sha256}.json",
         "pages/00000.bin",
-        "shard_0.pt",
-        "shard_1.pt",
-        "shard_2.pt",
+        "shard_0.bin",
+        "shard_1.bin",
+        "shard_2.bin",
     }
     assert (tmp_path / "tokenizer.json").read_bytes() == TOKENIZER
     assert (manifest.total_shards, manifest.total_tokens, manifest.tokens_per_shard) == (3, 1200, 400)
     assert manifest.total_size_bytes == sum(
         len(data) for name, data in folder_files(tmp_path).items() if "shard" in name
     )
-    assert np.array_equal(torch.load(tmp_path / "shard_2.pt", weights_only=True).numpy(), shard_tokens(2, 400))
+    assert np.array_equal(np.fromfile(tmp_path / "shard_2.bin", dtype="<u2"), shard_tokens(2, 400))
 
 
 def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
@@ -59,15 +58,15 @@ def test_manifest_comes_last_and_every_state_on_the_way_is_consistent(
 
     monkeypatch.setattr(folder_module, "write_atomically", recording)
     write_genesis(tmp_path, shards=5, signer=TestSigner())
-    assert [name for name in order if not name.endswith(".json")] == ["shard_3.pt", "shard_4.pt", "00000.bin"]
+    assert [name for name in order if not name.endswith(".json")] == ["shard_3.bin", "shard_4.bin", "00000.bin"]
     assert order[-1] == "manifest.json"
 
 
 def test_growth_keeps_shards_and_lists_the_new_table(tmp_path: Path) -> None:
     first = write_genesis(tmp_path, shards=3, signer=TestSigner())
-    shard = (tmp_path / "shard_1.pt").read_bytes()
+    shard = (tmp_path / "shard_1.bin").read_bytes()
     grown = write_genesis(tmp_path, shards=5, signer=TestSigner(), tokenizer=b"{}  ", next_merge_id=2000)
-    assert (tmp_path / "shard_1.pt").read_bytes() == shard
+    assert (tmp_path / "shard_1.bin").read_bytes() == shard
     assert [(entry.first_shard, entry.next_merge_id) for entry in grown.tokenizers] == [(0, 1000), (3, 2000)]
     assert grown.tokenizers_before(3) == first.tokenizers
     assert (tmp_path / f"tokenizers/{first.tokenizers[0].sha256}.json").read_bytes() == TOKENIZER
@@ -100,7 +99,7 @@ def test_a_second_writer_that_comes_late_changes_nothing_published(tmp_path: Pat
 def test_leftovers_of_an_interrupted_writer_are_replaced(tmp_path: Path) -> None:
     write_genesis(tmp_path / "whole", shards=5, signer=TestSigner())
     write_genesis(tmp_path / "killed", shards=3, signer=TestSigner())
-    (tmp_path / "killed/shard_3.pt").write_bytes(b"of another table, longer than a shard" * 200)
+    (tmp_path / "killed/shard_3.bin").write_bytes(b"of another table, longer than a shard" * 200)
     write_genesis(tmp_path / "killed", shards=5, signer=TestSigner())
     assert folder_files(tmp_path / "killed") == folder_files(tmp_path / "whole")
 

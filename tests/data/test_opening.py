@@ -60,7 +60,7 @@ def test_signed_folder_is_verified(tmp_path: Path) -> None:
     assert genesis.verified
     assert genesis.explanation.startswith("Verified")
     assert genesis.tokenizer == TOKENIZER
-    assert digest_of(genesis, 5) == sha256((tmp_path / "g" / "shard_5.pt").read_bytes()).digest()
+    assert digest_of(genesis, 5) == sha256((tmp_path / "g" / "shard_5.bin").read_bytes()).digest()
 
 
 def test_minimal_folder_is_unverified(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_growth_in_the_middle_of_a_run_disturbs_nobody(tmp_path: Path) -> None:
     write_genesis(tmp_path / "g", shards=16, signer=TestSigner())
     genesis = open_at(tmp_path / "g", tmp_path / "store")
     write_genesis(tmp_path / "g", shards=17, signer=TestSigner())
-    assert digest_of(genesis, 15) == sha256((tmp_path / "g" / "shard_15.pt").read_bytes()).digest()
+    assert digest_of(genesis, 15) == sha256((tmp_path / "g" / "shard_15.bin").read_bytes()).digest()
 
 
 def test_a_pinned_run_opens_without_its_source(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_description_files_survive_trouble(tmp_path: Path, name: str, trouble: l
             await fetcher.source.aclose()
             return digest
 
-        assert run(work) == sha256(server.files["shard_2.pt"]).digest()
+        assert run(work) == sha256(server.files["shard_2.bin"]).digest()
 
 
 @pytest.mark.parametrize(

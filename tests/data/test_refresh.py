@@ -259,7 +259,7 @@ def test_a_swapped_shard_is_refused_and_fetched_again(tmp_path: Path) -> None:
             node = await node_on(server, tmp_path)
             following = node.feed.status().shard
             assert following is not None
-            name, other = f"shard_{following + 1}.pt", server.files["shard_0.pt"]
+            name, other = f"shard_{following + 1}.bin", server.files["shard_0.bin"]
             server.behaviours[name] = [hostile.serves(other)] * 2
             assert await node.trains_on(60)
             assert node.genesis.fetcher.refused_files == 2

@@ -49,7 +49,7 @@ def test_the_table_follows_the_feed(folder: Path, tmp_path: Path) -> None:
         here = [rows[ASSIGNED.shard_at(order)] for order in (0, 1, 2)]
         assert [row.use for row in here] == [ShardUse.READ, ShardUse.IN_USE, ShardUse.NEXT]
         for row in (*here, held_out):
-            assert (row.bytes, row.origin, row.verified) == (4896, ShardOrigin.SOURCE, True)
+            assert (row.bytes, row.origin, row.verified) == (800, ShardOrigin.SOURCE, True)
         later = rows[ASSIGNED.shard_at(3)]
         assert (later.use, later.bytes, later.origin, later.verified) == (ShardUse.ASSIGNED, None, None, False)
         again = await make_feed(folder, tmp_path, start=feed.position, start_node=NODE)
@@ -64,9 +64,9 @@ def test_an_evicted_shard_is_told_as_gone(folder: Path, tmp_path: Path) -> None:
     async def work() -> None:
         feed = await make_feed(folder, tmp_path)
         await feed.next_batch(76)
-        feed.limit_storage(4896)
+        feed.limit_storage(800)
         told = {row.shard: row.bytes for row in feed.status().shards}
-        assert told[ASSIGNED.shard_at(3)] == 4896
+        assert told[ASSIGNED.shard_at(3)] == 800
         assert ASSIGNED.shard_at(0) not in told
 
     run(work)

@@ -25,7 +25,7 @@ from neuroshard.data.windows import window_count, window_key, window_order
 from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError
-from neuroshard.types import NodeId, ShardId
+from neuroshard.types import NodeId
 
 TOKENS, SHARDS, GROWN_AT = 400, 12, 6
 TEXTS = [
@@ -192,7 +192,7 @@ def test_ids_of_both_tables_are_kept_in_the_cache_as_they_came(grown: Path, tmp_
         genesis = await open_genesis(make_fetcher(grown), tmp_path / "store")
         cache = ShardCache(tmp_path / "cache", limit_bytes=10**9)
         for shard in cache.shards():
-            cached = cache.get(ShardId(shard), await genesis.shard_digest(ShardId(shard)) or b"")
+            cached = cache.get(shard, await genesis.shard_digest(shard) or b"", genesis.manifest.shard_form(shard))
             assert cached is not None
             assert cached.tokens.tolist() == shard_of(shard).tolist()
 

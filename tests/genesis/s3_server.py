@@ -69,7 +69,7 @@ class StoreServer:
     def put_empty(self, count: int) -> None:
         """So many shards without going through HTTP."""
         for number in range(count):
-            self._backend().put_object(BUCKET, f"data/shard_{number}.pt", b"")
+            self._backend().put_object(BUCKET, f"data/shard_{number}.bin", b"")
 
     def unfinished_uploads(self) -> list[str]:
         return [item["Key"] for item in self.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])]

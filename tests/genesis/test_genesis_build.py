@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from neuroshard.config.state_file import TEMPORARY_PREFIX
 from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.manifest import ManifestTrust, parse_manifest
-from neuroshard.data.shard_file import read_shard
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
 from neuroshard.dataset import STAGES, BuildOptions, Document, FolderText, build_genesis, read_report, verify_folder
 from neuroshard.dataset.build_folder import UNFINISHED_SUFFIX
@@ -59,10 +59,22 @@ def some_text(documents: int = 30) -> ListedText:
 SIGNER = TestSigner()
 
 
+def test_shards_are_tensors_for_torch_when_that_is_asked_for(tmp_path: Path) -> None:
+    source, options = some_text(), replace(SMALL, shard_format="pt")
+    folder = build_genesis(source, tmp_path / "pt", SIGNER, now=NOW, options=options).folder
+    plain = build_genesis(source, tmp_path / "bin", SIGNER, now=NOW, options=SMALL).folder
+    assert verify_folder(folder).is_sound
+    for number, ids in enumerate(shard_ids(plain)):
+        tensor = torch.load(folder / f"shard_{number}.pt", weights_only=True)
+        assert tensor.dtype == torch.int64
+        assert tensor.tolist() == ids.tolist()
+    assert not list(folder.glob("*.bin"))
+
+
 def shard_ids(folder: Path) -> list[np.ndarray]:
     report = read_report(folder)
     assert report is not None
-    return [read_shard((folder / f"shard_{i}.pt").read_bytes(), "", max_tokens=10**7) for i in range(report.shards)]
+    return [np.fromfile(folder / f"shard_{i}.bin", dtype="<u2") for i in range(report.shards)]
 
 
 def test_a_built_folder_is_signed_sound_and_holds_the_text(tmp_path: Path) -> None:
@@ -115,7 +127,7 @@ def test_a_finished_folder_is_reused_and_anything_new_rebuilds_it(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
 
 
-@pytest.mark.parametrize("name", ["shard_5.pt", "manifest.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["shard_5.bin", "manifest.json", "tokenizer.json"])
 def test_a_damaged_folder_is_built_again(tmp_path: Path, name: str) -> None:
     folder = build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL).folder
     (folder / name).write_bytes((folder / name).read_bytes()[:-1])
@@ -145,9 +157,9 @@ def test_an_interrupted_build_is_redone(tmp_path: Path, monkeypatch: pytest.Monk
             build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL)
     assert not folder.exists()
     (tmp_path / "g.unfinished").mkdir()
-    (tmp_path / "g.unfinished" / "shard_99.pt").write_bytes(b"left over by a kill")
+    (tmp_path / "g.unfinished" / "shard_99.bin").write_bytes(b"left over by a kill")
     built = build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL)
-    assert not (built.folder / "shard_99.pt").exists()
+    assert not (built.folder / "shard_99.bin").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
 
 
@@ -231,10 +243,10 @@ def test_what_is_only_called_like_a_default_run_is_the_users(tmp_path: Path) -> 
 
 
 def test_shards_of_another_maker_are_never_replaced(tmp_path: Path) -> None:
-    (tmp_path / "shard_0.pt").write_bytes(b"downloaded")
+    (tmp_path / "shard_0.bin").write_bytes(b"downloaded")
     with pytest.raises(StorageError, match="not built here"):
         build_genesis(some_text(), tmp_path, SIGNER, now=NOW, options=SMALL)
-    assert (tmp_path / "shard_0.pt").read_bytes() == b"downloaded"
+    assert (tmp_path / "shard_0.bin").read_bytes() == b"downloaded"
 
 
 @pytest.mark.parametrize("vocabulary", [0, 265, 32_001])
@@ -267,7 +279,7 @@ def test_every_shard_represents_the_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("shard_3.pt", "shard_3.pt does not match"),
+        ("shard_3.bin", "shard_3.bin does not match"),
         ("pages/00000.bin", "does not match its digest in the signed manifest"),
         ("tokenizer.json", "tokenizer.json does not match"),
     ],
@@ -284,8 +296,8 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, problem: str) -> N
 
 def test_missing_files_and_a_forged_manifest_are_found(tmp_path: Path) -> None:
     folder = build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL).folder
-    (folder / "shard_0.pt").unlink()
-    assert verify_folder(folder).problems == ("shard_0.pt is missing.",)
+    (folder / "shard_0.bin").unlink()
+    assert verify_folder(folder).problems == ("shard_0.bin is missing.",)
     manifest = json.loads((folder / "manifest.json").read_bytes())
     manifest["total_tokens"] += 1
     (folder / "manifest.json").write_text(json.dumps(manifest))

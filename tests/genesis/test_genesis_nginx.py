@@ -57,17 +57,17 @@ def test_a_node_reads_all_of_it_and_so_does_verify(nginx: Nginx, tmp_path: Path)
 
 def test_caches_are_told_the_same_as_by_our_own_server(nginx: Nginx) -> None:
     with httpx.Client(base_url=nginx.url, trust_env=False) as client:
-        shard, manifest = client.get("/shard_0.pt"), client.get("/manifest.json")
+        shard, manifest = client.get("/shard_0.bin"), client.get("/manifest.json")
         assert "immutable" in shard.headers["cache-control"]
         assert manifest.headers["cache-control"] == "no-cache"
         again = client.get("/manifest.json", headers={"If-None-Match": manifest.headers["etag"]})
         assert (again.status_code, again.content, again.headers["cache-control"]) == (304, b"", "no-cache")
-        part = client.get("/shard_0.pt", headers={"Range": "bytes=100-", "If-Range": shard.headers["etag"]})
+        part = client.get("/shard_0.bin", headers={"Range": "bytes=100-", "If-Range": shard.headers["etag"]})
         assert (part.status_code, part.content) == (206, shard.content[100:])
-        other = client.get("/shard_0.pt", headers={"Range": "bytes=100-", "If-Range": '"other"'})
+        other = client.get("/shard_0.bin", headers={"Range": "bytes=100-", "If-Range": '"other"'})
         assert (other.status_code, other.content) == (200, shard.content)
-        assert client.head("/shard_0.pt").headers["content-length"] == str(len(shard.content))
-        assert client.put("/shard_0.pt", content=b"").status_code in {403, 405}
+        assert client.head("/shard_0.bin").headers["content-length"] == str(len(shard.content))
+        assert client.put("/shard_0.bin", content=b"").status_code in {403, 405}
 
 
 def test_only_a_full_page_may_be_kept(nginx: Nginx, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_nothing_else_is_served(nginx: Nginx, tmp_path: Path) -> None:
     (tmp_path / "g" / "notes.json").write_text("notes")
     (tmp_path / "g" / "run.json").symlink_to(tmp_path / "secret")
     with httpx.Client(base_url=nginx.url, trust_env=False) as client:
-        for name in ("/.populator.lock", "/notes.json", "/", "/pages/", "/pages/../notes.json", "/shard_99.pt"):
+        for name in ("/.populator.lock", "/notes.json", "/", "/pages/", "/pages/../notes.json", "/shard_99.bin"):
             assert client.get(name).status_code == 404, name
         assert client.get("/run.json").status_code == 403
 
@@ -104,7 +104,7 @@ def load_one(nginx: Nginx, folder: Path, meanwhile: Callable[[], None]) -> None:
         loader = ShardLoader(genesis, ShardCache(folder / "cache", limit_bytes=10**9), vocabulary_size=VOCABULARY)
 
         async def disturb() -> None:
-            while not any(file.name == "shard_1.pt" and file.bytes_done > 500_000 for file in fetcher.active()):
+            while not any(file.name == "shard_1.bin" and file.bytes_done > 500_000 for file in fetcher.active()):
                 await trio.sleep(0.02)
             await trio.to_thread.run_sync(meanwhile)
 
@@ -135,7 +135,7 @@ def test_a_download_goes_on_where_it_was_when_nginx_was_killed(slow: Nginx, tmp_
 
     load_one(slow, tmp_path / "node", restart)
     last = slow.requests()[-1].split()
-    assert last[:3] == ["GET", "/shard_1.pt", "206"]
+    assert last[:3] == ["GET", "/shard_1.bin", "206"]
     assert int(last[3].removeprefix("bytes=").removesuffix("-")) > 500_000
 
 
@@ -144,10 +144,10 @@ def test_a_file_that_was_replaced_meanwhile_comes_from_its_beginning(slow: Nginx
 
     def replace() -> None:
         slow.kill()
-        os.utime(tmp_path / "g/shard_1.pt", (1_000_000_000, 1_000_000_000))
+        os.utime(tmp_path / "g/shard_1.bin", (1_000_000_000, 1_000_000_000))
         slow.start()
 
     load_one(slow, tmp_path / "node", replace)
     last = slow.requests()[-1].split()
-    assert last[:3] == ["GET", "/shard_1.pt", "200"]
+    assert last[:3] == ["GET", "/shard_1.bin", "200"]
     assert last[3].startswith("bytes=")

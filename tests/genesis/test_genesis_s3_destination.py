@@ -48,9 +48,9 @@ def test_objects_say_what_caches_may_do_and_carry_their_checksum(
     destination: S3Destination, server: StoreServer
 ) -> None:
     with destination.claim("a build"):
-        destination.write("shard_0.pt", b"tokens")
+        destination.write("shard_0.bin", b"tokens")
         destination.write("manifest.json", b"{}")
-    shard = server.client.head_object(Bucket=BUCKET, Key="data/shard_0.pt", ChecksumMode="ENABLED")
+    shard = server.client.head_object(Bucket=BUCKET, Key="data/shard_0.bin", ChecksumMode="ENABLED")
     manifest = server.client.head_object(Bucket=BUCKET, Key="data/manifest.json")
     assert "immutable" in shard["CacheControl"]
     assert shard["ChecksumSHA256"] == b64encode(sha256(b"tokens").digest()).decode()
@@ -59,18 +59,18 @@ def test_objects_say_what_caches_may_do_and_carry_their_checksum(
 
 def test_a_large_object_goes_up_in_parts(destination: S3Destination, server: StoreServer) -> None:
     with destination.claim("a build"):
-        destination.write("shard_0.pt", LARGE, expected=Condition.ABSENT)
-        there = destination.read("shard_0.pt", len(LARGE))
+        destination.write("shard_0.bin", LARGE, expected=Condition.ABSENT)
+        there = destination.read("shard_0.bin", len(LARGE))
         assert there is not None
         assert sha256(there.content).digest() == sha256(LARGE).digest()
         assert there.version.strip('"').endswith("-4")  # four parts
         with pytest.raises(ConflictError):
-            destination.write("shard_0.pt", LARGE[::-1], expected=Condition.ABSENT)
+            destination.write("shard_0.bin", LARGE[::-1], expected=Condition.ABSENT)
         with pytest.raises(ConflictError):
-            destination.write("shard_0.pt", LARGE[::-1], expected=Version('"other"'))
-        destination.write("shard_0.pt", LARGE[::-1], expected=there.version)
+            destination.write("shard_0.bin", LARGE[::-1], expected=Version('"other"'))
+        destination.write("shard_0.bin", LARGE[::-1], expected=there.version)
     assert server.unfinished_uploads() == []
-    head = server.client.head_object(Bucket=BUCKET, Key="data/shard_0.pt")
+    head = server.client.head_object(Bucket=BUCKET, Key="data/shard_0.bin")
     assert "immutable" in head["CacheControl"]
 
 
@@ -93,10 +93,10 @@ def test_a_store_that_is_busy_is_asked_again(server: StoreServer) -> None:
         destination = S3Destination(LOCATION, endpoint=front.url, part_bytes=PART)
         with destination.claim("a build"):
             front.plan = [503, 500]
-            destination.write("shard_0.pt", b"tokens", expected=Condition.ABSENT)
+            destination.write("shard_0.bin", b"tokens", expected=Condition.ABSENT)
             assert front.plan == []
         destination.close()
-    assert server.names() == ["data/shard_0.pt"]
+    assert server.names() == ["data/shard_0.bin"]
 
 
 def test_an_answer_that_was_lost_is_no_conflict(server: StoreServer) -> None:
@@ -123,23 +123,23 @@ def test_a_store_that_stays_busy_is_told_and_leaves_no_parts(
         with destination.claim("a build"):
             front.plan = ["pass", "pass", 503, 503]  # begun, one part, then no more
             with pytest.raises(DataUnavailableError, match="does not keep up"):
-                destination.write("shard_0.pt", LARGE)
+                destination.write("shard_0.bin", LARGE)
         destination.close()
     assert server.unfinished_uploads() == []
     assert server.names() == []
 
 
 def test_an_answer_that_broke_off_is_asked_for_again(server: StoreServer) -> None:
-    server.client.put_object(Bucket=BUCKET, Key="data/shard_0.pt", Body=LARGE)
+    server.client.put_object(Bucket=BUCKET, Key="data/shard_0.bin", Body=LARGE)
     with front_of(server) as front:
         destination = S3Destination(LOCATION, endpoint=front.url)
         front.answers_to_cut = 2
-        there = destination.read("shard_0.pt", len(LARGE))
+        there = destination.read("shard_0.bin", len(LARGE))
         assert there is not None
         assert there.content == LARGE
         front.answers_to_cut = 3
         with pytest.raises(DataUnavailableError, match="did not come through"):
-            destination.read("shard_0.pt", len(LARGE))
+            destination.read("shard_0.bin", len(LARGE))
         destination.close()
 
 
@@ -240,9 +240,9 @@ def test_a_data_set_in_a_store_is_verified_and_described(server: StoreServer, tm
     # The samples have ids beyond this small table: the check reads them.
     found = CliRunner().invoke(app, ["genesis", "verify", *arguments])
     assert "3 of 3 shards checked" in found.output
-    assert "- shard_0.pt has token ids outside 0.." in found.output
-    server.client.delete_object(Bucket=BUCKET, Key="data/shard_1.pt")
-    assert "- shard_1.pt is missing." in CliRunner().invoke(app, ["genesis", "verify", *arguments]).output
+    assert "- shard_0.bin has token ids outside 0.." in found.output
+    server.client.delete_object(Bucket=BUCKET, Key="data/shard_1.bin")
+    assert "- shard_1.bin is missing." in CliRunner().invoke(app, ["genesis", "verify", *arguments]).output
     assert "3 shards, 1,200 tokens" in CliRunner().invoke(app, ["genesis", "status", *arguments]).output
     empty = CliRunner().invoke(app, ["genesis", "status", "s3://genesis/nothing", "--s3-endpoint", server.url])
     assert isinstance(empty.exception, DataError)

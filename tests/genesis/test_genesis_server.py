@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     root = tmp_path / "genesis"
     (root / "pages").mkdir(parents=True)
     (root / "manifest.json").write_text("{}")
-    (root / "shard_0.pt").write_bytes(SHARD)
+    (root / "shard_0.bin").write_bytes(SHARD)
     (root / "pages" / "00000.bin").write_bytes(b"p" * 32)
     (root / "build.json").write_text("private")
     (tmp_path / "secret.json").write_text("secret")
@@ -49,11 +49,11 @@ def raw(client: httpx.Client, target: str, host: str = "localhost", method: str 
 
 
 def test_files_are_served_whole_and_in_part(client: httpx.Client) -> None:
-    whole = client.get("/shard_0.pt")
+    whole = client.get("/shard_0.bin")
     assert (whole.status_code, whole.content) == (200, SHARD)
     assert whole.headers["accept-ranges"] == "bytes"
     etag = whole.headers["etag"]
-    part = client.get("/shard_0.pt", headers={"Range": "bytes=1000-", "If-Range": etag})
+    part = client.get("/shard_0.bin", headers={"Range": "bytes=1000-", "If-Range": etag})
     assert (part.status_code, part.content) == (206, SHARD[1000:])
     assert part.headers["content-range"] == f"bytes 1000-{len(SHARD) - 1}/{len(SHARD)}"
     assert client.get("/pages/00000.bin").content == b"p" * 32
@@ -61,18 +61,18 @@ def test_files_are_served_whole_and_in_part(client: httpx.Client) -> None:
 
 
 def test_conditions(client: httpx.Client, folder: Path) -> None:
-    etag = client.get("/shard_0.pt").headers["etag"]
-    unchanged = client.get("/shard_0.pt", headers={"If-None-Match": etag})
+    etag = client.get("/shard_0.bin").headers["etag"]
+    unchanged = client.get("/shard_0.bin", headers={"If-None-Match": etag})
     assert (unchanged.status_code, unchanged.content) == (304, b"")
-    beyond = client.get("/shard_0.pt", headers={"Range": f"bytes={len(SHARD)}-"})
+    beyond = client.get("/shard_0.bin", headers={"Range": f"bytes={len(SHARD)}-"})
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(SHARD)}")
-    (folder / "shard_0.pt").write_bytes(SHARD + b"more")
-    changed = client.get("/shard_0.pt", headers={"Range": "bytes=1000-", "If-Range": etag})
+    (folder / "shard_0.bin").write_bytes(SHARD + b"more")
+    changed = client.get("/shard_0.bin", headers={"Range": "bytes=1000-", "If-Range": etag})
     assert (changed.status_code, changed.content) == (200, SHARD + b"more")
 
 
 def test_head_has_the_length_and_no_body(client: httpx.Client) -> None:
-    head = client.head("/shard_0.pt")
+    head = client.head("/shard_0.bin")
     assert (head.status_code, head.headers["content-length"], head.content) == (200, str(len(SHARD)), b"")
     assert client.get("/manifest.json").status_code == 200  # the connection is still in step
 
@@ -83,7 +83,7 @@ def test_head_has_the_length_and_no_body(client: httpx.Client) -> None:
         "/",
         "/nothing.json",
         "/build.json",
-        "/shard_1.pt",
+        "/shard_1.bin",
         "/../secret.json",
         "/pages/../../secret.json",
         "/pages/../manifest.json",
@@ -104,7 +104,7 @@ def test_nothing_else_is_served(client: httpx.Client, target: str) -> None:
 @pytest.mark.parametrize(
     ("name", "size", "is_immutable"),
     [
-        ("shard_7.pt", 20_000_000, True),
+        ("shard_7.bin", 20_000_000, True),
         (f"tokenizers/{'a' * 64}.json", 1000, True),
         ("pages/00000.bin", 4096 * 32, True),
         ("pages/00000.bin", 4095 * 32, False),  # it grows with the data set
@@ -118,7 +118,7 @@ def test_only_what_never_changes_is_immutable(name: str, size: int, is_immutable
 
 
 def test_caches_are_told_what_they_may_keep(client: httpx.Client) -> None:
-    assert "immutable" in client.get("/shard_0.pt").headers["cache-control"]
+    assert "immutable" in client.get("/shard_0.bin").headers["cache-control"]
     manifest = client.get("/manifest.json")
     assert manifest.headers["cache-control"] == "no-cache"
     again = client.get("/manifest.json", headers={"If-None-Match": manifest.headers["etag"]})
@@ -126,16 +126,16 @@ def test_caches_are_told_what_they_may_keep(client: httpx.Client) -> None:
 
 
 def test_a_range_counts_for_get_only(client: httpx.Client) -> None:
-    head = client.head("/shard_0.pt", headers={"Range": "bytes=10-19"})
+    head = client.head("/shard_0.bin", headers={"Range": "bytes=10-19"})
     assert (head.status_code, head.headers["content-length"]) == (200, str(len(SHARD)))
 
 
 def test_the_status_tells_the_data_set_and_the_traffic(tmp_path: Path) -> None:
     manifest = write_genesis(tmp_path, shards=17, tokens=50, signer=TestSigner())
     with GenesisServer(tmp_path) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
-        size = len(client.get("/shard_3.pt").content)
-        client.get("/shard_3.pt", headers={"Range": "bytes=5-9"})
-        client.get("/shard_99.pt")
+        size = len(client.get("/shard_3.bin").content)
+        client.get("/shard_3.bin", headers={"Range": "bytes=5-9"})
+        client.get("/shard_99.bin")
         told = client.get("/status").json()
         (tmp_path / "manifest.json").write_text("{}")
         broken = client.get("/status").json()

@@ -66,21 +66,21 @@ def test_a_truncated_page_is_named(check: Callable[[], Verification], folder: Pa
 
 
 def test_a_swapped_shard_is_named(check: Callable[[], Verification], folder: Path) -> None:
-    shutil.copy(folder / "shard_4.pt", folder / "shard_2.pt")
-    assert check().problems == ("shard_2.pt does not match its digest: it is shard_4.pt under a wrong name.",)
+    shutil.copy(folder / "shard_4.bin", folder / "shard_2.bin")
+    assert check().problems == ("shard_2.bin does not match its digest: it is shard_4.bin under a wrong name.",)
 
 
 def test_damaged_cut_and_missing_shards_are_named(check: Callable[[], Verification], folder: Path) -> None:
-    data = (folder / "shard_0.pt").read_bytes()
-    (folder / "shard_0.pt").write_bytes(data[:-1] + b"x")
-    (folder / "shard_1.pt").write_bytes(data[:100])
-    (folder / "shard_2.pt").unlink()
-    (folder / "shard_3.pt").write_bytes(data + bytes(100_000))
+    data = (folder / "shard_0.bin").read_bytes()
+    (folder / "shard_0.bin").write_bytes(data[:-1] + b"x")
+    (folder / "shard_1.bin").write_bytes(data[:100])
+    (folder / "shard_2.bin").unlink()
+    (folder / "shard_3.bin").write_bytes(data + bytes(100_000))
     told = check().problems
-    assert told[0] == "shard_0.pt does not match its digest: it is damaged, or of another time than the manifest."
-    assert told[1] == "shard_1.pt has 100 bytes, expected at least 3200: it is cut off."
-    assert told[2] == "shard_2.pt is missing."
-    assert "shard_3.pt" in told[3]
+    assert told[0] == "shard_0.bin does not match its digest: it is damaged, or of another time than the manifest."
+    assert told[1] == "shard_1.bin has 100 bytes, expected at least 800: it is cut off."
+    assert told[2] == "shard_2.bin is missing."
+    assert "shard_3.bin" in told[3]
     assert len(told) == 4
 
 
@@ -109,7 +109,7 @@ def test_an_old_manifest_whose_shards_were_made_anew_is_named(
     check: Callable[[], Verification], folder: Path, tmp_path: Path
 ) -> None:
     write_genesis(tmp_path / "anew", shards=6, tokens=401)
-    for name in ("shard_1.pt", "pages/00000.bin"):
+    for name in ("shard_1.bin", "pages/00000.bin"):
         shutil.copy(tmp_path / "anew" / name, folder / name)
     assert check().problems == ("pages/00000.bin does not match its digest in the signed manifest.",)
 
@@ -117,8 +117,8 @@ def test_an_old_manifest_whose_shards_were_made_anew_is_named(
 def test_a_new_manifest_with_old_shards_is_named(check: Callable[[], Verification], folder: Path) -> None:
     page = (folder / "pages/00000.bin").read_bytes()
     write(folder, 8)
-    (folder / "shard_7.pt").unlink()
-    assert check().problems == ("shard_7.pt is missing.",)
+    (folder / "shard_7.bin").unlink()
+    assert check().problems == ("shard_7.bin is missing.",)
     (folder / "pages/00000.bin").write_bytes(page)
     assert "it is cut off, or older than the manifest" in check().problems[0]
 
@@ -145,7 +145,7 @@ def test_ids_are_compared_with_the_table_of_their_own_shard(tmp_path: Path) -> N
     write(tmp_path, 2, OLD_TABLE)
     write(tmp_path, 4, NEW_TABLE)
     told = verify(FolderDestination(tmp_path), trust=ManifestTrust()).problems
-    assert told == ("shard_0.pt has token ids outside 0..329.", "shard_1.pt has token ids outside 0..329.")
+    assert told == ("shard_0.bin has token ids outside 0..329.", "shard_1.bin has token ids outside 0..329.")
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_counts_are_checked(folder: Path, name: str, value: object, told: str) -
 
 
 def test_a_sample_checks_as_many_as_asked_and_finds_what_it_meets(folder: Path) -> None:
-    (folder / "shard_4.pt").unlink()
+    (folder / "shard_4.bin").unlink()
     found = [
         verify(FolderDestination(folder), trust=ManifestTrust(), sample=VerificationSample(2, Random(s)))
         for s in range(40)
     ]
     assert {verification.shards_checked for verification in found} == {2}
-    assert {verification.problems for verification in found} == {(), ("shard_4.pt is missing.",)}
+    assert {verification.problems for verification in found} == {(), ("shard_4.bin is missing.",)}
     whole = verify(FolderDestination(folder), trust=ManifestTrust(), sample=VerificationSample(100, Random(1)))
     assert whole.shards_checked == 6
 
@@ -218,15 +218,15 @@ def test_the_command_tells_and_has_its_exit_code(folder: Path, command: Command)
     code, told = command("verify", str(folder), "--key", TestSigner().public_key.hex())
     assert code == 0
     assert "6 of 6 shards checked; the manifest is signed by" in told
-    (folder / "shard_3.pt").unlink()
+    (folder / "shard_3.bin").unlink()
     code, told = command("verify", str(folder), "--json")
     facts = json.loads(told)
     assert code == 6
-    assert (facts["sound"], facts["checked"], facts["problems"]) == (False, 6, ["shard_3.pt is missing."])
+    assert (facts["sound"], facts["checked"], facts["problems"]) == (False, 6, ["shard_3.bin is missing."])
     assert command("verify", str(folder), "--key", "ab" * 32)[0] == 6
     assert command("verify", str(folder / "nothing"))[0] == 6
     assert command("verify", "ftp://example.org/data")[0] == 2
     with GenesisServer(folder) as server:
         code, told = command("verify", server.url, "--sample", "6")
     assert code == 6
-    assert "- shard_3.pt is missing." in told
+    assert "- shard_3.bin is missing." in told

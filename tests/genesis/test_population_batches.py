@@ -148,7 +148,7 @@ def test_checkpoints_are_read_as_they_were_written() -> None:
         ('"leftover_tokens":[1]', '"leftover_tokens":[-1]'),
         ('"leftover_tokens":[1]', '"leftover_tokens":[1.5]'),
         ('"character":0', '"character":-1'),
-        ('"format_version":1', '"format_version":2'),
+        ('"format_version":2', '"format_version":3'),
         ('"shards":3', '"shards":3,"more":1'),
         ("{", "", ),
         ('"tokens_per_shard":2048', '"tokens_per_shard":null'),

@@ -52,7 +52,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def wait_for_shards(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
     """Until so many shards are there."""
     deadline = time.monotonic() + 120
-    while sum(1 for _ in (folder / "g").glob("shard_*.pt")) < count:
+    while sum(1 for _ in (folder / "g").glob("shard_*.bin")) < count:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -86,7 +86,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(tmp_path: Path, lines: Path, u
         process.communicate()
         _, alive = psutil.wait_procs(children, timeout=30)
         assert alive == []  # no tokenising process outlives the one it works for
-    (tmp_path / "g/.tmp-shard_3.pt-0123").write_bytes(b"left by a kill in the middle of a write")
+    (tmp_path / "g/.tmp-shard_3.bin-0123").write_bytes(b"left by a kill in the middle of a write")
     assert finish(start(tmp_path, configuration))[0] == 0
     assert contents(tmp_path / "g") == uninterrupted
     assert list((tmp_path / "g").rglob(".tmp-*")) == []
