@@ -1,4 +1,4 @@
-"""How messages reach peers: one interface, and the implementation inside one process."""
+"""The network room: transports, gossip, the directory and the reputation of peers behind one set of interfaces."""
 
 from neuroshard.network.in_memory import InMemoryNetwork, InMemoryTransport
 from neuroshard.network.in_memory_links import Link

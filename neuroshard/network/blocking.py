@@ -1,4 +1,4 @@
-"""The call that runs blocking work outside the event loop, or at once in tests with a virtual clock."""
+"""Blocking calls leave the event loop here: in a thread, or at once in tests with a virtual clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _Value = TypeVar("_Value")
 
 
 class BlockingRunner(Protocol):
-    """Runs a blocking function elsewhere and waits for its value."""
+    """Runs a blocking function outside the event loop and waits for its value."""
 
     def __call__(self, function: Callable[[], _Value], /) -> Awaitable[_Value]:
-        """The function's value; what it raises is raised here."""
+        """Return the function's value. An exception of the function is raised here."""
         ...

@@ -39,7 +39,7 @@ from neuroshard.network.transport import (
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 
-MAX_RECORDS = 4096  # of one namespace
+MAX_RECORDS = 4096  # per namespace
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,10 @@ class _StoredEntry:
 
 
 class RecordTable:
-    """The records of all nodes. A record under another's name never gets in, an older one replaces no newer one."""
+    """The records of all nodes.
+
+    A node can only store its own record, and an older record never replaces a newer one.
+    """
 
     def __init__(
         self,
@@ -72,11 +75,10 @@ class RecordTable:
 
     @property
     def refused(self) -> int:
-        """Records that were dropped because they are false, stale or oversized."""
         return self._refused
 
     def store(self, namespace: str, owner: NodeId, data: bytes, stored_by: NodeId) -> bool:
-        """Keep a record under (namespace, owner); False when it is refused, which is counted."""
+        """Keep a record under (namespace, owner). Returns False and counts it when the record is refused."""
         try:
             claim = checked_record(owner, data, self._now(), self._accepts)
         except DataError:
@@ -93,7 +95,7 @@ class RecordTable:
         return True
 
     def find(self, namespace: str, limit: int, asked_by: NodeId) -> tuple[bytes, ...]:
-        """At most `limit` records that are still valid, a random choice of those that `asked_by` can see."""
+        """Up to `limit` records that are still valid, chosen at random from those visible to `asked_by`."""
         now = self._now()
         kept = {node: record for node, record in self._records.get(namespace, {}).items() if now < record.expires_at}
         if namespace in self._records:
@@ -103,7 +105,7 @@ class RecordTable:
 
 
 class InMemoryDirectory:
-    """One node's view of the table; see Directory."""
+    """One node's view of the record table."""
 
     def __init__(self, table: RecordTable, local_id: NodeId, is_closed: Callable[[], bool]) -> None:
         self._table = table
@@ -111,7 +113,7 @@ class InMemoryDirectory:
         self._is_closed = is_closed
 
     async def announce(self, namespace: str, record: bytes) -> None:
-        """See Directory. Raises MessageTooLargeError, TransportClosedError; a record that is not its own is dropped."""
+        """Store this node's record; drop one of another node. Raises MessageTooLargeError, TransportClosedError."""
         await anyio.lowlevel.checkpoint()
         self._check_open()
         if len(record) > MAX_RECORD_BYTES:
@@ -119,7 +121,6 @@ class InMemoryDirectory:
         self._table.store(namespace, self._local_id, record, self._local_id)
 
     async def find(self, namespace: str, limit: int = 64) -> tuple[bytes, ...]:
-        """See Directory."""
         await anyio.lowlevel.checkpoint()
         self._check_open()
         return self._table.find(namespace, limit, self._local_id)
@@ -130,9 +131,10 @@ class InMemoryDirectory:
 
 
 class InMemoryNetwork:
-    """Joins nodes of one event loop. `random` decides which messages are lost and who passes gossip to whom.
+    """Connects nodes of one event loop. `random` decides which messages are lost and which neighbours get gossip.
 
-    `default_link` is for pairs without a link of their own; `now` tells seconds since the epoch, for ages of records.
+    `default_link` applies to pairs without a link of their own. `now` returns seconds since the epoch, for the age
+    of records.
     """
 
     def __init__(
@@ -145,15 +147,18 @@ class InMemoryNetwork:
         accepts_record: RecordCheck = any_record,
     ) -> None:
         self._gossip_queue_length = gossip_queue_length
-        chance = random or Random(0)  # noqa: S311 - losses, not secrets
+        chance = random or Random(0)  # noqa: S311 - message loss, not secrets
         self.links = Links(chance, default_link)
         self.records = RecordTable(self.links, chance, now, accepts=accepts_record)
         self._hub = GossipHub(self.links, chance)
         self._nodes: dict[NodeId, _Node] = {}
-        self._asleep: dict[NodeId, anyio.Event] = {}  # set once they wake or die
+        self._asleep: dict[NodeId, anyio.Event] = {}  # the event is set when the node wakes or dies
 
     def join(self, node_id: NodeId) -> InMemoryTransport:
-        """A transport for this node; `network_of` has the rest. Raises ValueError while the node already has one."""
+        """Create a transport for this node; `network_of` returns the rest.
+
+        Raises ValueError if the node has already joined.
+        """
         if node_id in self._nodes:
             raise ValueError(f"{node_id} has already joined")
         transport = InMemoryTransport(self, node_id)
@@ -164,16 +169,16 @@ class InMemoryNetwork:
         return transport
 
     def network_of(self, node_id: NodeId) -> Network:
-        """All that a node that has joined needs. Raises PeerUnreachableError when there is no such node (any more)."""
+        """The network of a node that has joined. Raises PeerUnreachableError if there is no such node."""
         node = self._node(node_id)
         return Network(node.transport, node.gossip, node.directory, node.reputation)
 
     def traffic_of(self, node_id: NodeId) -> GossipCounters:
-        """What gossip cost a node so far. Raises PeerUnreachableError when there is no such node (any more)."""
+        """Gossip counters of a node. Raises PeerUnreachableError if there is no such node."""
         return self._node(node_id).gossip.traffic
 
     def __enter__(self) -> Self:
-        """For `with`: the network and all its transports are closed at the end."""
+        """Close the network and all its transports at the end of a `with` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -185,30 +190,33 @@ class InMemoryNetwork:
             self.kill(node_id)
 
     def set_link(self, sender: NodeId, receiver: NodeId, link: Link) -> None:
-        """Change one direction between two nodes."""
+        """Set delay, loss and bandwidth of one direction between two nodes."""
         self.links.set_link(sender, receiver, link)
 
     def set_uplink(self, sender: NodeId, bytes_per_second: float) -> None:
-        """Let the tensors of a node's requests and answers share a line to all others; gossip goes beside it."""
+        """Give a node one line for the tensors of its requests and answers to all peers. Gossip does not use it."""
         self.links.set_uplink(sender, bytes_per_second)
 
     def partition(self, *sides: Iterable[NodeId]) -> None:
-        """Swallow every message between the sides; nodes of no side still reach everybody. Without sides: heal."""
+        """Drop every message between the sides.
+
+        Nodes of no side still reach all others; without sides, the network heals.
+        """
         self.links.partition(*sides)
         self._hub.rewire()
 
     def suspend(self, node_id: NodeId) -> None:
-        """Let a node sleep: requests and answers to it and from it arrive once it wakes; gossip goes beside it."""
+        """Put a node to sleep: requests and answers to and from it arrive after `wake`. Gossip is not delayed."""
         self._asleep.setdefault(node_id, anyio.Event())
 
     def wake(self, node_id: NodeId) -> None:
-        """What was held up arrives."""
+        """Deliver the messages that were delayed while the node slept."""
         waking = self._asleep.pop(node_id, None)
         if waking is not None:
             waking.set()
 
     def kill(self, node_id: NodeId) -> None:
-        """End a node without a word: its transport and gossip close and it can join again; its records stay."""
+        """End a node without a goodbye: its transport and gossip close. It can join again, and its records stay."""
         self.wake(node_id)
         node = self._nodes.pop(node_id, None)
         if node is not None:
@@ -223,23 +231,23 @@ class InMemoryNetwork:
             await waking.wait()
 
     def nodes(self) -> tuple[NodeId, ...]:
-        """All nodes that are there now."""
+        """All nodes that have joined and not left."""
         return tuple(self._nodes)
 
     def transport_of(self, node_id: NodeId) -> InMemoryTransport | None:
-        """The transport of a node, or None when there is no such node (any more)."""
+        """The transport of a node, or None if there is no such node."""
         node = self._nodes.get(node_id)
         return None if node is None else node.transport
 
     def _node(self, node_id: NodeId) -> _Node:
         node = self._nodes.get(node_id)
         if node is None:
-            raise PeerUnreachableError(f"Node {node_id} is not there.")
+            raise PeerUnreachableError(f"Node {node_id} has not joined this network.")
         return node
 
 
 class InMemoryTransport:
-    """One node's end of an InMemoryNetwork; see Transport. Everybody is connected with everybody."""
+    """One node's end of an InMemoryNetwork. Every node is connected with every other one."""
 
     def __init__(self, network: InMemoryNetwork, local_id: NodeId) -> None:
         self._network = network
@@ -249,18 +257,17 @@ class InMemoryTransport:
 
     @property
     def local_id(self) -> NodeId:
-        """This node."""
         return self._local_id
 
     @property
     def is_closed(self) -> bool:
-        """Whether this node has left."""
+        """Whether this node has left the network."""
         return self._is_closed
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
-        """See Transport; a lost message is an answer that never comes."""
+        """Ask a peer and wait. A lost message becomes an answer that never comes, so the request times out."""
         self._check_open()
         with anyio.move_on_after(timeout_seconds):
             await self._network.travel(self._local_id, peer, frame)
@@ -284,27 +291,23 @@ class InMemoryTransport:
         max_concurrent: int = 16,
         admit: Admission | None = None,
     ) -> None:
-        """See Transport."""
         self._server.serve(kind, handler, limits or FrameLimits(), max_concurrent, admit=admit)
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
-        """See Transport; addresses read /memory/p2p/<node id>."""
+        """Connect to an address of the form /memory/p2p/<node id>."""
         prefix, _, node_id = address.rpartition("/p2p/")
         if prefix != "/memory":
-            raise UsageError(f"{address!r} is no address of an in-memory network.", "It reads /memory/p2p/<node id>.")
+            raise UsageError(f"{address!r} is not an address of an in-memory network.", "Use /memory/p2p/<node id>.")
         await anyio.lowlevel.checkpoint()
         return self._reachable(NodeId(node_id)).local_id
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
         return (f"/memory/p2p/{self._local_id}",)
 
     def peers(self) -> frozenset[NodeId]:
-        """See Transport."""
         return frozenset(self._network.nodes()) - {self._local_id}
 
     def connections(self) -> tuple[Connection, ...]:
-        """See Transport."""
         return tuple(
             Connection(node_id, f"/memory/p2p/{node_id}", ConnectionKind.IN_MEMORY, is_outbound=True, since=0.0)
             for node_id in self._network.nodes()
@@ -312,7 +315,7 @@ class InMemoryTransport:
         )
 
     async def close(self) -> None:
-        """See Transport; the node leaves the network."""
+        """Close the transport. The node leaves the network."""
         if not self._is_closed:
             self._network.kill(self._local_id)
         await anyio.lowlevel.checkpoint()
@@ -328,7 +331,7 @@ class InMemoryTransport:
         return await self._server.answer(sender, request)
 
     def end(self) -> None:
-        """Ask and answer no more."""
+        """Reject further requests of this node and of its peers."""
         self._is_closed = True
 
     def _check_open(self) -> None:

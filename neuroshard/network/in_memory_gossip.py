@@ -19,9 +19,9 @@ from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageT
 from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
-DEGREE = 6  # neighbours of a node on average
-NEW_NEIGHBOURS = DEGREE // 2  # a newcomer's; as many more come to it later
-LEAST_DEGREE = 4  # with fewer after a neighbour left, a node looks for new ones
+DEGREE = 6  # neighbours per node on average
+NEW_NEIGHBOURS = DEGREE // 2  # of a newcomer; later newcomers choose it as often
+LEAST_DEGREE = 4  # a node with fewer looks for new ones when a neighbour leaves
 MOST_DEGREE = 12
 
 Separated = Callable[[NodeId, NodeId], bool]
@@ -37,20 +37,22 @@ class Mesh:
         self._members: list[NodeId] = []
 
     def neighbours(self, node_id: NodeId) -> list[NodeId]:
-        """To whom a node passes gossip on: its neighbours, or a random few listeners for one that does not listen."""
+        """The nodes that get gossip from this one: its neighbours, or a few random listeners if it does not listen
+        itself.
+        """
         if node_id in self._neighbours:
             return self._neighbours[node_id]
         others = self._random.sample(self._members, min(DEGREE, len(self._members)))
         return [other for other in others if not self._are_separated(node_id, other)]
 
     def add(self, node_id: NodeId) -> None:
-        """A new listener."""
+        """Add a listener and connect it with a few random others."""
         self._neighbours[node_id] = []
         self._connect(node_id, NEW_NEIGHBOURS)
         self._members.append(node_id)
 
     def remove(self, node_id: NodeId) -> None:
-        """A listener that is gone; its neighbours look for others when they have too few."""
+        """Remove a listener. Neighbours with too few connections look for new ones."""
         left = self._neighbours.pop(node_id, [])
         if node_id in self._members:
             self._members.remove(node_id)
@@ -61,14 +63,14 @@ class Mesh:
                 self._connect(other, DEGREE)
 
     def rewire(self) -> None:
-        """Draw all connections anew, after a partition came or went."""
+        """Draw all connections again, after a partition started or ended."""
         members = self._random.sample(self._members, len(self._members))
         self._neighbours, self._members = {}, []
         for node_id in members:
             self.add(node_id)
 
     def _connect(self, node_id: NodeId, degree: int) -> None:
-        """Add random connections until a node has `degree` of them or nobody is left."""
+        """Add random connections until a node has `degree` of them or no candidate is left."""
         mine = self._neighbours[node_id]
         for other in self._candidates():
             if len(mine) >= degree:
@@ -81,26 +83,26 @@ class Mesh:
                 theirs.append(node_id)
 
     def _candidates(self) -> Iterator[NodeId]:
-        """Members in random order, some of them twice: a few draws nearly always do, and all are tried if need be."""
+        """Members in random order. The first draws nearly always suffice; after them every member is tried once."""
         if self._members:
             yield from self._random.choices(self._members, k=4 * DEGREE)
             yield from self._random.sample(self._members, len(self._members))
 
 
-SEEN_MESSAGES = 1024  # remembered at least; twice as many at most
+SEEN_MESSAGES = 1024  # at least; at most twice this number is remembered
 ID_BYTES = 16
 
 
 @dataclass(frozen=True)
 class GossipCounters:
-    """What one node passed through its connections: topic, id and data of every copy of a message."""
+    """Number and bytes of the gossip messages of one node. A size covers topic, id and data of every copy."""
 
     messages_sent: int = 0
     messages_received: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
-    duplicates: int = 0  # of the received
-    refused: int = 0  # of the received, by the listener's check or because the sender is banned
+    duplicates: int = 0  # among the received ones
+    refused: int = 0  # among the received ones: the listener's check failed, or the sender is banned
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,14 @@ class SeenMessages:
         return message_id in self._young or message_id in self._old
 
     def add(self, message_id: bytes) -> None:
-        """Remember one more; the oldest are forgotten."""
+        """Remember an id and forget the oldest ones."""
         if len(self._young) >= SEEN_MESSAGES:
             self._old, self._young = self._young, set()
         self._young.add(message_id)
 
 
 class InMemorySubscription:
-    """See Subscription."""
+    """One node's subscription to a topic, with a bounded queue."""
 
     def __init__(self, owner: InMemoryGossip, topic: str, check: GossipCheck, queue_length: int) -> None:
         self._owner = owner
@@ -143,11 +145,10 @@ class InMemorySubscription:
 
     @property
     def dropped(self) -> int:
-        """See Subscription."""
         return self._dropped
 
     async def receive(self) -> bytes:
-        """See Subscription. Gives way to others only when it has to wait."""
+        """Return the next message. Yields to other tasks only when it has to wait."""
         while not self._queue:
             if self._is_closed:
                 raise TransportClosedError("This subscription is closed.")
@@ -155,7 +156,7 @@ class InMemorySubscription:
         return self._queue.popleft()
 
     def close(self) -> None:
-        """See Subscription; what waits can still be received."""
+        """Close the subscription. Queued messages can still be received."""
         if not self._is_closed:
             self._is_closed = True
             self._owner.forget(self._topic)
@@ -171,7 +172,7 @@ class InMemorySubscription:
 
 
 class InMemoryGossip:
-    """One node's gossip; see Gossip. A node hears nothing of what it publishes itself."""
+    """One node's gossip. A node does not receive its own messages."""
 
     def __init__(self, hub: GossipHub, local_id: NodeId, reputation: Reputation, queue_length: int) -> None:
         self._hub = hub
@@ -185,7 +186,7 @@ class InMemoryGossip:
         self._received = self._received_bytes = self._duplicates = self._refused = 0
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """See Gossip; returns when the last copy has arrived. A publisher that is cancelled stops what is under way."""
+        """Publish, and return when the last copy has arrived. Cancelling the publisher stops the copies under way."""
         if self._is_closed:
             raise TransportClosedError("This node's gossip is closed.")
         if len(data) > MAX_GOSSIP_BYTES:
@@ -196,11 +197,11 @@ class InMemoryGossip:
         await self._hub.flood(self, _Message(topic, message_id, size, bytes(data)))
 
     def subscribe(self, topic: str, check: GossipCheck) -> InMemorySubscription:
-        """See Gossip; one subscription a topic, ValueError for a second one."""
+        """Listen to a topic. Raises ValueError for a second subscription of one topic."""
         if self._is_closed:
             raise TransportClosedError("This node's gossip is closed.")
         if topic in self._subscriptions:
-            raise ValueError(f"{self.local_id} listens to {topic!r} already")
+            raise ValueError(f"{self.local_id} is already subscribed to {topic!r}")
         subscription = InMemorySubscription(self, topic, check, self._queue_length)
         self._subscriptions[topic] = subscription
         self._hub.mesh(topic).add(self.local_id)
@@ -208,18 +209,18 @@ class InMemoryGossip:
 
     @property
     def traffic(self) -> GossipCounters:
-        """What passed so far."""
+        """Counters since the start."""
         return GossipCounters(
             self._sent, self._received, self._sent_bytes, self._received_bytes, self._duplicates, self._refused
         )
 
     def forget(self, topic: str) -> None:
-        """A subscription was closed."""
+        """Leave the mesh of a topic whose subscription was closed."""
         if self._subscriptions.pop(topic, None) is not None:
             self._hub.mesh(topic).remove(self.local_id)
 
     def end(self) -> None:
-        """Close all subscriptions; whoever waits gets TransportClosedError."""
+        """Close all subscriptions. Pending `receive` calls raise TransportClosedError."""
         self._is_closed = True
         for subscription in tuple(self._subscriptions.values()):
             subscription.close()
@@ -230,7 +231,7 @@ class InMemoryGossip:
         self._sent_bytes += size * copies
 
     def accept(self, sender: NodeId, message: _Message) -> bool:
-        """Take a copy that arrived; True when it is new and worth passing on."""
+        """Accept a copy that arrived. Returns True if it is new and should be forwarded."""
         subscription = self._subscriptions.get(message.topic)
         if subscription is None:
             return False
@@ -251,7 +252,7 @@ class InMemoryGossip:
         return True
 
 
-_Copy = tuple[InMemoryGossip, InMemoryGossip]  # from, to
+_Copy = tuple[InMemoryGossip, InMemoryGossip]  # sender, receiver
 
 
 class GossipHub:
@@ -264,7 +265,7 @@ class GossipHub:
         self._meshes: dict[str, Mesh] = {}
 
     def join(self, node_id: NodeId, reputation: Reputation, queue_length: int) -> InMemoryGossip:
-        """Gossip of one more node."""
+        """Create the gossip of one more node."""
         self._nodes[node_id] = InMemoryGossip(self, node_id, reputation, queue_length)
         return self._nodes[node_id]
 
@@ -273,13 +274,13 @@ class GossipHub:
         self._nodes.pop(node_id).end()
 
     def mesh(self, topic: str) -> Mesh:
-        """Who passes on a topic."""
+        """The mesh of listeners of one topic."""
         if topic not in self._meshes:
             self._meshes[topic] = Mesh(self._random, self._links.are_separated)
         return self._meshes[topic]
 
     def rewire(self) -> None:
-        """After a partition came or went."""
+        """Draw the connections of all meshes again, after a partition started or ended."""
         for mesh in self._meshes.values():
             mesh.rewire()
 
@@ -308,7 +309,7 @@ class GossipHub:
         now: float,
         under_way: dict[float, list[_Copy]],
     ) -> None:
-        """Put a copy on the way to every neighbour but the one it came from."""
+        """Send a copy to every neighbour except the one it came from."""
         neighbours = self.mesh(message.topic).neighbours(sender.local_id)
         others = [self._nodes[neighbour] for neighbour in neighbours if neighbour != received_from]
         sender.count_sent(message.size, len(others))

@@ -6,16 +6,16 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-QUIET_SECONDS = 20  # without any byte, before the other side's system is asked whether it is there
+QUIET_SECONDS = 20  # without traffic, before the other side's operating system is probed
 AGAIN_SECONDS = 5
 TRIES = 4
-UNANSWERED_SECONDS = 45  # for what was sent to be confirmed, or taken; Linux only
+UNANSWERED_SECONDS = 45  # until sent bytes must be acknowledged or accepted; Linux only
 
 _MILLISECONDS = 1000
 
 
 def enable_keepalive(set_option: Callable[[int, int, int], None]) -> None:
-    """`set_option` is the setsockopt of a TCP socket. An option that the system lacks is left out."""
+    """Enable TCP keepalive through `set_option`, a socket's setsockopt. Options unknown to the system are skipped."""
     wanted = {
         "TCP_KEEPIDLE": QUIET_SECONDS,  # Linux, Windows
         "TCP_KEEPALIVE": QUIET_SECONDS,  # macOS
@@ -23,7 +23,7 @@ def enable_keepalive(set_option: Callable[[int, int, int], None]) -> None:
         "TCP_KEEPCNT": TRIES,
         "TCP_USER_TIMEOUT": UNANSWERED_SECONDS * _MILLISECONDS,
     }
-    with suppress(OSError):  # it broke already, which whoever uses it sees
+    with suppress(OSError):  # the connection is already broken; its user sees that
         set_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in wanted.items():
             option = getattr(socket, name, None)

@@ -17,7 +17,7 @@ from neuroshard.types import NodeId
 
 
 class TokenBucket:
-    """So much at once, and so much a second in the long run."""
+    """Allows a burst at once and a fixed rate per second in the long run."""
 
     def __init__(self, burst: float, per_second: float) -> None:
         self._burst = burst
@@ -26,7 +26,7 @@ class TokenBucket:
         self._at = -inf
 
     def take(self, now: float, amount: float = 1) -> bool:
-        """Whether so much more is allowed now (seconds on any monotonic clock); what is refused costs nothing."""
+        """Take tokens if enough are available at `now` (seconds of any monotonic clock). A refused call takes none."""
         self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
         self._at = now
         if self._left < amount:
@@ -36,14 +36,14 @@ class TokenBucket:
 
 
 DEFAULT_BYTES = 1024 * 1024 * 1024
-PEER_SHARE = 4  # of all, one part in so many for one peer
-CONTESTED_RATE = 64 * 1024  # bytes a second of whoever holds memory that others wait for
+PEER_SHARE = 4  # one peer gets 1/PEER_SHARE of all
+CONTESTED_RATE = 64 * 1024  # bytes per second required of a peer that holds memory while others wait
 CONTESTED_GRACE_SECONDS = 10.0
-LONGEST_CONTESTED_SECONDS = 45.0  # so that whoever waits a minute at most gets it
+LONGEST_CONTESTED_SECONDS = 45.0  # so that a peer that waits up to one minute gets memory
 
 
 class Reservation:
-    """Bytes that one message may take, until `release`."""
+    """Bytes reserved for one message until `release`."""
 
     def __init__(self, budget: ByteBudget, peer: NodeId, byte_count: int) -> None:
         self._budget: ByteBudget | None = budget
@@ -51,7 +51,7 @@ class Reservation:
         self.byte_count = byte_count
 
     def release(self) -> None:
-        """Give the bytes back; a second call does nothing."""
+        """Return the bytes. A second call has no effect."""
         budget, self._budget = self._budget, None
         if budget is not None:
             budget.give_back(self.peer, self.byte_count)
@@ -66,19 +66,19 @@ class _Waiter:
 
 
 def frame_budget(total: int = DEFAULT_BYTES) -> ByteBudget:
-    """The budget of a node whose messages may take so many bytes."""
+    """A budget for a node whose messages may take `total` bytes."""
     return ByteBudget(total, total // PEER_SHARE)
 
 
 def contested_seconds(byte_count: int) -> float:
-    """How long a peer may hold so many bytes for what it has not sent yet, once others wait for them."""
+    """How long a peer may hold memory for bytes that it has not sent yet, once others wait for it."""
     return min(LONGEST_CONTESTED_SECONDS, CONTESTED_GRACE_SECONDS + byte_count / CONTESTED_RATE)
 
 
 class ByteBudget:
-    """At most `total` bytes at once, at most `per_peer` of them for one peer; who waits is served in order.
+    """Limits memory to `total` bytes, and to `per_peer` bytes for one peer. Waiters are served in order.
 
-    A peer that has used up its own share does not hold up the others behind it.
+    A peer that has used up its own share does not delay the peers behind it.
     """
 
     def __init__(self, total: int, per_peer: int) -> None:
@@ -97,7 +97,7 @@ class ByteBudget:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for room."""
+        """Number of messages that wait for memory."""
         return len(self._waiters)
 
     def used_by(self, peer: NodeId) -> int:
@@ -105,30 +105,33 @@ class ByteBudget:
         return self._used.get(peer, 0)
 
     def is_awaited_by_others(self, peer: NodeId) -> bool:
-        """Whether somebody else waits for memory, and not only for its own share of it."""
+        """Whether another peer waits for memory, other than for its own share."""
         return any(waiter.peer != peer and not self._waits_for_itself(waiter) for waiter in self._waiters)
 
     def make_fit(self, byte_count: int) -> None:
-        """Messages of this size are expected: one of them fits from now on, however small the shares were."""
+        """Raise the shares so that one message of this size fits from now on."""
         self._per_peer = max(self._per_peer, byte_count)
         self._total = max(self._total, self._per_peer)
         self._serve_waiters()
 
     def check(self, byte_count: int) -> None:
-        """Raises MessageTooLargeError for what will never fit."""
+        """Raise MessageTooLargeError for a message that can never fit."""
         if byte_count > self._per_peer:
             raise MessageTooLargeError(
                 f"A message of {byte_count} bytes is above the limit of {self._per_peer} for one peer."
             )
 
     def try_reserve(self, peer: NodeId, byte_count: int) -> Reservation | None:
-        """The bytes if there is room now and nobody waits for them. Raises MessageTooLargeError."""
+        """Reserve bytes if they are free and no other message waits; otherwise return None.
+
+        Raises MessageTooLargeError.
+        """
         self.check(byte_count)
         queued = [waiter for waiter in self._waiters if waiter.peer == peer or not self._waits_for_itself(waiter)]
         return None if queued or not self._fits(peer, byte_count) else self._take(peer, byte_count)
 
     async def reserve(self, peer: NodeId, byte_count: int) -> Reservation:
-        """The bytes, as soon as there is room. Raises MessageTooLargeError."""
+        """Reserve bytes, waiting until they are free. Raises MessageTooLargeError."""
         reservation = self.try_reserve(peer, byte_count)
         if reservation is not None:
             return reservation
@@ -144,7 +147,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def reserved(self, peer: NodeId, byte_count: int) -> AsyncGenerator[None]:
-        """For `async with`: the bytes are reserved within the block. Raises MessageTooLargeError."""
+        """Reserve bytes for the length of an `async with` block. Raises MessageTooLargeError."""
         reservation = await self.reserve(peer, byte_count)
         try:
             yield
@@ -152,7 +155,7 @@ class ByteBudget:
             reservation.release()
 
     def give_back(self, peer: NodeId, byte_count: int) -> None:
-        """Called by a reservation."""
+        """Return the bytes of a reservation; `Reservation.release` calls this."""
         self._used_in_all -= byte_count
         left = self.used_by(peer) - byte_count
         if left:
@@ -180,7 +183,7 @@ class ByteBudget:
             elif self._waits_for_itself(waiter):
                 passed_over.add(waiter.peer)
             else:
-                return  # small ones must not starve a large one
+                return  # small messages must not starve a large one
 
     def _waits_for_itself(self, waiter: _Waiter) -> bool:
         """Whether only the peer's own share is used up."""
@@ -201,39 +204,39 @@ LEAST_PORTION_BYTES = 16 * 1024
 
 
 class UploadPacer:
-    """Spreads bytes so that within any T seconds at most rate x (T + BURST_SECONDS) bytes + one portion may leave.
+    """Spreads bytes: within any T seconds at most rate x (T + BURST_SECONDS) bytes + one portion leave.
 
-    None means no limit. Who waits is served in order.
+    None means no limit. Waiters are served in order.
     """
 
     def __init__(self, bytes_per_second: float | None = None) -> None:
         self._rate = inf
-        self._free_at = -inf  # when everything that was granted has been paid for
+        self._free_at = -inf  # time when everything granted so far has been paid for
         self.limit(bytes_per_second)
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The limit."""
+        """The limit, or None."""
         return None if self._rate == inf else self._rate
 
     def limit(self, bytes_per_second: float | None) -> None:
-        """Change the limit for everything that is sent from now on. Raises ValueError unless it is positive."""
+        """Change the limit for everything sent from now on. Raises ValueError unless it is positive."""
         if bytes_per_second is not None and not bytes_per_second > 0:
             raise ValueError(f"an upload limit must be positive, got {bytes_per_second}")
         self._rate = inf if bytes_per_second is None else bytes_per_second
 
     def portion(self, byte_count: int) -> int:
-        """How many of so many bytes to send at a time, so that the limit also holds over short times."""
+        """The number of bytes to send at a time, so that the limit also applies over short times."""
         if self._rate == inf:
             return byte_count
         return min(byte_count, max(LEAST_PORTION_BYTES, int(self._rate * BURST_SECONDS)))
 
     def seconds_behind(self) -> float:
-        """How long the next byte has to wait."""
+        """Seconds until the next byte may leave."""
         return max(0.0, self._free_at - anyio.current_time())
 
     async def spend(self, byte_count: int) -> None:
-        """Wait until so many bytes may leave. Whoever is cancelled meanwhile has spent them all the same."""
+        """Wait until these bytes may leave. A caller that is cancelled while it waits has still spent them."""
         if self._rate == inf:
             return
         now = anyio.current_time()

@@ -1,7 +1,7 @@
 """Discovery of nodes on the local network by multicast DNS (RFC 6762, RFC 6763), without a server.
 
-A node announces its addresses when it starts and when another node asks, and says goodbye when it ends. In between it
-sends nothing.
+A node announces its addresses when it starts and when another node asks, and sends a goodbye when it ends. In
+between it sends nothing.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from neuroshard.types import NodeId
 SERVICE = "_neuroshard._tcp.local."
 FORM_VERSION = b"1"
 MAX_PACKET_BYTES = 9000  # RFC 6762, section 17
-MAX_ADDRESSES = 16  # that one packet may tell
+MAX_ADDRESSES = 16  # in one packet
 MAX_TEXT_BYTES = 512
 
 _A, _PTR, _TXT, _AAAA, _SRV, _ANY = 1, 12, 16, 28, 33, 255
 _INTERNET, _UNIQUE = 1, 0x8000
 _QUERY, _ANSWER = 0x0000, 0x8400
-_HOST_SECONDS, _SERVICE_SECONDS = 120, 4500  # how long others may remember, as RFC 6762 recommends
+_HOST_SECONDS, _SERVICE_SECONDS = 120, 4500  # time to live in caches, as RFC 6762 recommends
 
 IpNetwork: TypeAlias = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True)
 class MdnsMessage:
-    """What one packet says to this node."""
+    """The content of one packet, as far as it concerns this node."""
 
-    is_question: bool = False  # somebody looks for nodes
-    addresses: tuple[str, ...] = ()  # multiaddrs of nodes, perhaps this one's own among them
+    is_question: bool = False  # another node looks for nodes
+    addresses: tuple[str, ...] = ()  # multiaddrs of nodes, possibly including this one's own
 
 
 def question(node_id: NodeId) -> bytes:
-    """The packet that asks who is there besides this node."""
+    """The packet that asks for nodes other than this one."""
     packet = DNSOutgoing(_QUERY)
     packet.add_question(DNSQuestion(SERVICE, _PTR, _INTERNET))
-    packet.add_answer_at_time(_pointer(node_id, _SERVICE_SECONDS), 0)  # known already: nobody answers himself
+    packet.add_answer_at_time(_pointer(node_id, _SERVICE_SECONDS), 0)  # already known: this node does not answer itself
     return packet.packets()[0]
 
 
 def announcement(node_id: NodeId, hosts: Sequence[str], port: int, *, is_goodbye: bool = False) -> bytes:
-    """The packet that says where a node is, all in one; `is_goodbye`: that it is there no more."""
+    """The packet that announces a node's addresses; with `is_goodbye`, that the node has left."""
     host_seconds, service_seconds = (0, 0) if is_goodbye else (_HOST_SECONDS, _SERVICE_SECONDS)
     instance, server = f"{node_id}.{SERVICE}", f"{node_id}.local."
     own = _INTERNET | _UNIQUE
@@ -80,7 +80,10 @@ def announcement(node_id: NodeId, hosts: Sequence[str], port: int, *, is_goodbye
 
 
 def read_packet(packet: bytes, node_id: NodeId, networks: Sequence[IpNetwork]) -> MdnsMessage:
-    """What a packet says to a node. Only others inside `networks` count: nobody is sent to dial a stranger far away."""
+    """The content of a packet.
+
+    Only addresses inside `networks` count: no packet may make this node dial a distant stranger.
+    """
     if len(packet) > MAX_PACKET_BYTES:
         return MdnsMessage()
     message = DNSIncoming(packet)
@@ -89,7 +92,7 @@ def read_packet(packet: bytes, node_id: NodeId, networks: Sequence[IpNetwork]) -
     records = message.answers()
     if message.is_query():
         return MdnsMessage(is_question=any(map(_is_for_nodes, message.questions)) and not _knows(records, node_id))
-    return MdnsMessage(addresses=tuple(dict.fromkeys(_told(records, networks)))[:MAX_ADDRESSES])
+    return MdnsMessage(addresses=tuple(dict.fromkeys(_complete_addresses(records, networks)))[:MAX_ADDRESSES])
 
 
 def _pointer(node_id: NodeId, seconds: int) -> DNSPointer:
@@ -101,12 +104,12 @@ def _is_for_nodes(entry: DNSQuestion) -> bool:
 
 
 def _knows(records: Sequence[DNSRecord], node_id: NodeId) -> bool:
-    """Whether somebody who asks says that he knows this node (RFC 6762, section 7.1)."""
+    """Whether the question lists this node as known (RFC 6762, section 7.1)."""
     return any(isinstance(record, DNSPointer) and record.alias == f"{node_id}.{SERVICE}" for record in records)
 
 
-def _told(records: Sequence[DNSRecord], networks: Sequence[IpNetwork]) -> Iterator[str]:
-    """Addresses of the nodes that the packet describes fully: SRV, TXT and host address of each."""
+def _complete_addresses(records: Sequence[DNSRecord], networks: Sequence[IpNetwork]) -> Iterator[str]:
+    """Addresses of the nodes that the packet describes completely: SRV, TXT and host address each."""
     texts = {record.key: record.text for record in records if isinstance(record, DNSText) and record.ttl > 0}
     hosts: dict[str, list[IPv4Address | IPv6Address]] = {}
     for record in records:
@@ -121,7 +124,7 @@ def _told(records: Sequence[DNSRecord], networks: Sequence[IpNetwork]) -> Iterat
 
 
 def _node_id(text: bytes) -> str:
-    """The node id of a TXT record of this version of the form; empty when there is none."""
+    """The node id of a TXT record in this version of the format; empty if there is none."""
     items: dict[bytes, bytes] = {}
     while text and len(text) <= MAX_TEXT_BYTES:
         length, text = text[0], text[1:]
@@ -142,11 +145,11 @@ GROUP = "224.0.0.251"
 PORT = 5353
 MAX_INTERFACES = 8
 _LINK_LOCAL_HOPS = 255  # RFC 6762, section 11
-_LINUX_IP_MULTICAST_ALL = 49  # Python has no name for it
+_LINUX_IP_MULTICAST_ALL = 49  # Python has no constant for it
 
 
 class _Entry(Protocol):
-    """An address of an interface, as psutil tells it."""
+    """One address of an interface, as psutil returns it."""
 
     @property
     def family(self) -> int: ...
@@ -158,17 +161,17 @@ class _Entry(Protocol):
 
 @dataclass(frozen=True)
 class LanInterface:
-    """A network interface with an IPv4 address that can send to many at once."""
+    """A network interface with an IPv4 address that supports multicast."""
 
     name: str
-    host: str  # IPv4, over which it is used
+    host: str  # IPv4 address of the socket
     hosts: tuple[str, ...]  # all its addresses
     networks: tuple[IpNetwork, ...]
 
 
 @dataclass(frozen=True)
 class ReachableInterface:
-    """An interface and where this node is dialled from there."""
+    """An interface and the addresses at which peers on it can dial this node."""
 
     interface: LanInterface
     hosts: tuple[str, ...]
@@ -176,7 +179,7 @@ class ReachableInterface:
 
 
 def lan_interfaces() -> tuple[LanInterface, ...]:
-    """The interfaces of this computer that lead into local networks."""
+    """The interfaces of this computer on local networks."""
     states = psutil.net_if_stats()
     found: list[LanInterface] = []
     for name, entries in sorted(psutil.net_if_addrs().items()):
@@ -204,7 +207,7 @@ def places_of(addresses: Iterable[str], interfaces: Iterable[LanInterface]) -> t
 
 
 def direct_endpoints(addresses: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """IP address and port of the multiaddrs that lead to a node through nobody else."""
+    """IP address and port of the multiaddrs that lead to a node directly, without a relay."""
     for address in addresses:
         match address.split("/"):
             case ["", "ip4" | "ip6", host, "tcp", port, "p2p", _]:
@@ -214,17 +217,17 @@ def direct_endpoints(addresses: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 
 def open_socket(interface: LanInterface) -> trio.socket.SocketType:
-    """A socket of the multicast group on one interface, shared with other programs. Raises OSError."""
+    """Open a socket of the multicast group on one interface, shared with other programs. Raises OSError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if sys.platform == "linux":  # else packets of the other interfaces come in as well
+        if sys.platform == "linux":  # otherwise packets of the other interfaces arrive as well
             sock.setsockopt(socket.IPPROTO_IP, _LINUX_IP_MULTICAST_ALL, 0)
         own = socket.inet_aton(interface.host)
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, _LINK_LOCAL_HOPS)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)  # two nodes on one computer
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)  # for two nodes on one computer
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
         sock.bind(("", PORT))
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + own)
@@ -235,13 +238,13 @@ def open_socket(interface: LanInterface) -> trio.socket.SocketType:
 
 
 def _is_of_many(flags: str) -> bool:
-    """Whether an interface reaches many: no loopback and no tunnel. Windows tells no flags."""
+    """Whether an interface reaches a local network: neither loopback nor tunnel. Windows reports no flags."""
     kinds = set(flags.split(","))
     return not flags or ({"multicast", "broadcast"} <= kinds and not kinds & {"loopback", "pointopoint"})
 
 
 def _ips(entries: Iterable[_Entry]) -> Iterator[tuple[IPv4Address | IPv6Address, IpNetwork]]:
-    """The addresses that mean something outside this computer, and the networks they are in."""
+    """The addresses with a meaning outside this computer, and their networks."""
     for entry in entries:
         if entry.family not in {socket.AF_INET, socket.AF_INET6} or not entry.netmask:
             continue
@@ -254,54 +257,57 @@ def _ips(entries: Iterable[_Entry]) -> Iterator[tuple[IPv4Address | IPv6Address,
 
 _LOG = logging.getLogger(__name__)
 
-INTRODUCTION_SECONDS = (0.0, 1.0, 2.0)  # pauses before each time that a node says where it is and asks for others
-FIRST_DELAY_SECONDS = 0.1  # at most, random: computers that get power at once shall not speak at once
+INTRODUCTION_SECONDS = (0.0, 1.0, 2.0)  # pauses before each announcement with a question
+FIRST_DELAY_SECONDS = 0.1  # at most, random: computers that get power together must not send together
 ANSWER_DELAY_SECONDS = (0.02, 0.12)
-ANSWER_PAUSE_SECONDS = 1.0  # between two answers, however many ask
-LOOK_SECONDS = 10.0  # between looks whether this computer came into another network
-RETRY_SECONDS = 300.0  # after what failed; also between questions of a node without any connection
+ANSWER_PAUSE_SECONDS = 1.0  # between two answers, however many nodes ask
+LOOK_SECONDS = 10.0  # between checks whether this computer joined another network
+RETRY_SECONDS = 300.0  # after a failure; also between questions of a node without connections
 GOODBYE_SECONDS = 1.0
 MAX_DATAGRAM_BYTES = 65_536
-PACKETS_A_SECOND = 100.0  # that are read; what comes beyond that waits in the system's own buffer, or is lost
-MAX_FOUND = 256  # addresses remembered as told
-NEW_ADDRESSES = 64  # at once, then
+PACKETS_A_SECOND = 100.0  # read per second; the rest waits in the system's buffer or is lost
+MAX_FOUND = 256  # reported addresses to remember
+NEW_ADDRESSES = 64  # burst of new addresses, then
 NEW_ADDRESSES_A_SECOND = 1.0
 
 
 class DiscoveredAddresses:
-    """Passes addresses on to `tell`; new ones only as fast as real nodes appear."""
+    """Reports addresses to `report`; new ones only at the rate at which real nodes appear."""
 
-    def __init__(self, own_id: NodeId, tell: Callable[[Iterable[str]], None]) -> None:
+    def __init__(self, own_id: NodeId, report: Callable[[Iterable[str]], None]) -> None:
         self._own_end = f"/p2p/{own_id}"
-        self._tell = tell
-        self._told: dict[str, None] = {}  # the oldest first
+        self._report = report
+        self._reported: dict[str, None] = {}  # the oldest first
         self._new = TokenBucket(NEW_ADDRESSES, NEW_ADDRESSES_A_SECOND)
 
     def add(self, addresses: Iterable[str], now: float) -> None:
-        """Tell what may be told: other nodes' addresses, known ones always."""
+        """Report the addresses of other nodes: known ones always, new ones within the rate limit."""
         for address in addresses:
-            if address.endswith(self._own_end) or (address not in self._told and not self._new.take(now)):
+            if address.endswith(self._own_end) or (address not in self._reported and not self._new.take(now)):
                 continue
-            self._told.pop(address, None)
-            self._told[address] = None
-            if len(self._told) > MAX_FOUND:
-                del self._told[next(iter(self._told))]
-            self._tell((address,))
+            self._reported.pop(address, None)
+            self._reported[address] = None
+            if len(self._reported) > MAX_FOUND:
+                del self._reported[next(iter(self._reported))]
+            self._report((address,))
 
 
 @dataclass
 class MdnsDiscovery:
-    """Attached to a node's networking. `tell` gets the multiaddrs of other nodes; they are checked in form only."""
+    """Finds nodes on the local network.
+
+    `report` gets the multiaddrs of other nodes; only their form has been checked.
+    """
 
     node_id: NodeId
-    tell: Callable[[Iterable[str]], None]
+    report: Callable[[Iterable[str]], None]
     interfaces: Callable[[], tuple[LanInterface, ...]] = lan_interfaces
     random: Random = field(default_factory=SystemRandom)
     _has_complained: bool = False
 
     async def live(self, network: Network) -> None:
-        """Find and be found as long as this network lives; what fails is tried again later."""
-        findings = DiscoveredAddresses(self.node_id, self.tell)
+        """Announce this node and look for others until the network ends. A failed interface is tried again later."""
+        findings = DiscoveredAddresses(self.node_id, self.report)
         while True:
             places = self._places(network)
             has_failed = anyio.Event()
@@ -322,7 +328,7 @@ class MdnsDiscovery:
     async def _wait_for_change(
         self, network: Network, places: Sequence[ReachableInterface], has_failed: anyio.Event
     ) -> None:
-        """Until this node is dialled elsewhere, or it is time to try again what failed."""
+        """Wait until this node's addresses change, or until a failed interface is due again."""
         failed_at: float | None = None
         while self._places(network) == places:
             await anyio.sleep(LOOK_SECONDS)
@@ -356,7 +362,7 @@ class MdnsDiscovery:
                 await channel.say_goodbye()
 
     async def _introduce(self, channel: _Channel, network: Network) -> None:
-        """Say where this node is and ask who else is there; later only ask, and only while it knows nobody."""
+        """Announce this node and ask for others. Later only ask, and only while this node has no connection."""
         await anyio.sleep(self.random.uniform(0, FIRST_DELAY_SECONDS))
         for seconds in INTRODUCTION_SECONDS:
             await anyio.sleep(seconds)
@@ -368,7 +374,7 @@ class MdnsDiscovery:
                 await channel.ask()
 
     async def _answer(self, channel: _Channel) -> None:
-        """Whoever asks is answered, all who ask in the same second together."""
+        """Answer questions; all that arrive within one second get one answer."""
         while True:
             await channel.asked.wait()
             earliest = channel.said_at + ANSWER_PAUSE_SECONDS
@@ -380,7 +386,7 @@ class MdnsDiscovery:
     def _complain(self, place: ReachableInterface, error: BaseException) -> None:
         level = logging.DEBUG if self._has_complained else logging.INFO
         self._has_complained = True
-        _LOG.log(level, "Nodes on the local network of %s are not looked for now: %s", place.interface.name, error)
+        _LOG.log(level, "Discovery on the local network of %s is off for now: %s", place.interface.name, error)
 
 
 class _Channel:
@@ -394,26 +400,26 @@ class _Channel:
         self._socket = sock
 
     async def ask(self) -> None:
-        """Ask who is there. Raises OSError."""
+        """Ask for nodes. Raises OSError."""
         await self._socket.sendto(question(self._node_id), (GROUP, PORT))
 
     async def say(self) -> None:
-        """Say where this node is. Raises OSError."""
+        """Announce this node. Raises OSError."""
         self.said_at = anyio.current_time()
         await self._socket.sendto(announcement(self._node_id, self.place.hosts, self.place.port), (GROUP, PORT))
 
     async def say_goodbye(self) -> None:
-        """Say that this node leaves, when it ever said that it is there. A network that is gone needs no good-bye."""
+        """Send a goodbye if this node was ever announced. Skip it if the network is gone."""
         if self.said_at == float("-inf"):
             return
         packet = announcement(self._node_id, self.place.hosts, self.place.port, is_goodbye=True)
         try:
             await self._socket.sendto(packet, (GROUP, PORT))
         except OSError as error:
-            _LOG.debug("No good-bye on %s: %s", self.place.interface.name, error)
+            _LOG.debug("Could not send a goodbye on %s: %s", self.place.interface.name, error)
 
     async def receive(self) -> MdnsMessage:
-        """What the next packet says; nothing when it comes from outside the interface's networks. Raises OSError."""
+        """Content of the next packet; empty if it comes from outside the interface's networks. Raises OSError."""
         packet, (host, port, *_) = await self._socket.recvfrom(MAX_DATAGRAM_BYTES)
         source, networks = ip_address(host), self.place.interface.networks
         is_local = port == PORT and any(source in network for network in networks)

@@ -1,6 +1,6 @@
 """The reputation of peers: scores change for stated reasons, decay to neutral and lead to bans.
 
-`Reputation` is the one place where scores change: every part that talks to peers reports to it and queries it.
+`Reputation` is the only place where scores change. Every part that talks to peers reports to it and queries it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from neuroshard.types import NodeId
 BAN_BELOW = -100.0
 LOWEST_SCORE = -200.0
 HALF_LIFE_SECONDS = 600.0
-FIRST_BAN_SECONDS = 600.0  # at least a half life: so a ban never ends with a score that bans again
+FIRST_BAN_SECONDS = 600.0  # at least one half-life, so that a score after a ban never causes the next ban at once
 LONGEST_BAN_SECONDS = 86_400.0
-FORGIVEN_AFTER_SECONDS = 86_400.0  # without a new ban, the next one is short again
-NEUTRAL_WITHIN = 0.5  # closer to 0 than this is 0
+FORGIVEN_AFTER_SECONDS = 86_400.0  # after this time without a ban, the next one is short again
+NEUTRAL_WITHIN = 0.5  # a score closer to 0 than this is 0
 MAX_PEERS = 4096
 
 
@@ -51,37 +51,37 @@ class ScoreReason(StrEnum):
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How much one event counts, how far such events alone can move a score, and what to tell people."""
+    """The weight of one event, the limit that such events alone can reach, and a sentence for people."""
 
     weight: float
     limit: float  # events of this kind never move a score beyond it
-    sentence: str  # "This peer ..."
+    sentence: str  # continues "This peer"
 
 
 RULES: Mapping[ScoreReason, ScoreRule] = MappingProxyType(
     {
-        ScoreReason.MALFORMED_FRAME: ScoreRule(-25, LOWEST_SCORE, "It sent bytes that are no frame."),
-        ScoreReason.OVERSIZED: ScoreRule(-25, LOWEST_SCORE, "It announced more bytes than its message may have."),
+        ScoreReason.MALFORMED_FRAME: ScoreRule(-25, LOWEST_SCORE, "It sent bytes that are not a frame."),
+        ScoreReason.OVERSIZED: ScoreRule(-25, LOWEST_SCORE, "It announced more bytes than its message may contain."),
         ScoreReason.DIGEST_MISMATCH: ScoreRule(-20, LOWEST_SCORE, "It sent data that does not match its digest."),
-        ScoreReason.UNEXPECTED_TENSOR: ScoreRule(-25, LOWEST_SCORE, "It sent tensors nobody had asked for."),
+        ScoreReason.UNEXPECTED_TENSOR: ScoreRule(-25, LOWEST_SCORE, "It sent tensors that were not requested."),
         ScoreReason.BAD_SIGNATURE: ScoreRule(-50, LOWEST_SCORE, "It passed on a claim with a forged signature."),
         ScoreReason.MALFORMED_CLAIM: ScoreRule(-25, LOWEST_SCORE, "It passed on a claim that cannot be read."),
         ScoreReason.FOREIGN_CLAIM: ScoreRule(-10, LOWEST_SCORE, "It passed on a claim of another run or node."),
-        # a wrong clock is no crime, and it may be this computer's own
-        ScoreReason.EXPIRED_CLAIM: ScoreRule(-2, -50, "It passed on a claim that is too old or from the future."),
+        # a wrong clock is no offence, and it may be this computer's own
+        ScoreReason.EXPIRED_CLAIM: ScoreRule(-2, -50, "It passed on a claim that is too old or dated in the future."),
         ScoreReason.REPLAYED_CLAIM: ScoreRule(-5, LOWEST_SCORE, "It repeated a claim that was made before."),
         ScoreReason.BAD_RECORD: ScoreRule(-20, LOWEST_SCORE, "It stored a record under a name that is not its own."),
-        # others judge by what they know: a late message may be refused here and be fine there
+        # peers judge by their own state: a late message may be refused here and accepted there
         ScoreReason.REFUSED_GOSSIP: ScoreRule(-2, -50, "It passed on gossip that was refused."),
         ScoreReason.FALSE_REPORT: ScoreRule(-30, LOWEST_SCORE, "It did not hold the layers that it reported."),
-        ScoreReason.BROKEN_WORD: ScoreRule(-40, LOWEST_SCORE, "It broke its word in a round."),
-        ScoreReason.FLOOD: ScoreRule(-20, LOWEST_SCORE, "It sends far more than it may."),
+        ScoreReason.BROKEN_WORD: ScoreRule(-40, LOWEST_SCORE, "It did not keep its commitment in a round."),
+        ScoreReason.FLOOD: ScoreRule(-20, LOWEST_SCORE, "It sends far more than its limit."),
         ScoreReason.TOO_SLOW: ScoreRule(-10, -80, "It sent so slowly that it was cut off."),
-        # neither can lead to a ban: a peer behind a bad line does no harm
+        # neither can lead to a ban: a peer with a bad connection does no harm
         ScoreReason.TIMEOUT: ScoreRule(-4, -60, "It did not answer in time."),
         ScoreReason.UNREACHABLE: ScoreRule(-2, -60, "It could not be reached."),
-        # a newcomer may ask before its first word has come here
-        ScoreReason.STRANGER: ScoreRule(-1, -20, "It asked for what only members of the run get."),
+        # a newcomer may ask before its announcement has arrived here
+        ScoreReason.STRANGER: ScoreRule(-1, -20, "It asked for data that only members of the run may have."),
         ScoreReason.GOOD_ANSWER: ScoreRule(1, 20, "It answered well."),
     }
 )
@@ -92,21 +92,20 @@ class PeerScore:
     """One peer's score at the time of its last change."""
 
     score: float = 0.0
-    updated_at: float = 0.0  # seconds of the caller's clock, like all times here
+    updated_at: float = 0.0  # seconds of the caller's clock, as all times here
     banned_until: float = -inf
     bans: int = 0
 
     def at(self, now: float) -> float:
-        """The score now: half of it fades in every HALF_LIFE_SECONDS, and close to 0 it is 0."""
+        """The score at `now`: half of it decays every HALF_LIFE_SECONDS, and close to 0 it is 0."""
         faded = self.score * 0.5 ** (max(0.0, now - self.updated_at) / HALF_LIFE_SECONDS)
         return faded if abs(faded) >= NEUTRAL_WITHIN else 0.0
 
     def is_banned(self, now: float) -> bool:
-        """Whether nothing of this peer is accepted now."""
         return now < self.banned_until
 
     def is_forgotten(self, now: float) -> bool:
-        """Whether nothing is left that would distinguish this peer from a stranger."""
+        """Whether this entry no longer differs from that of a stranger."""
         return self.at(now) == 0.0 and (self.bans == 0 or now >= self.banned_until + FORGIVEN_AFTER_SECONDS)
 
     def after(self, rule: ScoreRule, now: float) -> PeerScore:
@@ -124,7 +123,7 @@ class PeerScore:
 
 
 def _moved(score: float, rule: ScoreRule) -> float:
-    """`score` plus the weight, but not beyond the rule's limit; a score that is beyond it already stays."""
+    """Add the weight to `score` up to the rule's limit. A score already beyond the limit stays."""
     if rule.weight >= 0:
         return max(score, min(score + rule.weight, rule.limit))
     return min(score, max(score + rule.weight, rule.limit))
@@ -156,19 +155,17 @@ class PeerScores:
         return 0.0 if entry is None else entry.at(now)
 
     def is_banned(self, peer: NodeId, now: float) -> bool:
-        """Whether nothing of this peer is accepted now."""
         entry = self.entries.get(peer)
         return entry is not None and entry.is_banned(now)
 
     def banned(self, now: float) -> tuple[NodeId, ...]:
-        """All peers banned now."""
         return tuple(node for node, entry in self.entries.items() if entry.is_banned(now))
 
 
 def _least_needed(entries: Mapping[NodeId, PeerScore], now: float) -> NodeId:
-    """The peer whose entry is given up: forgotten ones first, then the longest unchanged that is not banned.
+    """The peer whose entry is dropped first: neutral ones, then the longest unchanged one that is not banned.
 
-    When all are banned it is the one whose ban ends first, so that strangers cannot push out bans with new names.
+    If all are banned, it is the one whose ban ends first, so that strangers cannot displace bans with new names.
     """
     unbanned: NodeId | None = None
     for node, entry in entries.items():
@@ -180,7 +177,7 @@ def _least_needed(entries: Mapping[NodeId, PeerScore], now: float) -> NodeId:
 
 
 class Reputation:
-    """This node's opinion of its peers. Belongs to one event loop; `now` is any clock that only goes forward."""
+    """This node's scores of its peers. Belongs to one event loop; `now` is any monotonic clock."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, scores: PeerScores | None = None) -> None:
         self._now = now
@@ -193,16 +190,14 @@ class Reputation:
         self._scores = self._scores.report(peer, reason, self._now())
 
     def score(self, peer: NodeId) -> float:
-        """0 is neutral; below it the peer misbehaved."""
+        """0 is neutral; a lower score means that the peer misbehaved."""
         return self._scores.score(peer, self._now())
 
     def is_banned(self, peer: NodeId) -> bool:
-        """Whether nothing of this peer is accepted now."""
-        # asked for every message: most peers have no entry, and then the time does not matter
+        # called for every message: most peers have no entry, and then the time does not matter
         return peer in self._scores.entries and self._scores.is_banned(peer, self._now())
 
     def banned_peers(self) -> tuple[NodeId, ...]:
-        """All peers banned now."""
         return self._scores.banned(self._now())
 
     @property
@@ -211,6 +206,6 @@ class Reputation:
         return self._scores
 
     def refused(self) -> tuple[tuple[str, int], ...]:
-        """Every reason that cost a peer something, and how often it was reported, for the status."""
+        """How often each reason with a negative weight was reported, for the status."""
         bad = ((reason, count) for reason, count in self._counts.items() if RULES[reason].weight < 0)
         return tuple(sorted((reason.value, count) for reason, count in bad))

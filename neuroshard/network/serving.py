@@ -1,4 +1,7 @@
-"""Requests from peers: which kinds are answered, within which limits, by whom. Every transport answers through it."""
+"""Requests from peers: the kinds a node answers, their limits and handlers.
+
+Every transport answers through this server.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from neuroshard.network.transport import (
 from neuroshard.types import NodeId
 
 REFUSED_KIND = "refused"
-MAX_WAITING_PER_SLOT = 4  # requests of a kind that may wait for each one that is answered
+MAX_WAITING_PER_SLOT = 4  # waiting requests of a kind per concurrent one
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,7 +45,7 @@ class _Served:
 
 
 class RequestServer:
-    """The handlers of one node."""
+    """The request handlers of one node."""
 
     def __init__(self) -> None:
         self._served: dict[str, _Served] = {}
@@ -56,26 +59,29 @@ class RequestServer:
         *,
         admit: Admission | None = None,
     ) -> None:
-        """Answer a kind. Raises ValueError when it has a handler already."""
+        """Register the handler of a kind. Raises ValueError if the kind has a handler already."""
         if kind in self._served or kind == REFUSED_KIND:
-            raise ValueError(f"requests of kind {kind!r} are answered already")
+            raise ValueError(f"requests of kind {kind!r} already have a handler")
         self._served[kind] = _Served(handler, limits, anyio.CapacityLimiter(max_concurrent), admit)
 
     def limits_of(self, kind: str) -> FrameLimits:
-        """What a request of this kind may hold. Raises RequestRefusedError for a kind that nobody answers."""
+        """Limits of a request of this kind. Raises RequestRefusedError for a kind without a handler."""
         served = self._served.get(kind)
         if served is None:
             raise RequestRefusedError(f"This node does not answer requests of kind {kind[:64]!r}.")
         return served.limits
 
     def check(self, kind: str, body_bytes: int) -> None:
-        """Look at a peer's request before its tensors are received. Raises RequestRefusedError."""
+        """Check a peer's request before its tensors are received. Raises RequestRefusedError."""
         served = self._served.get(kind)
         if served is not None and served.admit is not None:
             served.admit(body_bytes)
 
     async def answer(self, sender: NodeId, request: Frame) -> Frame:
-        """The handler's answer, or a frame that says why there is none; never raises for what a peer did."""
+        """The handler's answer, or a frame with the reason why there is none.
+
+        Never raises because of a peer's input.
+        """
         try:
             return await self._handled(sender, request)
         except (RequestRefusedError, WireError) as error:
@@ -99,7 +105,7 @@ def refusal(reason: str) -> Frame:
 
 
 def accepted(peer: NodeId, answer: Frame) -> Frame:
-    """The answer of a peer, unless it refuses. Raises PeerRefusedError with the peer's reason."""
+    """A peer's answer, unless it is a refusal. Raises PeerRefusedError with the peer's reason."""
     if answer.kind != REFUSED_KIND:
         return answer
     raise PeerRefusedError(f"Peer {peer} refused: {answer.read(Refused).reason}")

@@ -1,7 +1,7 @@
 """The transfer policy: the owner's rules allow or stop large transfers, also while one is in progress.
 
-A closed policy cancels the large requests of this node and refuses the large requests of peers. An answer that is
-already on its way still finishes. Small messages continue, so that peers know the state of this node.
+A closed policy cancels this node's large requests and refuses the large requests of peers. An answer that is already
+under way still finishes. Small messages continue, so that peers know the state of this node.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ from neuroshard.network.transport import (
 )
 from neuroshard.types import NodeId
 
-BULK_BYTES = 256 * 1024  # what has more is large, and so is a request whose answer may have more
+BULK_BYTES = 256 * 1024  # larger messages count as large, and so does a request whose answer may be larger
 T = TypeVar("T")
 
 
 class TransfersStoppedError(PeerUnreachableError):
-    """This node's owner lets nothing large pass now."""
+    """The owner's rules allow no large transfer now."""
 
 
 class TransferPolicy:
-    """Open at first. Belongs to the event loop's thread."""
+    """Allows or stops large transfers; open at first. Belongs to the event loop's thread."""
 
     def __init__(self) -> None:
-        self.reason = ""  # why nothing large passes, in a sentence; "" while it does
+        self.reason = ""  # a sentence that says why large transfers are stopped; "" while they are allowed
         self._passing: set[anyio.CancelScope] = set()
 
     def close(self, reason: str) -> None:
-        """Let nothing large pass any more; what this node has asked for ends now."""
+        """Stop large transfers. Pending large requests of this node end now."""
         self.reason = reason
         for scope in self._passing:
             scope.cancel()
 
     def open(self) -> None:
-        """Let everything pass again."""
+        """Allow large transfers again."""
         self.reason = ""
 
     async def passing(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The value of `work`, which moves something large. Raises TransfersStoppedError when that may not pass."""
+        """The value of `work`, a large transfer.
+
+        Raises TransfersStoppedError if the policy is closed or closes meanwhile.
+        """
         if not self.reason:
             with anyio.CancelScope() as scope:
                 self._passing.add(scope)
@@ -60,7 +63,7 @@ class TransferPolicy:
 
 
 class PolicyTransport:
-    """A transport whose large requests and answers pass a policy; see Transport."""
+    """A transport that subjects large requests and answers to a policy."""
 
     def __init__(self, inner: Transport, policy: TransferPolicy) -> None:
         self._inner = inner
@@ -68,13 +71,12 @@ class PolicyTransport:
 
     @property
     def local_id(self) -> NodeId:
-        """See Transport."""
         return self._inner.local_id
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
-        """See Transport; raises TransfersStoppedError as well."""
+        """Raises TransfersStoppedError in addition to the errors of `Transport.request`."""
 
         async def ask() -> Frame:
             return await self._inner.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
@@ -91,7 +93,7 @@ class PolicyTransport:
         max_concurrent: int = 16,
         admit: Admission | None = None,
     ) -> None:
-        """See Transport; what is large is refused with the policy's reason, a request before its tensors have come."""
+        """Large requests are refused with the policy's reason, before their tensors are received."""
 
         def check_policy(size: int) -> None:
             if self._policy.reason and size > BULK_BYTES:
@@ -111,23 +113,18 @@ class PolicyTransport:
         self._inner.serve(kind, checked_answer, limits, max_concurrent=max_concurrent, admit=admitted)
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
-        """See Transport."""
         return await self._inner.connect(address, is_given=is_given)
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
         return self._inner.addresses()
 
     def peers(self) -> frozenset[NodeId]:
-        """See Transport."""
         return self._inner.peers()
 
     def connections(self) -> tuple[Connection, ...]:
-        """See Transport."""
         return self._inner.connections()
 
     async def close(self) -> None:
-        """See Transport."""
         await self._inner.close()
 
 

@@ -15,12 +15,12 @@ from neuroshard.types import NodeId
 
 
 class Requester(Protocol):
-    """The part of a Transport that a hop needs."""
+    """The part of a Transport that a stage client needs."""
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
-        """See Transport.request."""
+        """Ask a peer and wait for its answer, as `Transport.request` does."""
         ...
 
 
@@ -29,39 +29,39 @@ MAX_REASON_CHARACTERS = 500
 
 
 class PeerUnreachableError(NeuroShardError):
-    """A peer that cannot be reached now; another try later may work."""
+    """The peer cannot be reached now; a later attempt may succeed."""
 
 
 class RequestTimeoutError(PeerUnreachableError):
-    """A peer that was reached but did not answer in time."""
+    """The peer was reached but did not answer in time."""
 
 
 class TransportClosedError(NeuroShardError):
-    """This node's own transport was closed."""
+    """This node's own transport is closed."""
 
 
 class MessageTooLargeError(NeuroShardError):
-    """A message above the transport's limit; it was not sent."""
+    """The message exceeds the transport's limit and was not sent."""
 
 
 class PeerRefusedError(NeuroShardError):
-    """The peer answered that it refuses; its reason is in the message."""
+    """The peer refused the request; the message contains its reason."""
 
 
 class RequestRefusedError(NeuroShardError):
-    """Raised by a handler: the asking peer is told the reason."""
+    """Raised by a request handler to refuse; the peer gets the reason."""
 
 
 RequestHandler: TypeAlias = Callable[[NodeId, Frame], Awaitable[Frame]]
 Admission: TypeAlias = Callable[[int], None]
-"""Is told the bytes of a peer's tensors before they are received; refuses them by raising RequestRefusedError."""
+"""Called with the byte count of a peer's tensors before they are received; refuses by raising RequestRefusedError."""
 GossipCheck: TypeAlias = Callable[[NodeId, bytes], bool]
-"""Whether gossip that came from a node is worth passing on; pure and fast."""
+"""Whether gossip of a node is valid and should be forwarded; pure and fast."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A peer this node is connected with now."""
+    """A peer that this node is connected with now."""
 
     peer: NodeId
     address: str
@@ -75,24 +75,22 @@ class Connection:
 
 
 class Transport(Protocol):
-    """Requests between nodes: what nobody here serves is refused before memory is taken.
+    """Requests between nodes. A kind without a handler is refused before memory is allocated.
 
-    There are no streams: docs/decisions/0013 tells what carries large tensors instead.
+    There are no streams: docs/decisions/0013 explains how large tensors travel instead.
     """
 
     @property
-    def local_id(self) -> NodeId:
-        """This node."""
-        ...
+    def local_id(self) -> NodeId: ...
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
-        """Ask a peer and wait for its answer, which must keep the limits of `reply` (None: a header, no tensors).
+        """Ask a peer and wait for its answer, within the limits of `reply` (None: a header without tensors).
 
-        The peer's handler runs at most once for it, whatever breaks; after an error it may have run or not.
-        Raises PeerUnreachableError (RequestTimeoutError when it was reached), PeerRefusedError, WireError for an
-        answer that breaks the limits, MessageTooLargeError or TransportClosedError.
+        The peer's handler runs at most once per call, whatever breaks; after an error it may or may not have run.
+        Raises PeerUnreachableError (RequestTimeoutError if the peer was reached), PeerRefusedError, WireError for an
+        answer beyond the limits, MessageTooLargeError or TransportClosedError.
         """
         ...
 
@@ -105,42 +103,44 @@ class Transport(Protocol):
         max_concurrent: int = 16,
         admit: Admission | None = None,
     ) -> None:
-        """Answer requests of a kind that `admit` lets in; one handler a kind, ValueError for a second one.
+        """Answer requests of a kind that `admit` accepts. Raises ValueError for a second handler of a kind.
 
-        A handler refuses by raising RequestRefusedError. Its other errors are logged here and told as "internal error".
+        A handler refuses by raising RequestRefusedError. Its other errors are logged here; the peer gets "internal
+        error".
         """
         ...
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """Connect to a multiaddr that ends with /p2p/<node id>. Raises PeerUnreachableError, UsageError.
 
-        `is_given`: by this node's owner. What others tell of may not lead to this computer, unless all is on it.
+        `is_given` marks an address from this node's owner. Other addresses must not lead to this computer, unless
+        the whole network is on it.
         """
         ...
 
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs at which others may reach this node."""
+        """Multiaddrs at which peers may reach this node."""
         ...
 
     def peers(self) -> frozenset[NodeId]:
-        """Whom this node is connected with; costs little, for those who look every second."""
+        """The nodes this one is connected with. Cheap enough to call every second."""
         ...
 
     def connections(self) -> tuple[Connection, ...]:
-        """The same peers, with all that there is to tell about each connection."""
+        """The same peers, with the details of each connection."""
         ...
 
     async def close(self) -> None:
-        """Stop asking and answering; whoever waits in `request` gets TransportClosedError."""
+        """Stop sending and answering requests. Pending `request` calls raise TransportClosedError."""
         ...
 
 
 class Subscription(Protocol):
-    """The gossip of one topic; its queue is bounded, and what does not fit is dropped and counted."""
+    """The gossip of one topic. Its queue is bounded; messages that do not fit are dropped and counted."""
 
     @property
     def dropped(self) -> int:
-        """Messages that found the queue full."""
+        """Number of messages dropped because the queue was full."""
         ...
 
     async def receive(self) -> bytes:
@@ -148,37 +148,37 @@ class Subscription(Protocol):
         ...
 
     def close(self) -> None:
-        """Take no more messages."""
+        """Accept no more messages."""
         ...
 
 
 class Gossip(Protocol):
-    """Small messages to everybody who listens to a topic."""
+    """Small messages to all nodes that listen to a topic."""
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Tell everybody. Raises MessageTooLargeError above MAX_GOSSIP_BYTES, TransportClosedError."""
+        """Send to all listeners. Raises MessageTooLargeError above MAX_GOSSIP_BYTES, TransportClosedError."""
         ...
 
     def subscribe(self, topic: str, check: GossipCheck) -> Subscription:
-        """Listen. What `check` refuses is not passed on, and whoever forwarded it loses reputation."""
+        """Listen to a topic. A message refused by `check` is not forwarded, and its sender loses reputation."""
         ...
 
 
 class Directory(Protocol):
-    """Who is where: expiring records that every node signs for itself, under a namespace."""
+    """Expiring records that every node signs for itself, under a namespace. They say where nodes are."""
 
     async def announce(self, namespace: str, record: bytes) -> None:
         """Store this node's record, an encoded claim with domain "announcement". Raises PeerUnreachableError."""
         ...
 
     async def find(self, namespace: str, limit: int = 64) -> tuple[bytes, ...]:
-        """Records whose signature and age were checked, the newest of each node."""
+        """Find records with checked signature and age, the newest of each node."""
         ...
 
 
 @dataclass(frozen=True)
 class Network:
-    """All ways to reach others, and what this node thinks of them."""
+    """Everything one node needs to reach its peers, and the reputation of those peers."""
 
     transport: Transport
     gossip: Gossip
@@ -188,31 +188,32 @@ class Network:
 
 RECORD_DOMAIN = "announcement"
 MAX_RECORD_BYTES = 16 * 1024
-RECORD_SECONDS = 3600.0  # older ones are gone; nodes announce themselves again well before
+RECORD_SECONDS = 3600.0  # lifetime of a record; nodes announce themselves again well before
 
 RecordCheck: TypeAlias = Callable[[VerifiedClaim], bool]
-"""Whether a claim that holds says what a record must; only those who make and read records know that. Pure and fast."""
+"""Whether the content of a valid claim is that of a record, which only its readers can decide. Pure and fast."""
 
 
 def any_record(_claim: VerifiedClaim) -> bool:
-    """The check of a directory that does not care what its records say."""
+    """Accept every record: the check of a directory that does not interpret its records."""
     return True
 
 
 def checked_record(owner: NodeId | None, record: bytes, now: float, accepts: RecordCheck = any_record) -> VerifiedClaim:
-    """The claim in a record that lies under `owner` (None: whoever signed it).
+    """The claim in a record stored under `owner` (None: any signer).
 
-    Raises DataError: ClaimTooLargeError, MalformedClaimError also for what `accepts` refuses, ForeignClaimError for a
-    record under another's name, SignatureError, ClaimExpiredError or DelegationExpiredError.
+    Raises DataError: ClaimTooLargeError, MalformedClaimError also for a record that `accepts` refuses,
+    ForeignClaimError for a record under another node's name, SignatureError, ClaimExpiredError or
+    DelegationExpiredError.
     """
     claim = SignedClaim.decode(record, MAX_RECORD_BYTES)
     if now >= claim.delegation.expires_at:  # cheaper than the signatures
         raise DelegationExpiredError(f"The delegation of node {claim.delegation.node_id} expired.")
     verified = verify_claim(claim, RECORD_DOMAIN, now, owner, max_age_seconds=RECORD_SECONDS)
     if not accepts(verified):
-        raise MalformedClaimError(f"The record of node {verified.node_id} does not say what a record must.")
+        raise MalformedClaimError(f"The record of node {verified.node_id} does not have the required content.")
     return verified
 
 
 class NetworkFailedError(NeuroShardError):
-    """A background task of the network failed; the cause says how."""
+    """A background task of the network failed; `__cause__` is its error."""

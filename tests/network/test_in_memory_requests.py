@@ -91,7 +91,7 @@ def test_refusals_carry_their_reason_and_defects_do_not(caplog: pytest.LogCaptur
             await a.request(B, Frame("fail"), timeout_seconds=1)
         with pytest.raises(PeerRefusedError, match="does not answer requests of kind 'unknown'"):
             await a.request(B, Frame("unknown"), timeout_seconds=1)
-        with pytest.raises(ValueError, match="answered already"):
+        with pytest.raises(ValueError, match="already have a handler"):
             b.serve("fail", fail)
 
     with caplog.at_level(logging.CRITICAL + 1):

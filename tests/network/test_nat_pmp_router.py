@@ -172,7 +172,7 @@ def test_a_success_with_a_port_or_a_time_that_makes_no_sense_is_refused(position
         return good[:position] + value + good[position + len(value) :]
 
     async def scenario(router: NatPmpRouter) -> None:
-        with pytest.raises(RouterRefusedError, match="says that it opened"):
+        with pytest.raises(RouterRefusedError, match="reports that it opened"):
             await router.open(4001, 4001, 3600)
 
     play(lie, scenario)

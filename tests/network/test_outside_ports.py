@@ -37,13 +37,13 @@ def test_only_a_node_with_local_addresses_asks(hosts: tuple[str, ...], is_behind
 
 def test_ports_are_known_as_long_as_the_network_listens() -> None:
     ports = ExternalAddresses()
-    ports.tell({4001: ("1.2.3.4", 5000)})
+    ports.update({4001: ("1.2.3.4", 5000)})
     assert ports.of(4001) is None  # nobody listens there
     with ports.listening(lambda: ("192.168.1.5",), (4001, 4002)):
         assert (ports.hosts(), ports.ports()) == (("192.168.1.5",), (4001, 4002))
-        ports.tell({4001: ("1.2.3.4", 5000), 9: ("1.2.3.4", 9)})
+        ports.update({4001: ("1.2.3.4", 5000), 9: ("1.2.3.4", 9)})
         assert ports.of(4001) == ("1.2.3.4", 5000)
         assert ports.of(9) is None
-        ports.tell({4002: ("1.2.3.4", 5001)})
+        ports.update({4002: ("1.2.3.4", 5001)})
         assert ports.of(4001) is None
     assert (ports.hosts(), ports.ports(), ports.of(4002)) == ((), (), None)

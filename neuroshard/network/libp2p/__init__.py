@@ -1,4 +1,4 @@
-"""The network of a node over libp2p, which is imported when the first network begins: it takes half a second."""
+"""The network of a node over libp2p. The first call imports libp2p, which takes half a second."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ async def libp2p_network(
     now: Callable[[], float] = time.time,
     parts: NetworkParts | None = None,
 ) -> AsyncGenerator[Network]:
-    """This node's network, inside a trio loop; all its tasks and sockets end with the block.
+    """Run this node's network inside a trio loop; all its tasks and sockets end with the block.
 
-    Raises NetworkRefusedError when the port cannot be had, UsageError for a host that cannot be used. A defect in a
-    background task ends the block with NetworkFailedError: whoever keeps the network up starts it anew.
+    Raises NetworkRefusedError if the port is not available, UsageError for an unusable host. A defect in a
+    background task ends the block with NetworkFailedError, so that the caller can start the network again.
     """
     running_network = await anyio.to_thread.run_sync(_loaded)
     async with running_network(identity, options, now, parts or NetworkParts()) as network:

@@ -17,24 +17,22 @@ from neuroshard.network.libp2p.addresses import PeerAddress, Scope, parse_addres
 from neuroshard.network.limits import TokenBucket
 from neuroshard.types import NodeId
 
-ENTRY_BYTES = 400  # of a peer besides its addresses, rather more than less
-ADDRESS_BYTES = 400  # of an address besides its text and host
+ENTRY_BYTES = 400  # overhead per peer, an upper estimate
+ADDRESS_BYTES = 400  # overhead per address, an upper estimate
 
 
 class Addressed(Protocol):
-    """Something that holds addresses."""
+    """A value with addresses."""
 
     @property
-    def addresses(self) -> Iterable[PeerAddress]:
-        """All of them."""
-        ...
+    def addresses(self) -> Iterable[PeerAddress]: ...
 
 
 V = TypeVar("V", bound=Addressed)
 
 
 class AddressTable(Generic[V]):
-    """Values by peer."""
+    """Values by peer, in bounded memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -46,16 +44,16 @@ class AddressTable(Generic[V]):
         return self._values.keys()
 
     def get(self, peer: NodeId) -> V | None:
-        """What is known of a peer."""
+        """The value of a peer, or None."""
         return self._values.get(peer)
 
     def touch(self, peer: NodeId) -> None:
-        """A peer was asked for."""
+        """Mark a peer as used now."""
         if peer in self._values:
             self._values.move_to_end(peer)
 
     def put(self, peer: NodeId, value: V) -> None:
-        """Keep a value instead of the one before; the last one always finds room."""
+        """Replace a peer's value. The newest value always fits; older ones are dropped for it."""
         self.drop(peer)
         self._values[peer] = value
         self._bytes += _memory_of(value)
@@ -63,7 +61,7 @@ class AddressTable(Generic[V]):
             self.drop(next(iter(self._values)))
 
     def drop(self, peer: NodeId) -> None:
-        """Forget a peer, if it is known."""
+        """Drop a peer, if it is known."""
         dropped = self._values.pop(peer, None)
         if dropped is not None:
             self._bytes -= _memory_of(dropped)
@@ -74,24 +72,23 @@ def _memory_of(value: Addressed) -> int:
 
 
 MAX_BYTES = 64 * 1024 * 1024
-HEARSAY_SHARE = 4  # of the memory, one part in so many
-MAX_ADDRESSES = 8  # that a peer says of itself
-MAX_WORKED = 4  # of one peer
-MAX_HEARSAY = 2  # of one peer
-HEARSAY_DIALS = 64  # at once; anybody may name anybody's address, and this node shall not dial a list of targets
+HEARSAY_SHARE = 4  # hearsay gets 1/HEARSAY_SHARE of the memory
+MAX_ADDRESSES = 8  # that a peer claims for itself
+MAX_WORKED = 4  # per peer
+MAX_HEARSAY = 2  # per peer
+HEARSAY_DIALS = 64  # in a burst; any peer can claim any address, and must not make this node dial a list of targets
 HEARSAY_DIALS_A_SECOND = 1.0
 
 
 @dataclass(frozen=True)
 class _Known:
-    worked: tuple[PeerAddress, ...] = ()  # when dialled from here, the last first
-    told: tuple[PeerAddress, ...] = ()  # by the peer itself
-    told_at: float = -inf  # seconds since 1970
+    worked: tuple[PeerAddress, ...] = ()  # dialled successfully from here, the last first
+    claimed: tuple[PeerAddress, ...] = ()  # claimed by the peer itself
+    claimed_at: float = -inf  # seconds since the epoch
 
     @property
     def addresses(self) -> tuple[PeerAddress, ...]:
-        """All of them."""
-        return (*self.worked, *self.told)
+        return (*self.worked, *self.claimed)
 
 
 @dataclass(frozen=True)
@@ -100,13 +97,13 @@ class _Heard:
 
 
 class PeerAddressBook:
-    """Addresses by peer. What others say of a peer never replaces what it says itself or what worked.
+    """Addresses by peer. Hearsay never replaces addresses that the peer claims itself or that worked.
 
-    The peer asked for longest ago is forgotten first.
+    The peer requested least recently is dropped first.
     """
 
     def __init__(self, local_id: NodeId, max_bytes: int = MAX_BYTES, *, has_neighbours: bool = False) -> None:
-        """`has_neighbours`: peers are on this computer, as when only it can reach this node."""
+        """`has_neighbours`: peers run on this computer, as when only it can reach this node."""
         self._local_id = local_id
         self._has_neighbours = has_neighbours
         hearsay_bytes = max_bytes // HEARSAY_SHARE
@@ -118,13 +115,13 @@ class PeerAddressBook:
         return len(self._known.keys() | self._heard.keys())
 
     def note_worked(self, address: PeerAddress) -> None:
-        """This node reached the peer there."""
+        """Record that this node reached the peer at an address."""
         known = self._known.get(address.peer) or _Known()
         others = (other for other in known.worked if other.text != address.text)
         self._known.put(address.peer, replace(known, worked=(address, *others)[:MAX_WORKED]))
 
     def note_failed(self, address: PeerAddress) -> None:
-        """Nobody, or somebody else, was reached there: others may say better."""
+        """Record that the peer was not reached at an address; hearsay may offer a better one."""
         left = tuple(other for other in self._heard_of(address.peer) if other.text != address.text)
         self._heard.drop(address.peer)
         if left:
@@ -133,32 +130,34 @@ class PeerAddressBook:
     def learn_texts(
         self, peer: NodeId, texts: Iterable[str], at: float | None = None, *, host: str | None = None
     ) -> None:
-        """What a peer says of itself, over a connection or signed, at a time (None: now); what is false is left out.
+        """Store the addresses that a peer claims for itself, over a connection or signed, at a time (None: now).
 
-        `host`: the IP address of a direct connection over which it says so. See `may_follow`.
+        Unusable ones are skipped. `host` is the IP address of the direct connection, if there is one; see
+        `may_follow`.
         """
         known = self._known.get(peer) or _Known()
-        if peer == self._local_id or (at is not None and at < known.told_at):
+        if peer == self._local_id or (at is not None and at < known.claimed_at):
             return
-        addresses = _addresses_of(peer, texts, known.told)
-        told = tuple(islice((one for one in addresses if self.may_follow(one, host)), MAX_ADDRESSES))
-        if told:
-            self._known.put(peer, replace(known, told=told, told_at=known.told_at if at is None else at))
+        addresses = _addresses_of(peer, texts, known.claimed)
+        claimed = tuple(islice((one for one in addresses if self.may_follow(one, host)), MAX_ADDRESSES))
+        if claimed:
+            self._known.put(peer, replace(known, claimed=claimed, claimed_at=known.claimed_at if at is None else at))
 
     def may_follow(self, address: PeerAddress, host: str | None = None) -> bool:
-        """Whether an address that its own node tells, from `host` if that is known, is worth a dial.
+        """Whether an address that its own node claims, from `host` if that is known, may be dialled.
 
-        One on the local network is: both may be behind one router, and meet through a relay or the directory. One on
-        this computer, or a name, which may stand for one, is not: anybody could have this node knock at the doors of
-        its own computer. Unless the other node is on it as well.
+        One on the local network may: both nodes may be behind one router, and meet through a relay or the directory.
+        One on this computer, or a name that may resolve to one, may not, unless the other node runs on it as well:
+        otherwise any peer could make this node connect to services of its own computer.
         """
         is_neighbour = self._has_neighbours or (host is not None and scope_of(host) is Scope.COMPUTER)
         return is_neighbour or scope_of(address.host) is not Scope.COMPUTER
 
     def hear_texts(self, peer: NodeId, texts: Iterable[str], teller_host: str | None) -> None:
-        """What somebody says of a peer; `teller_host`: the IP address the teller is at, None behind a relay.
+        """Store the addresses that one peer reports for another. `teller_host` is its IP address, None behind a relay.
 
-        It counts only while room is left, and only for places that the teller can have in common with this node.
+        They are kept only while there is space, and only within networks that the reporting peer can share with this
+        node.
         """
         heard = self._heard_of(peer)
         if peer == self._local_id or len(heard) >= MAX_HEARSAY:
@@ -173,16 +172,16 @@ class PeerAddressBook:
             self._heard.put(peer, _Heard(chosen))
 
     def of(self, peer: NodeId) -> tuple[PeerAddress, ...]:
-        """Known ways to a peer, hearsay last, else direct ones first."""
+        """Known addresses of a peer: direct ones first, hearsay last."""
         return _each_once((*self.vouched(peer), *self._heard_of(peer)))
 
     def vouched(self, peer: NodeId) -> tuple[PeerAddress, ...]:
-        """As `of` without hearsay: what may be told to others."""
+        """As `of` without hearsay: the addresses that may be passed on."""
         known = self._known.get(peer) or _Known()
         return _each_once(sorted(known.addresses, key=lambda address: address.is_relayed))
 
     def to_dial(self, peer: NodeId, now: float) -> tuple[PeerAddress, ...]:
-        """As `of`, but hearsay only as long as not too much of it is dialled; `now` by any monotonic clock."""
+        """As `of`, but hearsay only within its rate limit; `now` is the time of any monotonic clock."""
         self._known.touch(peer)
         self._heard.touch(peer)
         vouched, all_known = self.vouched(peer), self.of(peer)
@@ -198,7 +197,7 @@ def _each_once(addresses: Iterable[PeerAddress]) -> tuple[PeerAddress, ...]:
 
 
 def _addresses_of(peer: NodeId, texts: Iterable[str], known: Iterable[PeerAddress] = ()) -> Iterator[PeerAddress]:
-    """What is an address of that peer, among as many texts as an honest node tells; what is known is not read again."""
+    """The valid addresses of that peer among the first few texts. Known texts are not parsed again."""
     parsed = {address.text: address for address in known}
     for text in islice(texts, 2 * MAX_ADDRESSES):
         try:

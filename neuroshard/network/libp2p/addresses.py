@@ -1,4 +1,4 @@
-"""Multiaddrs: the addresses of nodes, their scope, and the addresses of this computer. Nothing is resolved here."""
+"""Multiaddrs: the addresses of nodes, their scope, and the addresses of this computer. Names are not resolved here."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from neuroshard.types import NodeId
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """A node and one way to it: directly, or through a relay."""
+    """A node and one address of it, direct or through a relay."""
 
     peer: NodeId
-    host: str  # IP address or name; of the relay when there is one
+    host: str  # IP address or name; the relay's if there is one
     port: int
     relay: NodeId | None = None
     text: str = ""
 
     @property
     def is_relayed(self) -> bool:
-        """Whether the way leads through a relay."""
         return self.relay is not None
 
     def of_relay(self) -> PeerAddress:
-        """The relay's own address. Raises ValueError when there is none."""
+        """The relay's own address. Raises ValueError for a direct address."""
         if self.relay is None:
-            raise ValueError(f"{self.text} leads through no relay")
+            raise ValueError(f"{self.text} is not an address through a relay")
         return PeerAddress(self.relay, self.host, self.port, None, self.text.partition("/p2p-circuit")[0])
 
 
 def parse_address(text: str) -> PeerAddress:
-    """Read a multiaddr that ends with /p2p/<node id>. Raises UsageError that says what is wrong."""
+    """Parse a multiaddr that ends with /p2p/<node id>. Raises UsageError that says what is wrong."""
     try:
         parts = checked_multiaddr(text).split("/")  # "", protocol, host, "tcp", port, "p2p", node id, ...
         nodes = [NodeId(part) for part in (parts[6], *parts[9:])]
@@ -52,7 +51,7 @@ def parse_address(text: str) -> PeerAddress:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether what listens there is reachable from this computer only."""
+    """Whether an address is reachable from this computer only."""
     if host == "localhost":
         return True
     try:
@@ -62,15 +61,15 @@ def is_loopback_host(host: str) -> bool:
 
 
 class Scope(IntEnum):
-    """From where an address can mean the same place."""
+    """The area in which an address means the same place."""
 
     WORLD = 0
-    NETWORK = 1  # the local one
-    COMPUTER = 2  # or unknown, as a name's
+    NETWORK = 1  # the local network
+    COMPUTER = 2  # this computer, or unknown, as for a name
 
 
 def scope_of(host: str) -> Scope:
-    """How far an IP address or name reaches."""
+    """The scope of an IP address or name."""
     try:
         ip = ip_address(host)
     except ValueError:
@@ -83,7 +82,7 @@ def scope_of(host: str) -> Scope:
 
 
 def is_near(ip: str) -> bool:
-    """Whether an address belongs to this computer or to a network it is directly in."""
+    """Whether an address belongs to this computer or to a network that it is directly in."""
     try:
         address = ip_address(ip)
     except ValueError:
@@ -107,7 +106,7 @@ def _prefix_length(netmask: str) -> int:
 
 
 def reachable_hosts(host: str) -> tuple[str, ...]:
-    """IP addresses under which others may reach a socket bound to `host`, the most useful ones first."""
+    """IP addresses at which peers may reach a socket bound to `host`, the most useful ones first."""
     try:
         bound = ip_address(host)
     except ValueError:

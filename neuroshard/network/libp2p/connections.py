@@ -31,21 +31,21 @@ from neuroshard.network.transport import Connection, PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 
-PUNCH_SECONDS = 3.0  # for the two calls to meet
+PUNCH_SECONDS = 3.0  # for two simultaneous dials to meet
 
 
 class Dialler:
-    """Makes connections of one node. `source`: address and port that listen, to call from there as well."""
+    """Dials connections for one node. `source` is its listening address and port, used as the local end as well."""
 
     def __init__(self, swarm: NodeSwarm, source: tuple[str, int] | None = None) -> None:
         self._swarm = swarm
         self._source = source
 
     async def dial(self, address: PeerAddress) -> BoundedMuxer:
-        """A connection with whoever answers there, if it is that peer. Raises PeerUnreachableError or OSError."""
+        """Connect to a peer at an address. Raises PeerUnreachableError if another node answers, or OSError."""
         stream = await self._shared_call(address)
         if stream is not None:
-            # the peer may have called at the same moment, from its listening port too: then both are the client
+            # the peer may dial at the same moment, also from its listening port: then both are the client
             with suppress(PeerUnreachableError):
                 muxer = await self._upgraded(stream, address)
                 muxer.is_from_listening_port = True
@@ -53,7 +53,7 @@ class Dialler:
         return await self._upgraded(await trio.open_tcp_stream(address.host, address.port), address)
 
     async def punch(self, address: PeerAddress, *, is_client: bool) -> BoundedMuxer | None:
-        """A connection with a peer that calls here at the same moment; the two must have different roles."""
+        """Connect to a peer that dials this node at the same moment; the two must have different roles."""
         with anyio.move_on_after(PUNCH_SECONDS):
             stream = await self._shared_call(address)
             if stream is not None:
@@ -64,7 +64,7 @@ class Dialler:
         return None
 
     async def _shared_call(self, address: PeerAddress) -> trio.SocketStream | None:
-        """A call from the port that listens: a router gives it the same outside port as all others from there."""
+        """Dial from the listening port: the router maps it to the same external port as all other connections."""
         if self._source is None or not _is_same_family(self._source[0], address.host):
             return None
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -73,7 +73,7 @@ class Dialler:
             share_port(sock)
             await sock.bind(self._source)
             await sock.connect((address.host, address.port))
-        except OSError:  # such as: the last connection with this address still lingers
+        except OSError:  # for example while the last connection with this address lingers
             sock.close()
             return None
         except BaseException:
@@ -109,7 +109,7 @@ class Dialler:
             raise TypeError("every connection has a BoundedMuxer")
         if muxer.peer_id != peer:
             await muxer.close()
-            raise PeerUnreachableError("somebody else answers there")
+            raise PeerUnreachableError("another node answers there")
         return muxer
 
 
@@ -121,9 +121,9 @@ def _is_same_family(first: str, second: str) -> bool:
 
 
 DIAL_SECONDS = 10.0
-NEXT_ADDRESS_SECONDS = 0.25  # how long the next address waits for the one before it
+NEXT_ADDRESS_SECONDS = 0.25  # delay before the next address is tried in parallel
 REACHED_SECONDS = 3600.0
-KEPT_PEERS = 96  # beyond, connections that nobody uses are ended
+KEPT_PEERS = 96  # above this number, connections that are not in use are closed
 IDLE_SECONDS = 120.0
 TRIM_SECONDS = 30.0
 MAX_PUNCHED_IPS = 256
@@ -133,7 +133,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RelayDialler(Protocol):
-    """A way to a peer through a relay."""
+    """Reaches a peer through a relay."""
 
     async def dial(self, address: PeerAddress) -> None:
         """Connect. Raises PeerUnreachableError."""
@@ -141,7 +141,7 @@ class RelayDialler(Protocol):
 
 
 class Connections:
-    """Who is connected, and how to become so."""
+    """Open connections by peer, and the ways to open new ones."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Connections:
         contacts: PeerAddressBook,
         source: tuple[str, int] | None = None,
     ) -> None:
-        """`source`: address and port that listen, when others are to be called from there too."""
+        """`source`: listening address and port, if outgoing connections must come from there as well."""
         self._swarm = swarm
         self._dialler = Dialler(swarm, source)
         self.local_id = local_id
@@ -161,12 +161,12 @@ class Connections:
         self._punched: set[BoundedMuxer] = set()
         self._reached_at = -inf
         self._punched_ips: OrderedDict[str, None] = OrderedDict()
-        self._id_of = lru_cache(MOST_IDS)(ID.from_base58)  # base58 is arithmetic on a long number: dear
+        self._id_of = lru_cache(MOST_IDS)(ID.from_base58)  # base58 is slow: it is arithmetic on a long number
         self.relay: RelayDialler | None = None
         self.bulk_traffic: Callable[[NodeId], PeerTraffic | None] = lambda _: None
 
     async def accept(self, stream: trio.SocketStream) -> None:
-        """Make a connection of an accepted socket, if it may become one."""
+        """Upgrade an accepted socket to a connection, if the limits allow it."""
         raw = SocketBytes(stream)
         address = raw.get_remote_address()
         ip = address[0] if address else ""
@@ -182,14 +182,14 @@ class Connections:
             self._admission.end_handshake(ip)
         if not isinstance(muxer, BoundedMuxer):
             return
-        if ip in self._punched_ips:  # it comes in because this node called there
+        if ip in self._punched_ips:  # it arrives because this node dialled there
             self._mark_punched(muxer)
         elif not is_near(ip):
             self._reached_at = anyio.current_time()
         await muxer.wait_closed()  # the socket lives as long as this task
 
     def of(self, peer: NodeId) -> BoundedMuxer | None:
-        """The best open connection to a peer: direct before relayed, young before old."""
+        """The best open connection to a peer: direct before relayed, new before old."""
         muxers = self._muxers_of(self._id_of(peer))
         return max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at), default=None)
 
@@ -199,13 +199,15 @@ class Connections:
         return existing or await self.dial(peer, self._contacts.to_dial(peer, anyio.current_time()))
 
     async def follow(self, address: PeerAddress, *, is_given: bool) -> None:
-        """Connect at an address that the owner gave, or that was told. Raises PeerUnreachableError."""
+        """Connect at an address from the owner or from another peer. Raises PeerUnreachableError."""
         if not is_given and not self._contacts.may_follow(address):
-            raise PeerUnreachableError(f"{address.text} leads to this computer, which only its owner may tell it.")
+            raise PeerUnreachableError(
+                f"{address.text} is an address of this computer; only its owner may give such an address."
+            )
         await self.dial(address.peer, (address,))
 
     async def dial(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> BoundedMuxer:
-        """Connect at the first address that answers as this peer. Raises PeerUnreachableError."""
+        """Connect at the first address where this peer answers. Raises PeerUnreachableError."""
         if peer == self.local_id:
             raise PeerUnreachableError("That is this node itself.")
         lock = self._dials.setdefault(peer, anyio.Lock())
@@ -224,7 +226,7 @@ class Connections:
         return reached
 
     def peers(self) -> frozenset[NodeId]:
-        """Who is connected."""
+        """The connected peers."""
         known = tuple(self._swarm.connections.items())
         return frozenset(NodeId(str(peer)) for peer, conns in known if any(map(_is_usable, conns)))
 
@@ -234,27 +236,27 @@ class Connections:
         return tuple(self._entry(peer, muxers) for peer in peers if (muxers := self._muxers_of(peer)))
 
     def direct_ip(self, peer: NodeId) -> str | None:
-        """IP address of a peer with which there is a direct connection."""
+        """IP address of a peer with a direct connection; None without one."""
         muxer = self.of(peer)
         address = muxer.get_remote_address() if muxer is not None and not _is_relayed(muxer) else None
         return address[0] if address else None
 
     def kind_of(self, peer: NodeId) -> ConnectionKind | None:
-        """How a peer is connected; None when it is not."""
+        """The kind of a peer's connection; None if it is not connected."""
         muxer = self.of(peer)
         return None if muxer is None else self._kind(muxer)
 
     @property
     def is_reached_from_outside(self) -> bool:
-        """Whether somebody outside this node's own networks connected to it lately."""
+        """Whether a peer outside this node's own networks connected to it recently."""
         return anyio.current_time() - self._reached_at < REACHED_SECONDS
 
     def forget_reached(self) -> None:
-        """The address changed: what reached the old one may not reach this one."""
+        """Forget inbound connections after the address changed: the new address may not be reachable."""
         self._reached_at = -inf
 
     async def trim(self, needed: Callable[[], set[NodeId]]) -> None:
-        """Now and then end the connections that were used longest ago, while there are many. Until cancelled."""
+        """While there are many connections, close the least recently used ones at intervals, until cancelled."""
         while True:
             await anyio.sleep(TRIM_SECONDS)
             for peer in self._needless(needed()):
@@ -271,25 +273,25 @@ class Connections:
         return sorted(idle, key=lambda peer: used_at[peer])[: max(0, len(used_at) - KEPT_PEERS)]
 
     async def close_peer(self, peer: NodeId) -> None:
-        """End all connections with a peer."""
+        """Close all connections with a peer."""
         async with anyio.create_task_group() as tasks:
             for conn in self._swarm.get_connections(ID.from_base58(peer)):
                 tasks.start_soon(conn.close)
 
     async def close(self) -> None:
-        """End all connections, all at once: libp2p would end them one after the other, each with a pause."""
+        """Close all connections at once. libp2p would close them one after the other, each with a pause."""
         async with anyio.create_task_group() as tasks:
             for conn in self._swarm.get_connections():
                 tasks.start_soon(contain_errors, conn.close(), "Closing")
 
     def expect(self, addresses: Sequence[PeerAddress]) -> None:
-        """What comes in from there comes because this node calls there."""
+        """Expect a connection from these addresses, because this node dials them."""
         self._punched_ips.update({address.host: None for address in addresses})
         while len(self._punched_ips) > MAX_PUNCHED_IPS:
             self._punched_ips.popitem(last=False)
 
     async def punch(self, address: PeerAddress, *, is_client: bool) -> BoundedMuxer | None:
-        """A direct connection with a peer that calls at the same moment."""
+        """Connect directly to a peer that dials this node at the same moment."""
         muxer = await self._dialler.punch(address, is_client=is_client)
         if muxer is not None:
             self._mark_punched(muxer)

@@ -1,6 +1,7 @@
-"""The directory of a node: Kademlia whose questions are ordinary requests, and whose answers are believed when signed.
+"""The directory of a node: Kademlia over ordinary requests, with signed records.
 
-libp2p's own always speaks the public network's protocol id, and lists nobody: it maps one key to one value.
+libp2p's own Kademlia always uses the public network's protocol id, and maps one key to one value: it cannot list
+nodes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from neuroshard.types import NodeId
 
 FIND_KIND = "directory/find"
 STORE_KIND = "directory/store"
-ANSWER_SECONDS = 5.0  # of one peer
+ANSWER_SECONDS = 5.0  # per peer
 REFRESH_SECONDS = 600.0
 FIRST_LOOKS = (0.0, 5.0, 30.0)  # seconds between the first connection and looks for more nodes
 SEARCH_SECONDS = 30.0  # for one search: what is known by then counts
@@ -107,15 +108,15 @@ STORE_ANSWER = FrameLimits(message=Stored)
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Records that a search looks for."""
+    """The records that a search looks for."""
 
     namespace: str
-    of_each: int  # that every node which is asked may give
+    of_each: int  # at most, from each node asked
     found: dict[bytes, StoredRecord]
 
 
 class KademliaDirectory:
-    """See Directory. Records are checked when they are stored, and again when they are found."""
+    """The directory of one node. Records are checked when they are stored, and again when they are found."""
 
     def __init__(
         self,
@@ -146,9 +147,9 @@ class KademliaDirectory:
         transport.serve(STORE_KIND, self._answer_store, FrameLimits(message=StoreRequest), max_concurrent=32)
 
     async def announce(self, namespace: str, record: bytes) -> None:
-        """See Directory. The record is kept here whatever happens; PeerUnreachableError when nobody else keeps it.
+        """Store this node's record here and at other nodes. Raises PeerUnreachableError if no other node keeps it.
 
-        Raises DataError for a record that others would refuse, ValueError for a namespace that is none.
+        Raises DataError for a record that other nodes would refuse, ValueError for an invalid namespace.
         """
         self._check_open()
         _check_namespace(namespace)
@@ -162,7 +163,6 @@ class KademliaDirectory:
             raise PeerUnreachableError("No other node keeps this node's record now.")
 
     async def find(self, namespace: str, limit: int = 64) -> tuple[bytes, ...]:
-        """See Directory."""
         self._check_open()
         _check_namespace(namespace)
         kept = self._store.get(namespace, self._now(), self._random)
@@ -178,7 +178,7 @@ class KademliaDirectory:
         return tuple(record.data for record in chosen)
 
     async def run(self) -> None:
-        """Get to know nodes near this one, now and then, and forget old records, until cancelled."""
+        """Look for nodes near this one at intervals, and drop expired records, until cancelled."""
         await self._first_peer.wait()
         for seconds in FIRST_LOOKS:
             await anyio.sleep(seconds)
@@ -190,15 +190,15 @@ class KademliaDirectory:
             await self._look_around(self._random.getrandbits(256))
 
     def meet(self, peer: NodeId) -> None:
-        """A connection with a peer began."""
+        """Add a peer whose connection began."""
         self._table.heard_from(peer)
         self._first_peer.set()
 
     def close(self) -> None:
-        """Refuse further calls."""
+        """Reject further calls."""
         self._is_closed = True
 
-    # Asking
+    # Requests to other nodes
 
     async def _look_around(self, key: int) -> None:
         if len(self._table):
@@ -235,7 +235,7 @@ class KademliaDirectory:
         try:
             answer = await self._transport.request(peer, frame, reply=reply, timeout_seconds=ANSWER_SECONDS)
         except NeuroShardError as error:
-            _LOG.debug("%s does not help with the directory: %s", peer, error)
+            _LOG.debug("%s did not answer a directory request: %s", peer, error)
             self._table.failed(peer)
             return None
         self._table.heard_from(peer)
@@ -273,7 +273,7 @@ class KademliaDirectory:
                     found[data] = record
 
     def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> StoredRecord | None:
-        """A record that holds; one that does not is counted, and whoever gave it loses reputation."""
+        """A valid record, or None. An invalid one is counted, and the peer that sent it loses reputation."""
         try:
             record = StoredRecord.checked(data, self._now(), owner, self._accepts)
         except DataError as error:
@@ -284,7 +284,7 @@ class KademliaDirectory:
         self._contacts.learn_texts(record.node_id, record.addresses, record.issued_at)
         return record
 
-    # Answering
+    # Requests of other nodes
 
     async def _answer_find(self, peer: NodeId, request: Frame) -> Frame:
         question = request.read(FindRequest)

@@ -1,4 +1,4 @@
-"""Gossip over libp2p streams: the router decides, this sends, receives and keeps the beat."""
+"""Gossip over libp2p streams: the router decides, this file sends, receives and runs the heartbeat."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
 GOSSIP_PROTOCOL = "/neuroshard/gossip/1"
-QUEUE_LENGTH = 512  # messages of a topic that wait for their reader
-MAX_WAITING_BYTES = 1024 * 1024  # for one peer; what comes on top of it is dropped
-STALE_SECONDS = 30.0  # a message that waited so long, as on a line that stalls, is dropped: newer ones follow it
+QUEUE_LENGTH = 512  # unread messages per topic
+MAX_WAITING_BYTES = 1024 * 1024  # for one peer; further items are dropped
+STALE_SECONDS = 30.0  # a message that waited longer, as on a stalled connection, is dropped: newer ones follow it
 WRITE_BYTES = 64 * 1024
 RETRY_SECONDS = 1.0  # doubles up to
 LONGEST_RETRY_SECONDS = 60.0
@@ -42,7 +42,7 @@ _PASSING = frozenset({ItemKind.MESSAGE, ItemKind.HAVE, ItemKind.WANT})
 
 
 class GossipSubscription:
-    """See Subscription."""
+    """One node's subscription to a topic, with a bounded queue."""
 
     def __init__(self, check: GossipCheck, forget: Callable[[], None]) -> None:
         self.check = check
@@ -54,11 +54,10 @@ class GossipSubscription:
 
     @property
     def dropped(self) -> int:
-        """See Subscription."""
         return self._dropped
 
     async def receive(self) -> bytes:
-        """See Subscription. Gives way to others only when it has to wait: else a burst would fill the queue."""
+        """Return the next message. Yields only when it has to wait; otherwise a burst would overflow the queue."""
         while not self._queue:
             if self._is_closed:
                 raise TransportClosedError("This subscription is closed.")
@@ -66,14 +65,14 @@ class GossipSubscription:
         return self._queue.popleft()
 
     def close(self) -> None:
-        """See Subscription; what waits can still be received."""
+        """Close the subscription. Queued messages can still be received."""
         if not self._is_closed:
             self._is_closed = True
             self._forget()
             self._arrival.notify()
 
     def deliver(self, data: bytes) -> None:
-        """Queue a message, or drop it when the queue is full."""
+        """Queue a message, or drop it if the queue is full."""
         if len(self._queue) >= QUEUE_LENGTH:
             self._dropped += 1
             return
@@ -82,22 +81,22 @@ class GossipSubscription:
 
 
 class _Outbox:
-    """Items on their way to one peer."""
+    """Queued items for one peer."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
-        self._items: deque[tuple[float, Item]] = deque()  # and since when each waits
+        self._items: deque[tuple[float, Item]] = deque()  # items with the time at which each was queued
         self._bytes = 0
         self._added = Signal()
         self._is_writing = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether the connection has taken everything."""
+        """Whether the connection has accepted all items."""
         return not self._items and not self._is_writing
 
     def add(self, item: Item, now: float) -> None:
-        """Queue an item, or drop it when the peer takes them too slowly."""
+        """Queue an item, or drop it if the peer accepts them too slowly."""
         if self._bytes + item.byte_count > MAX_WAITING_BYTES:
             self._drop_stale(now)
         if self._bytes + item.byte_count > MAX_WAITING_BYTES:
@@ -107,13 +106,13 @@ class _Outbox:
         self._added.notify()
 
     def clear(self) -> None:
-        """Forget everything: the stream begins anew."""
+        """Drop all items, because the stream starts again."""
         self._items.clear()
         self._bytes = 0
         self._is_writing = False
 
     async def next(self) -> bytes:
-        """Some items to be written at once, as soon as there are any; the call says that the last ones are written."""
+        """Wait for items to write together. The call also reports that the items of the call before are written."""
         self._is_writing = False
         self._drop_stale(trio.current_time())
         await self._added.until(lambda: bool(self._items))
@@ -131,7 +130,7 @@ class _Outbox:
         return item.encode()
 
     def _drop_stale(self, now: float) -> None:
-        """Drop old messages and ids; what was said about topics and links still holds."""
+        """Drop old messages and ids. Items about topics and links stay valid."""
         lasting: list[tuple[float, Item]] = []
         while self._items and now - self._items[0][0] > STALE_SECONDS:
             since, item = self._items.popleft()
@@ -143,7 +142,7 @@ class _Outbox:
 
 
 class Libp2pGossip:
-    """One node's gossip; see Gossip. A node hears nothing of what it publishes itself."""
+    """One node's gossip. A node does not receive its own messages."""
 
     def __init__(
         self,
@@ -162,11 +161,10 @@ class Libp2pGossip:
 
     @property
     def router(self) -> GossipRouter:
-        """The decisions, for counters and tests."""
+        """The router, for counters and tests."""
         return self._router
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """See Gossip."""
         self._check_open()
         if len(data) > MAX_GOSSIP_BYTES:
             raise MessageTooLargeError(f"Gossip of {len(data)} bytes is above the limit of {MAX_GOSSIP_BYTES}.")
@@ -174,11 +172,11 @@ class Libp2pGossip:
         self._send(self._router.publish(topic_id(topic), packed(data), trio.current_time()))
 
     def subscribe(self, topic: str, check: GossipCheck) -> GossipSubscription:
-        """See Gossip; one subscription a topic, ValueError for a second one."""
+        """Listen to a topic. Raises ValueError for a second subscription of one topic."""
         self._check_open()
         name = topic_id(topic)
         if name in self._subscriptions:
-            raise ValueError(f"this node listens to {topic!r} already")
+            raise ValueError(f"this node is already subscribed to {topic!r}")
 
         def forget() -> None:
             self._subscriptions.pop(name, None)
@@ -189,38 +187,40 @@ class Libp2pGossip:
         return subscription
 
     async def run(self) -> None:
-        """Keep the beat until cancelled."""
+        """Run the heartbeat until cancelled."""
         while True:
             await trio.sleep(HEARTBEAT_SECONDS)
             self._send(self._router.heartbeat(trio.current_time()))
 
     async def flush(self) -> None:
-        """Wait, not long, until the connections have taken what was published: a node ends with a good-bye."""
+        """Wait briefly until the connections have accepted published items, so that a goodbye is sent before the node
+        ends.
+        """
         with anyio.move_on_after(FLUSH_SECONDS):
             while not all(outbox.is_empty for outbox in self._outboxes.values()):
                 await anyio.sleep(FLUSH_SECONDS / 100)
 
     def close(self) -> None:
-        """End all subscriptions; whoever waits gets TransportClosedError."""
+        """Close all subscriptions. Pending `receive` calls raise TransportClosedError."""
         self._is_closed = True
         for subscription in tuple(self._subscriptions.values()):
             subscription.close()
 
     def meet(self, peer: NodeId) -> None:
-        """A connection with a peer began."""
+        """Handle the start of the first connection with a peer."""
         if peer not in self._outboxes:
             outbox = self._outboxes[peer] = _Outbox()
             self._tasks.start_soon(self._talk, peer, outbox)
 
     def part(self, peer: NodeId) -> None:
-        """The last connection with a peer ended."""
+        """Handle the end of the last connection with a peer."""
         outbox = self._outboxes.pop(peer, None)
         if outbox is not None:
             outbox.scope.cancel()
         self._router.leave(peer)
 
     async def handle_stream(self, net_stream: INetStream) -> None:
-        """Listen to what a peer says, until its stream ends."""
+        """Read a peer's items until its stream ends."""
         peer = NodeId(str(net_stream.muxed_conn.peer_id))
         stream, reader = stream_of(net_stream), ItemReader()
         try:
@@ -231,7 +231,7 @@ class Libp2pGossip:
             self._report(peer, ScoreReason.MALFORMED_FRAME)
         finally:
             stream.abandon()
-            if self._connections.of(peer) is None:  # what it said last may have come after `part`
+            if self._connections.of(peer) is None:  # its last items may arrive after `part`
                 self._router.leave(peer)
 
     def _hear(self, peer: NodeId, item: Item) -> None:
@@ -260,7 +260,7 @@ class Libp2pGossip:
                 outbox.add(item, now)
 
     async def _talk(self, peer: NodeId, outbox: _Outbox) -> None:
-        """Keep a stream to the peer as long as it is connected and knows the protocol."""
+        """Keep a stream to the peer while it is connected and supports the protocol."""
         pause = RETRY_SECONDS
         with outbox.scope:
             while True:
@@ -268,7 +268,7 @@ class Libp2pGossip:
                 try:
                     await self._talk_once(peer, outbox)
                 except NegotiationError:
-                    return  # a peer that does not gossip
+                    return  # the peer does not support gossip
                 except BaseLibp2pError:
                     pause = RETRY_SECONDS if trio.current_time() - began > LONGEST_RETRY_SECONDS else pause
                 await trio.sleep(pause)

@@ -4,8 +4,8 @@ Nodes send small items one after the other on a stream; the kind of an item boun
 
     kind u8 | length u24 | topic (8 bytes) | payload
 
-The topic is a hash of its name, and a message id is a hash of topic and content. Therefore nobody can give one message
-the id of another.
+The topic is a hash of its name, and a message id is a hash of topic and content. Therefore no node can give one
+message the id of another.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ HEAD_BYTES = _HEAD.size
 
 
 class MalformedGossipError(NeuroShardError):
-    """Bytes that are no gossip."""
+    """Bytes that are not a gossip item."""
 
 
 class ItemKind(IntEnum):
-    """What an item says."""
+    """The kind of an item."""
 
     SUBSCRIBE = 1
     UNSUBSCRIBE = 2
     MESSAGE = 3
-    HAVE = 4  # ids of messages that the sender can give
-    WANT = 5  # ids of messages that the sender asks for
-    GRAFT = 6  # the sender will pass messages on to the receiver, and wants the same
-    PRUNE = 7  # the sender stops that
-    CHOKE = 8  # the sender gets messages sooner elsewhere: tell it only what there is
+    HAVE = 4  # ids of messages that the sender has
+    WANT = 5  # ids of messages that the sender requests
+    GRAFT = 6  # the sender will forward messages to the receiver, and asks for the same
+    PRUNE = 7  # the sender stops forwarding
+    CHOKE = 8  # the sender gets messages sooner over other links: send it only ids
     UNCHOKE = 9
 
 
@@ -67,13 +67,12 @@ class Item:
     payload: bytes = field(default=b"", repr=False)
 
     def encode(self) -> bytes:
-        """The bytes that ItemReader reads."""
+        """The encoded item, as read by ItemReader."""
         size = len(self.payload)
         return _HEAD.pack(self.kind, size >> 16, size & 0xFFFF, self.topic) + self.payload
 
     @property
     def byte_count(self) -> int:
-        """Size of the encoded item."""
         return HEAD_BYTES + len(self.payload)
 
     def ids(self) -> tuple[MessageId, ...]:
@@ -83,7 +82,7 @@ class Item:
 
 
 def topic_id(topic: str) -> TopicId:
-    """A topic's name as it travels, 8 bytes."""
+    """A topic's name on the wire, 8 bytes."""
     return TopicId(blake3(b"neuroshard/gossip/topic/1\0" + topic.encode()).digest(TOPIC_BYTES))
 
 
@@ -93,24 +92,24 @@ def message_id(topic: TopicId, data: bytes) -> MessageId:
 
 
 def packed(data: bytes) -> bytes:
-    """What travels of a message: deflated where that is shorter, as it is for signed claims with their hex digits."""
+    """The message as it travels: deflated if that is shorter, as for signed claims with their hex digits."""
     deflated = zlib.compress(data, wbits=-zlib.MAX_WBITS)
     return b"\1" + deflated if len(deflated) < len(data) else b"\0" + data
 
 
 def unpacked(payload: bytes) -> bytes:
-    """The message that `packed` was given. Raises MalformedGossipError, also for more than MAX_GOSSIP_BYTES."""
+    """Reverse `packed`. Raises MalformedGossipError, also for more than MAX_GOSSIP_BYTES."""
     if payload[:1] == b"\0":
         return payload[1:]
     if payload[:1] != b"\1":
-        raise MalformedGossipError("A message begins with no known byte.")
+        raise MalformedGossipError("A message starts with an unknown byte.")
     reader = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
         data = reader.decompress(payload[1:], MAX_GOSSIP_BYTES)
     except zlib.error as error:
         raise MalformedGossipError(f"A message cannot be inflated: {error}.") from None
     if not reader.eof or reader.unused_data:
-        raise MalformedGossipError("A message is longer than it may be, or not whole.")
+        raise MalformedGossipError("A message is too long or incomplete.")
     return data
 
 
@@ -122,13 +121,13 @@ def id_items(kind: ItemKind, topic: TopicId, ids: Iterable[MessageId]) -> Iterat
 
 
 class ItemReader:
-    """Bytes in any portions in, items out. Holds at most one unfinished item."""
+    """Splits a byte stream into items. Keeps at most one unfinished item."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Item]:
-        """The items that the data completes. Raises MalformedGossipError; nothing can be read after that."""
+        """The items that the data completes. Raises MalformedGossipError; the reader cannot be used after that."""
         self._buffer += data
         items: list[Item] = []
         position = 0
@@ -150,27 +149,27 @@ def _head(buffer: bytearray, position: int) -> tuple[ItemKind, int, TopicId]:
     try:
         kind = ItemKind(number)
     except ValueError:
-        raise MalformedGossipError(f"There is no gossip of kind {number}.") from None
+        raise MalformedGossipError(f"Gossip of kind {number} is unknown.") from None
     if size > _MOST.get(kind, 0):
         raise MalformedGossipError(f"Gossip of kind {kind.name} has {size} bytes; {_MOST.get(kind, 0)} are allowed.")
     if kind in {ItemKind.HAVE, ItemKind.WANT} and size % ID_BYTES:
-        raise MalformedGossipError(f"{size} bytes are no list of message ids.")
+        raise MalformedGossipError(f"{size} bytes are not a list of message ids.")
     return kind, size, TopicId(topic)
 
 
-SEEN_SECONDS = 120.0  # remembered for at least as long, and at most twice
+SEEN_SECONDS = 120.0  # minimum age to forget an id; it is remembered at most twice as long
 SEEN_BYTES = 4 * 1024 * 1024
-SEEN_ID_BYTES = 128  # that a remembered id takes, rather more than less
-KEPT_SECONDS = 30.0  # messages that can be given to whoever asks
+SEEN_ID_BYTES = 128  # memory of one remembered id, an upper estimate
+KEPT_SECONDS = 30.0  # how long a message is available on request
 MAX_KEPT_BYTES = 8 * 1024 * 1024
-ENTRY_BYTES = 512  # that a kept message takes besides its own, rather more than less
+ENTRY_BYTES = 512  # overhead per kept message, an upper estimate
 MISSING_BYTES = 4 * 1024 * 1024
-MISSING_ID_BYTES = 1024  # that an id takes with those who told of it, rather more than less
-MAX_ASKED = 5  # peers, one after the other, for one missing message
+MISSING_ID_BYTES = 1024  # memory of one missing id with the peers that have it, an upper estimate
+MAX_ASKED = 5  # peers to ask, one after the other, for one missing message
 
 
 class SeenIds:
-    """Ids of messages that came by, in two generations."""
+    """Ids of the newest messages, in two generations."""
 
     def __init__(self, max_bytes: int = SEEN_BYTES) -> None:
         self._most = max_bytes // SEEN_ID_BYTES // 2
@@ -182,7 +181,7 @@ class SeenIds:
         return message in self._young or message in self._old
 
     def add(self, message: MessageId, now: float) -> None:
-        """Remember one more."""
+        """Remember an id."""
         if len(self._young) >= self._most or now - self._since > SEEN_SECONDS:
             self._old, self._young, self._since = self._young, set(), now
         self._young.add(message)
@@ -190,7 +189,7 @@ class SeenIds:
 
 @dataclass(frozen=True)
 class KeptMessage:
-    """A message that can still be given to others."""
+    """A message that can still be sent on request."""
 
     topic: TopicId
     data: bytes = field(repr=False)
@@ -198,7 +197,7 @@ class KeptMessage:
 
 
 class KeptMessages:
-    """The youngest messages, bounded in age and in bytes."""
+    """The newest messages, bounded in age and in bytes."""
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._messages: OrderedDict[MessageId, KeptMessage] = OrderedDict()
@@ -206,7 +205,7 @@ class KeptMessages:
         self._bytes = 0
 
     def add(self, message: MessageId, kept: KeptMessage) -> None:
-        """Keep one more; the oldest make room."""
+        """Keep a message; the oldest ones are dropped for it."""
         if message not in self._messages:
             self._messages[message] = kept
             self._bytes += ENTRY_BYTES + len(kept.data)
@@ -218,7 +217,7 @@ class KeptMessages:
         return self._messages.get(message)
 
     def younger_than(self, moment: float, topic: TopicId) -> list[MessageId]:
-        """Ids of a topic's messages that came after a moment, the youngest first."""
+        """Ids of a topic's messages that arrived after a time, the newest first."""
         found: list[MessageId] = []
         for message, kept in reversed(self._messages.items()):
             if kept.kept_at <= moment:
@@ -228,7 +227,7 @@ class KeptMessages:
         return found
 
     def expire(self, now: float) -> None:
-        """Drop what is too old."""
+        """Drop messages that are too old."""
         while self._messages and now - next(iter(self._messages.values())).kept_at > KEPT_SECONDS:
             self._drop_oldest()
 
@@ -246,7 +245,7 @@ class _Missing:
 
 
 class MissingMessages:
-    """Messages that others have told of and that have not come."""
+    """Messages whose ids peers have announced and that have not arrived."""
 
     def __init__(self, max_bytes: int = MISSING_BYTES) -> None:
         self._most = max_bytes // MISSING_ID_BYTES
@@ -256,7 +255,7 @@ class MissingMessages:
         return len(self._missing)
 
     def hear(self, message: MessageId, topic: TopicId, holder: NodeId, now: float) -> None:
-        """A peer can give this message."""
+        """Record that a peer has this message."""
         known = self._missing.setdefault(message, _Missing(topic, now, []))
         if holder not in known.holders and len(known.holders) < MAX_ASKED:
             known.holders.append(holder)
@@ -264,11 +263,11 @@ class MissingMessages:
             self._missing.popitem(last=False)
 
     def arrived(self, message: MessageId) -> None:
-        """It came."""
+        """Remove a message that arrived."""
         self._missing.pop(message, None)
 
     def due(self, before: float) -> list[tuple[NodeId, TopicId, MessageId]]:
-        """Whom to ask now for what has been missing since `before`; every peer is asked once."""
+        """The requests due now for messages missing since `before`, one peer each. Every peer is asked once."""
         asking: list[tuple[NodeId, TopicId, MessageId]] = []
         for message, missing in tuple(self._missing.items()):
             if missing.heard_at > before:

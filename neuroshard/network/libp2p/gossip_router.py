@@ -1,8 +1,9 @@
-"""Who tells whom: gossipsub's mesh of a few links a topic, made thrifty. No sockets, no clock: only its own memory.
+"""The gossip router: gossipsub's mesh with few links per topic. No sockets and no clock, only its own memory.
 
-Every listener keeps links (GRAFT, PRUNE) with a few others. A message goes over all links at first; whoever gets it a
-second time chokes the link it came over, which carries only ids from then on. So messages settle on a tree and arrive
-about once (Leitao et al., "Epidemic Broadcast Trees"; libp2p's episub). Ids repair what the tree loses."""
+Every listener keeps links (GRAFT, PRUNE) with a few others. A message first goes over all links. A node that gets it a
+second time chokes the link of the second copy, which from then on carries only ids. So the messages settle on a tree
+and arrive about once (Leitao et al., "Epidemic Broadcast Trees"; libp2p's episub). Ids repair losses of the tree.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +28,21 @@ from neuroshard.network.libp2p.gossip_messages import (
 from neuroshard.network.limits import TokenBucket
 from neuroshard.types import NodeId
 
-DEGREE, LEAST_DEGREE, MOST_DEGREE = 4, 3, 6  # few: the busiest node of a tree sends once for each of its links
-LAZY_DEGREE = 1  # peers outside the mesh that hear ids at every heartbeat
+DEGREE, LEAST_DEGREE, MOST_DEGREE = 4, 3, 6  # low: the busiest node of a tree sends one copy over each of its links
+LAZY_DEGREE = 1  # peers outside the mesh that get ids at every heartbeat
 HEARTBEAT_SECONDS = 1.0
-PATIENCE_SECONDS = 0.9  # for a message whose id was heard, before it is asked for
-CHOKE_SHARE = 0.002  # of the duplicates close their link, where two links carry messages: see _choked
-CHOKE_RISE = 15.0  # times as many with every link more
+PATIENCE_SECONDS = 0.9  # between the arrival of an id and the request for its message
+CHOKE_SHARE = 0.002  # share of the duplicates that close their link, where two links carry messages: see _choked
+CHOKE_RISE = 15.0  # multiplier with every further link
 MOST_CHOKE_SHARE = 0.5
-BACKOFF_SECONDS = 60.0  # after a PRUNE, before the same two try again
+BACKOFF_SECONDS = 60.0  # after a PRUNE, before the same two nodes try again
 MAX_TOPICS_OF_PEER = 64
-ITEMS_A_SECOND = 100  # of one peer in the long run; a swarm's reports are ten a second, however many nodes it has
+ITEMS_A_SECOND = 100  # from one peer in the long run; a swarm's reports are ten per second, whatever its size
 BYTES_A_SECOND = 256 * 1024
 IDS_A_SECOND = 256
-GOSSIP_BYTES = 16 * 1024 * 1024  # that a node remembers, where nobody says less
-ALLOWANCE_SECONDS = 60.0  # so much of the above at once: after a stall of the line all that waited comes together
-MAX_GIVEN = 128  # messages given to one peer on demand between two heartbeats
+GOSSIP_BYTES = 16 * 1024 * 1024  # memory for messages, unless set otherwise
+ALLOWANCE_SECONDS = 60.0  # burst: after a stalled connection all queued items arrive together
+MAX_GIVEN = 128  # messages sent to one peer on request between two heartbeats
 
 Sends: TypeAlias = list[tuple[NodeId, Item]]
 Check: TypeAlias = Callable[[TopicId, NodeId, bytes], bool]
@@ -49,14 +50,14 @@ Check: TypeAlias = Callable[[TopicId, NodeId, bytes], bool]
 
 @dataclass
 class _Link:
-    is_lazy: bool = False  # only ids go over it, both ways: a tree that is shared by all needs its links both ways
-    due: list[MessageId] = field(default_factory=list[MessageId])  # ids to tell it at the next heartbeat
+    is_lazy: bool = False  # only ids go over it, in both directions: a shared tree needs links that work both ways
+    due: list[MessageId] = field(default_factory=list[MessageId])  # ids to send at the next heartbeat
 
 
 @dataclass
 class _Topic:
     links: dict[NodeId, _Link] = field(default_factory=dict[NodeId, _Link])
-    backoff: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # until when
+    backoff: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # end of the backoff
     has_made_room: bool = False  # since the last heartbeat
 
 
@@ -65,19 +66,19 @@ class _Peer:
     topics: set[TopicId] = field(default_factory=set[TopicId])
     items: TokenBucket = field(default_factory=lambda: _for_a_minute(ITEMS_A_SECOND))
     byte_count: TokenBucket = field(default_factory=lambda: _for_a_minute(BYTES_A_SECOND))
-    told: TokenBucket = field(default_factory=lambda: _for_a_minute(IDS_A_SECOND))
+    announced_ids: TokenBucket = field(default_factory=lambda: _for_a_minute(IDS_A_SECOND))
     given: int = 0  # since the last heartbeat
     has_flooded: bool = False  # since the last heartbeat
 
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """What became of an item."""
+    """The result of one item."""
 
     sends: Sends = field(default_factory=list[tuple[NodeId, Item]])
-    delivered: bytes | None = None  # a new message that was found good
-    is_refused: bool = False  # a new message that was not
-    is_flood: bool = False  # more than a peer may send, which nothing is done with; said once between two heartbeats
+    delivered: bytes | None = None  # a new message that passed the check
+    is_refused: bool = False  # a new message that did not
+    is_flood: bool = False  # more than a peer may send; the item is ignored, and reported once between two heartbeats
 
 
 def _for_a_minute(per_second: float) -> TokenBucket:
@@ -90,7 +91,7 @@ def _flood(peer: _Peer) -> ItemOutcome:
 
 
 class GossipRouter:
-    """The decisions of one node."""
+    """The gossip decisions of one node."""
 
     def __init__(self, random: Random, max_bytes: int = GOSSIP_BYTES) -> None:
         self._random = random
@@ -100,7 +101,7 @@ class GossipRouter:
         self._kept = KeptMessages(max_bytes // 2)
         self._missing = MissingMessages(max_bytes // 4)
         self._last_heartbeat = 0.0
-        self.counts: Counter[str] = Counter()  # what came in, by kind; "duplicate", "refused"
+        self.counts: Counter[str] = Counter()  # received items by kind; "duplicate", "refused"
 
     def links(self, topic: TopicId) -> tuple[NodeId, ...]:
         """This node's links of a topic."""
@@ -111,15 +112,15 @@ class GossipRouter:
         """Peers to which this node has a link in any topic."""
         return {peer for topic in self._topics.values() for peer in topic.links}
 
-    # This node's own wishes
+    # Requests of this node
 
     def join(self, peer: NodeId) -> Sends:
-        """A peer can be talked to from now on."""
+        """Add a peer that can be reached from now on."""
         self._peers.setdefault(peer, _Peer())
         return [(peer, Item(ItemKind.SUBSCRIBE, topic)) for topic in self._topics]
 
     def leave(self, peer: NodeId) -> None:
-        """A peer is gone."""
+        """Remove a peer that left."""
         self._peers.pop(peer, None)
         for topic in self._topics.values():
             topic.links.pop(peer, None)
@@ -131,13 +132,13 @@ class GossipRouter:
         return sends + self._filled(topic, now)
 
     def unsubscribe(self, topic: TopicId) -> Sends:
-        """Listen no more."""
+        """Stop listening."""
         if self._topics.pop(topic, None) is None:
             return []
-        return [(peer, Item(ItemKind.UNSUBSCRIBE, topic)) for peer in self._peers]  # which ends links as well
+        return [(peer, Item(ItemKind.UNSUBSCRIBE, topic)) for peer in self._peers]  # which also ends links
 
     def publish(self, topic: TopicId, data: bytes, now: float) -> Sends:
-        """Tell everybody who listens; one who does not listen itself tells a few who pass it on."""
+        """Send a message to this node's links. A node that does not listen itself sends it to a few listeners."""
         message = message_id(topic, data)
         self._remember(message, topic, data, now)
         if topic in self._topics and self._topics[topic].links:
@@ -146,10 +147,10 @@ class GossipRouter:
         chosen = self._random.sample(listeners, min(DEGREE, len(listeners)))
         return [(peer, Item(ItemKind.MESSAGE, topic, data)) for peer in chosen]
 
-    # What peers say
+    # Items of peers
 
     def handle(self, peer: NodeId, item: Item, now: float, check: Check) -> ItemOutcome:
-        """Take one item of a peer."""
+        """Process one item of a peer."""
         known = self._peers.setdefault(peer, _Peer())
         if not (known.items.take(now) and known.byte_count.take(now, item.byte_count)):
             return _flood(known)
@@ -161,13 +162,13 @@ class GossipRouter:
         return ItemOutcome(self._handle_link(peer, known, item, now))
 
     def heartbeat(self, now: float) -> Sends:
-        """What is due once a second: links to be made or ended, ids to be told, messages to be asked for."""
+        """The work due once per second: links to make or end, ids to send, messages to request."""
         sends: Sends = []
         for peer in self._peers.values():
             peer.given, peer.has_flooded = 0, False
         for topic, known in tuple(self._topics.items()):
             known.has_made_room = False
-            sends += self._filled(topic, now) + self._thinned(topic, now) + self._told(topic)
+            sends += self._filled(topic, now) + self._thinned(topic, now) + self._lazy_ids(topic)
         sends += self._asked(now)
         self._kept.expire(now)
         self._last_heartbeat = now
@@ -206,11 +207,12 @@ class GossipRouter:
         return sends
 
     def _choked(self, peer: NodeId, topic: TopicId) -> Sends:
-        """The peer brought what others had brought before: its link is not needed for messages.
+        """Decide whether to close the link over which a duplicate arrived.
 
-        Not at once: messages that are under way together would close several links that need each other, and the tree
-        would fall apart and be repaired for ever (simulated with 50 and 200 nodes). Sooner at a node with many links:
-        of the links that make a circle any one may go, and in a tree of equal nodes nobody sends more than two copies.
+        Not at once: messages under way together would close several links that need each other, and the tree would
+        break and be repaired for ever (simulated with 50 and 200 nodes). Sooner at a node with many links: of the
+        links that form a circle any one may be closed, and in a tree of equal nodes no node sends more than two
+        copies.
         """
         known, link = self._topics[topic], self._link(peer, topic)
         if link is None or link.is_lazy:
@@ -226,7 +228,7 @@ class GossipRouter:
         ids = item.ids()
         if item.kind is ItemKind.WANT:
             return ItemOutcome(self._given(peer, known, ids))
-        if not known.told.take(now, len(ids)):
+        if not known.announced_ids.take(now, len(ids)):
             return _flood(known)
         if item.topic in self._topics:
             for message in ids:
@@ -244,7 +246,7 @@ class GossipRouter:
         return sends
 
     def _asked(self, now: float) -> Sends:
-        """Ask for what did not come, and open the links to those who had it."""
+        """Request missing messages, and open the links to the peers that had them."""
         wanted: dict[tuple[NodeId, TopicId], list[MessageId]] = defaultdict(list)
         for peer, topic, message in self._missing.due(now - PATIENCE_SECONDS):
             wanted[peer, topic].append(message)
@@ -257,8 +259,8 @@ class GossipRouter:
                 sends.append((peer, Item(ItemKind.UNCHOKE, topic)))
         return sends
 
-    def _told(self, topic: TopicId) -> Sends:
-        """Ids for the links that want only those, and for a few peers outside the mesh."""
+    def _lazy_ids(self, topic: TopicId) -> Sends:
+        """Ids for the links without messages, and for a few peers outside the mesh."""
         sends: Sends = []
         known = self._topics[topic]
         for peer, link in known.links.items():
@@ -307,9 +309,9 @@ class GossipRouter:
         return sends
 
     def _room(self, topic: TopicId, mine: _Topic, now: float) -> Sends:
-        """End one link for one that is wanted, rather one without messages, at most once between two heartbeats.
+        """End one link to make space for a requested one, preferably one without messages, once between two heartbeats.
 
-        Else the first few of a swarm would fill each other's links, and who comes later would find none of them.
+        Otherwise the first few nodes of a swarm would fill each other's links, and later ones would not get any.
         """
         mine.has_made_room = True
         ended = self._random.choice([p for p, link in mine.links.items() if link.is_lazy] or list(mine.links))
@@ -328,7 +330,7 @@ class GossipRouter:
         return [(peer, Item(ItemKind.GRAFT, topic)) for peer in chosen]
 
     def _thinned(self, topic: TopicId, now: float) -> Sends:
-        """Fewer links while there are too many; those that carry nothing go first."""
+        """Fewer links while there are too many; links that carry nothing are ended first."""
         links = self._topics[topic].links
         if len(links) <= MOST_DEGREE:
             return []

@@ -27,28 +27,28 @@ from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 
 MAX_OBSERVERS = 64
-KEPT_SECONDS = 3600.0  # after the observer's connection ended
-CONFIRMED_BY = 2  # observers, before an address is told to everybody
+KEPT_SECONDS = 3600.0  # after the end of the observer's connection
+CONFIRMED_BY = 2  # observers, before an address is announced
 
 
 @dataclass
 class _Observation:
     text: str
-    muxer: BoundedMuxer  # while it lives, the address holds
+    muxer: BoundedMuxer  # while it is open, the address is valid
     made_at: float
-    held_at: float  # when the address was known to hold
+    held_at: float  # when the address was last known to be valid
 
 
 class ObservedAddresses:
-    """The newest word of each observer, by its IP address."""
+    """The newest report of each observer, by its IP address."""
 
     def __init__(self, when_moved: Callable[[], None] = lambda: None) -> None:
-        """`when_moved` is told of an IP address at which nobody saw this node before."""
+        """`when_moved` is called with an IP address at which no peer observed this node before."""
         self._when_moved = when_moved
         self._by_observer: dict[str, _Observation] = {}
 
     def record(self, muxer: BoundedMuxer, observed: Multiaddr, local: Iterable[Multiaddr]) -> None:
-        """A peer saw this node at `observed`; it counts when the connection left from the port that listens."""
+        """Record where a peer observed this node. Only connections from the listening port count."""
         address, text = muxer.get_remote_address(), str(observed)
         if not muxer.is_from_listening_port or address is None:
             return
@@ -64,15 +64,15 @@ class ObservedAddresses:
             self._when_moved()
 
     def remove_conn(self, conn: INetConn) -> None:
-        """A connection ended; what was seen stays true for a while."""
+        """Note the end of a connection. Its report stays valid for a while."""
 
     def addrs(self) -> list[Multiaddr]:
-        """Addresses that several saw: the router gives everybody the same."""
+        """Addresses with several observers: the router uses the same one for all peers."""
         seen = [one.text for one in self._current()]
         return [Multiaddr(text) for text in self.likely() if seen.count(text) >= CONFIRMED_BY]
 
     def likely(self) -> list[str]:
-        """All that were seen: first by those who are connected still, by most of them, then the newest."""
+        """All observed addresses: first those of open connections, then by number of observers, then by age."""
         by_text: dict[str, list[_Observation]] = {}
         for one in self._current():
             by_text.setdefault(one.text, []).append(one)
@@ -99,13 +99,13 @@ PUNCH_PROTOCOL = "/libp2p/dcutr"
 MAX_ADDRESSES = 8
 ROUNDS = 3
 ROUND_SECONDS = 4.0
-AGAIN_SECONDS = 60.0  # until a peer may ask for it again
-LEAVE_RELAY_SECONDS = 20.0  # for what is under way there
+AGAIN_SECONDS = 60.0  # until a peer may ask again
+LEAVE_RELAY_SECONDS = 20.0  # for requests in progress on the relay
 _LOG = logging.getLogger(__name__)
 
 
 class HolePuncher:
-    """Tries to get direct connections with peers that are connected through a relay."""
+    """Replaces relayed connections by direct ones."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class HolePuncher:
         own_addresses: Callable[[], Sequence[str]],
         may_follow: Callable[[PeerAddress], bool],
     ) -> None:
-        """`may_follow`: whether an address that a peer behind a relay tells is worth a dial."""
+        """`may_follow` decides whether an address claimed by a peer behind a relay may be dialled."""
         self._connections = connections
         self._observed = observed
         self._own_addresses = own_addresses
@@ -122,7 +122,7 @@ class HolePuncher:
         self._asked_at: dict[NodeId, list[float]] = {}
 
     async def upgrade(self, peer: NodeId) -> None:
-        """Agree with a peer on a moment, and dial. Called on the side that was called through the relay."""
+        """Agree with a peer on a moment, and dial. Runs on the side that accepted the relayed connection."""
         relayed = self._connections.of(peer)
         for _ in range(ROUNDS):
             if relayed is None or self._connections.kind_of(peer) is not ConnectionKind.RELAYED:
@@ -134,7 +134,7 @@ class HolePuncher:
                 return
 
     async def handle_stream(self, net_stream: INetStream) -> None:
-        """Dial when the peer says so. Runs on the side that called through the relay."""
+        """Dial when the peer asks for it. Runs on the side that dialled the relayed connection."""
         stream, peer = stream_of(net_stream), NodeId(str(net_stream.muxed_conn.peer_id))
         try:
             self._check_may_ask(peer)
@@ -157,9 +157,9 @@ class HolePuncher:
                 await confirm(stream, PUNCH_PROTOCOL)
                 asked_at = anyio.current_time()
                 await stream.write(encode_message(self._own()))
-                told = await read_message(stream, HolePunch())
+                message = await read_message(stream, HolePunch())
                 round_trip = anyio.current_time() - asked_at
-                addresses = self._usable(told, peer)
+                addresses = self._usable(message, peer)
                 self._connections.expect(addresses)
                 await stream.write(encode_message(HolePunch(type=HolePunch.SYNC)), is_last=True)
         except BaseException:
@@ -168,14 +168,14 @@ class HolePuncher:
         return addresses, round_trip
 
     async def _dial(self, peer: NodeId, addresses: Sequence[PeerAddress], *, is_client: bool) -> bool:
-        """Whether one of the addresses led to a direct connection."""
+        """Dial the addresses. Returns True if one led to a direct connection."""
         found: list[BoundedMuxer] = []
 
         async def attempt(address: PeerAddress) -> None:
             until = anyio.current_time() + ROUND_SECONDS
-            while anyio.current_time() < until:  # a router may answer the first call with a reset
+            while anyio.current_time() < until:  # a router may answer the first attempt with a reset
                 if self._connections.kind_of(peer) is ConnectionKind.PUNCHED:
-                    tasks.cancel_scope.cancel()  # the other side's call came in
+                    tasks.cancel_scope.cancel()  # the other side's connection arrived
                 muxer = await self._connections.punch(address, is_client=is_client)
                 if muxer is not None:
                     found.append(muxer)
@@ -199,10 +199,10 @@ class HolePuncher:
             type=HolePunch.CONNECT, ObsAddrs=[Multiaddr(text).to_bytes() for text in texts[:MAX_ADDRESSES]]
         )
 
-    def _usable(self, told: HolePunch, peer: NodeId) -> list[PeerAddress]:
+    def _usable(self, message: HolePunch, peer: NodeId) -> list[PeerAddress]:
         """The addresses in a message that can be dialled."""
         usable: list[PeerAddress] = []
-        for data in told.ObsAddrs[:MAX_ADDRESSES]:
+        for data in message.ObsAddrs[:MAX_ADDRESSES]:
             try:
                 usable.append(parse_address(f"{Multiaddr(data)}/p2p/{peer}"))
             except (UsageError, ValueError):
@@ -210,7 +210,7 @@ class HolePuncher:
         return [address for address in usable if self._may_follow(address)]
 
     def _check_may_ask(self, peer: NodeId) -> None:
-        """Raises RelayError: nobody may make this node call around."""
+        """Raise RelayError unless this peer may ask: peers must not make this node dial freely."""
         since = anyio.current_time() - AGAIN_SECONDS
         self._asked_at = {node: at for node, at in self._asked_at.items() if at[-1] > since}
         asked = [at for at in self._asked_at.get(peer, []) if at > since]

@@ -44,23 +44,23 @@ IDENTIFY_PROTOCOL = "/ipfs/id/1.0.0"
 IDENTIFY_SECONDS = 15.0
 MAX_IDENTIFY_BYTES = 16 * 1024
 _MAX_LENGTH_BYTES = 3  # of a varint up to 2^21
-_CHOSEN_BY = frozenset({HOP_PROTOCOL})  # protocols by which peers are chosen; what else they speak shows when asked
+_CHOSEN_BY = frozenset({HOP_PROTOCOL})  # protocols that matter for the choice of a peer; others are negotiated on use
 
 
 class IdentifyError(IOException):
-    """The peer's words about itself are too long, or cannot be read."""
+    """The peer's identify message is too long or cannot be read."""
 
 
 @dataclass(frozen=True)
 class Identified:
-    """What is kept of them."""
+    """The two fields of a peer's identify message that are kept."""
 
-    protocols: tuple[str, ...]  # of those by which peers are chosen
+    protocols: tuple[str, ...]  # only those that matter for the choice of a peer
     observed: Multiaddr | None  # where the peer sees this node
 
 
 async def ask_identity(muxer: BoundedMuxer) -> Identified:
-    """Ask a peer about itself. Raises BaseLibp2pError or TimeoutError."""
+    """Ask a peer for its identify message. Raises BaseLibp2pError or TimeoutError."""
     stream = await muxer.open_stream()
     try:
         with anyio.fail_after(IDENTIFY_SECONDS):
@@ -72,7 +72,7 @@ async def ask_identity(muxer: BoundedMuxer) -> Identified:
 
 
 def identified(data: bytes) -> Identified:
-    """What is kept of a message. Raises IdentifyError."""
+    """Parse an identify message. Raises IdentifyError."""
     message = Identify()
     try:
         message.ParseFromString(data)
@@ -104,34 +104,33 @@ async def _length(stream: YamuxStream) -> int:
 def _address(data: bytes) -> Multiaddr | None:
     try:
         address = Multiaddr(data) if data else None
-        str(address)  # the bytes are read only now
+        str(address)  # the bytes are only parsed here
     except ValueError:
         return None
     return address
 
 
-_MOST = 100_000  # libp2p's own limits come after ours: its evictions would even drop this node's key
+_MOST = 100_000  # libp2p's own limits are above ours: its evictions would even drop this node's key
 
 
 def silence_libp2p() -> None:
     """Keep libp2p's log lines, warnings about every peer that hangs up, out of the node's log."""
     logging.getLogger("multiaddr").setLevel(logging.WARNING)
     logger = logging.getLogger("libp2p")
-    if not logger.handlers:  # LIBP2P_DEBUG brings its own
+    if not logger.handlers:  # LIBP2P_DEBUG adds its own
         logger.addHandler(logging.NullHandler())
         logger.setLevel(logging.CRITICAL)
 
 
 class _NoAutoConnector(AutoConnector):
-    """Dials nobody: libp2p's own would dial whoever it has heard of."""
+    """Replaces libp2p's connector, which dials every peer that it has heard of."""
 
     async def maybe_connect(self) -> None:
-        """Nothing."""
         await trio.lowlevel.checkpoint()
 
 
 class NodeSwarm(Swarm):
-    """libp2p's book of connections. It dials nobody by itself, and streams cost no notifications."""
+    """libp2p's table of connections, which never dials by itself and sends no notifications for streams."""
 
     def __init__(self, keys: KeyPair, upgrader: TransportUpgrader) -> None:
         peer_id = ID.from_pubkey(keys.public_key)
@@ -150,48 +149,44 @@ class NodeSwarm(Swarm):
         self.auto_connector = _NoAutoConnector(self)
 
     def forget(self, peer_id: ID) -> None:
-        """Drop what a peer that is gone told about itself."""
+        """Drop the identify data of a peer that left."""
         if not self.get_connections(peer_id) and self.peerstore.has_peer(peer_id):
             self.peerstore.clear_peerdata(peer_id)
 
     async def notify_opened_stream(self, stream: INetStream) -> None:
-        """Nobody listens."""
         await trio.lowlevel.checkpoint()
 
     async def notify_closed_stream(self, stream: INetStream) -> None:
-        """Nobody listens."""
         await trio.lowlevel.checkpoint()
 
 
 class AddressObserver(Protocol):
-    """Takes what peers say about this node's own address; libp2p's own wants four observers before it believes any."""
+    """Collects the addresses at which peers see this node. libp2p's own collector needs four observers."""
 
     def record(self, muxer: BoundedMuxer, observed: Multiaddr, local: Iterable[Multiaddr]) -> None:
-        """A peer saw this node at an address; `local` are those at which it listens."""
+        """Record where a peer sees this node; `local` are the addresses at which it listens."""
         ...
 
-    def remove_conn(self, conn: INetConn) -> None:
-        """A connection ended."""
-        ...
+    def remove_conn(self, conn: INetConn) -> None: ...
 
     def addrs(self) -> list[Multiaddr]:
-        """Addresses that others may be told."""
+        """The observed addresses that may be announced."""
         ...
 
 
 class NodeHost(BasicHost):
-    """Protocols on the streams of a swarm. `tasks` owns everything that runs in the background."""
+    """Runs the protocols on the streams of a swarm. `tasks` owns all background tasks."""
 
     def __init__(self, swarm: NodeSwarm, tasks: TaskGroup) -> None:
         super().__init__(swarm, negotiate_timeout=HANDSHAKE_SECONDS)
         self.swarm = swarm
         self._tasks = tasks
-        self._observed_addr_manager = None  # unless somebody observes better: see observe_with
+        self._observed_addr_manager = None  # until a better observer is set: see observe_with
         self._observer: AddressObserver | None = None
-        self.remove_stream_handler(ID_PUSH)  # whoever moved connects anew
+        self.remove_stream_handler(ID_PUSH)  # a node that moved connects again
 
     def observe_with(self, observer: AddressObserver) -> None:
-        """Let identify tell where others see this node."""
+        """Let identify report where peers see this node."""
         self._observer = observer
         self._observed_addr_manager = cast("Any", observer)
 
@@ -220,18 +215,18 @@ class NodeHost(BasicHost):
             self._identify_inflight.discard(peer_id)
 
     async def _ask_about(self, peer_id: ID) -> None:
-        """What a peer says about itself; libp2p's own way reads a MiB of it, and keeps all."""
+        """Ask a peer for its identify message. libp2p's own function reads up to 1 MiB and keeps all of it."""
         muxer = next((conn.muxed_conn for conn in self.swarm.get_connections(peer_id)), None)
         if not isinstance(muxer, BoundedMuxer):
             return
-        told = await ask_identity(muxer)
+        identified = await ask_identity(muxer)
         if not self.swarm.get_connections(peer_id):
-            return  # what is known of it is forgotten already
-        self.peerstore.set_protocols(peer_id, told.protocols)
+            return  # its data is already dropped
+        self.peerstore.set_protocols(peer_id, identified.protocols)
         self._identified_peers[peer_id] = ""
         is_relayed = muxer.get_connection_type() == ConnectionType.RELAYED  # it sees the relay's address
-        if self._observer is not None and told.observed is not None and not is_relayed:
-            self._observer.record(muxer, told.observed, self.get_transport_addrs())
+        if self._observer is not None and identified.observed is not None and not is_relayed:
+            self._observer.record(muxer, identified.observed, self.get_transport_addrs())
 
 
 def stream_of(net_stream: INetStream) -> YamuxStream:
@@ -249,25 +244,16 @@ class PeerEvents(INotifee):
         self._part = part
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
-        """A connection began."""
         await trio.lowlevel.checkpoint()
         self._meet(conn.muxed_conn.peer_id)
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        """A connection ended."""
         await trio.lowlevel.checkpoint()
         peer = conn.muxed_conn.peer_id
         if not network.get_connections(peer):
             self._part(peer)
 
-    async def opened_stream(self, network: INetwork, stream: INetStream) -> None:
-        """Not told."""
-
-    async def closed_stream(self, network: INetwork, stream: INetStream) -> None:
-        """Not told."""
-
-    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None:
-        """Not told."""
-
-    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None:
-        """Not told."""
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...

@@ -1,8 +1,8 @@
 """Kademlia without I/O (Maymounkov and Mazieres 2002): routing table, lookup and record store.
 
-The store keeps small, signed, young records, one for each node and namespace, within a byte limit. A new record always
-finds space: when the store is full, the origin (usually an IP address) whose records take the most bytes loses its
-oldest record.
+The store keeps small, signed, recent records, one for each node and namespace, within a byte limit. A new record
+always finds space: when the store is full, the origin (usually an IP address) whose records take the most bytes
+loses its oldest record.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import RECORD_SECONDS, RecordCheck, any_record, checked_record
 from neuroshard.types import JsonValue, NodeId
 
-BUCKET_SIZE = 16  # peers that share a length of common prefix with this node
+BUCKET_SIZE = 16  # peers per length of the prefix shared with this node
 REPLICAS = 8  # nodes that keep a record
-PARALLEL = 4  # questions under way in one lookup
+PARALLEL = 4  # concurrent requests in one lookup
 KEY_BITS = 256
 
 
 def key_of(name: str) -> int:
-    """Place of a node or namespace in the space of keys."""
+    """The position of a node or namespace in the key space."""
     return int.from_bytes(sha256(name.encode()).digest())
 
 
 def closest(peers: Iterable[NodeId], key: int, count: int) -> list[NodeId]:
-    """The peers nearest to a key by XOR of their places, nearest first."""
+    """The peers nearest to a key by XOR distance, nearest first."""
     return sorted(peers, key=lambda peer: key_of(peer) ^ key)[:count]
 
 
@@ -50,13 +50,13 @@ class RoutingTable:
     def __init__(self, local_id: NodeId) -> None:
         self._local_id = local_id
         self._local_key = key_of(local_id)
-        self._buckets: dict[int, list[NodeId]] = {}  # the peer heard of last at the end
+        self._buckets: dict[int, list[NodeId]] = {}  # the most recently seen peer is last
 
     def __len__(self) -> int:
         return sum(len(bucket) for bucket in self._buckets.values())
 
     def heard_from(self, peer: NodeId) -> None:
-        """A peer showed itself alive. A full bucket keeps those it has: the old ones stay longest."""
+        """Note that a peer is alive. A full bucket keeps its entries: old peers tend to stay."""
         if peer == self._local_id:
             return
         bucket = self._buckets.setdefault(self._index(peer), [])
@@ -67,7 +67,7 @@ class RoutingTable:
         bucket.append(peer)
 
     def failed(self, peer: NodeId) -> None:
-        """A peer did not answer."""
+        """Note that a peer did not answer."""
         index = self._index(peer)
         bucket = self._buckets.get(index, [])
         if peer in bucket:
@@ -84,7 +84,7 @@ class RoutingTable:
 
 
 class Lookup:
-    """One search for the nodes nearest to a key: what was asked, who answered, whom to ask next."""
+    """One search for the nodes nearest to a key: the peers asked, those that answered, and the next to ask."""
 
     def __init__(self, key: int, start: Iterable[NodeId], local_id: NodeId) -> None:
         self._key = key
@@ -95,7 +95,7 @@ class Lookup:
         self._failed: set[NodeId] = set()
 
     def next(self) -> NodeId | None:
-        """Whom to ask now: one of the nearest that nobody asked; None while there is none."""
+        """The next peer to ask: one of the nearest not asked yet; None while there is none."""
         if len(self._asked - self._answered - self._failed) >= PARALLEL:
             return None
         for peer in closest(self._known - self._failed, self._key, REPLICAS):
@@ -105,31 +105,31 @@ class Lookup:
         return None
 
     def answered(self, peer: NodeId, nearer: Iterable[NodeId]) -> None:
-        """A peer told whom it knows near the key."""
+        """Add a peer's answer: the nodes that it knows near the key."""
         self._answered.add(peer)
         self._known |= set(list(nearer)[:BUCKET_SIZE]) - {self._local_id}
 
     def failed(self, peer: NodeId) -> None:
-        """A peer did not answer."""
+        """Note that a peer did not answer."""
         self._failed.add(peer)
 
     @property
     def is_done(self) -> bool:
-        """Whether the nearest have all answered, or nobody is left to ask."""
+        """Whether the nearest peers have all answered, or none is left to ask."""
         nearest = closest(self._known - self._failed, self._key, REPLICAS)
         return all(peer in self._answered for peer in nearest)
 
     def nearest(self) -> list[NodeId]:
-        """Those nearest to the key that answered, nearest first."""
+        """The nearest peers that answered, nearest first."""
         return closest(self._answered, self._key, REPLICAS)
 
 
 MAX_NAMESPACE_CHARACTERS = 256
 MAX_RECORDS_OF_NAMESPACE = 1024
-MAX_RECORDS_OF_NODE = 64  # namespaces in which one node is kept
+MAX_RECORDS_OF_NODE = 64  # namespaces per node
 MAX_BYTES = 64 * 1024 * 1024
-ENTRY_BYTES = 1024  # that a record takes besides its own, rather more than less
-MAX_ADDRESSES_TOLD = 16  # in a record
+ENTRY_BYTES = 1024  # overhead per record, an upper estimate
+MAX_CLAIMED_ADDRESSES = 16  # in a record
 REASON_OF: Mapping[type[DataError], ScoreReason] = MappingProxyType(
     {
         ClaimTooLargeError: ScoreReason.OVERSIZED,
@@ -143,7 +143,7 @@ REASON_OF: Mapping[type[DataError], ScoreReason] = MappingProxyType(
 
 
 def reason_of(error: DataError) -> ScoreReason:
-    """What a record that cannot be accepted says about whoever gave it."""
+    """The reputation reason for a peer that sent an unacceptable record."""
     return REASON_OF.get(type(error), ScoreReason.BAD_RECORD)
 
 
@@ -152,44 +152,46 @@ class StoredRecord:
     """A record that was checked."""
 
     node_id: NodeId
-    issued_at: float  # seconds since 1970
+    issued_at: float  # seconds since the epoch
     data: bytes = field(repr=False)
-    addresses: tuple[str, ...] = ()  # at which the node says that it can be reached
+    addresses: tuple[str, ...] = ()  # addresses that the node claims
 
     @classmethod
     def checked(
         cls, data: bytes, now: float, owner: NodeId | None = None, accepts: RecordCheck = any_record
     ) -> StoredRecord:
-        """See `checked_record`: it holds, `owner` (if given) made it, and `accepts` takes it. Raises DataError."""
+        """Check a record with `checked_record`: valid, by `owner` (if given), accepted by `accepts`.
+
+        Raises DataError.
+        """
         claim = checked_record(owner, data, now, accepts)
         return cls(claim.node_id, claim.issued_at, data, _addresses_in(claim.payload))
 
     @property
     def byte_count(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return ENTRY_BYTES + len(self.data) + sum(map(len, self.addresses))
 
     def is_expired(self, now: float) -> bool:
-        """Whether it is too old."""
         return self.issued_at < now - RECORD_SECONDS
 
 
 class RecordStore:
-    """All that this node keeps, within so many bytes. Only checked records come in."""
+    """All records that this node keeps, within a byte limit. Only checked records are accepted."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes: Counter[str] = Counter()  # by origin
         self._records: dict[str, dict[NodeId, StoredRecord]] = {}
         self._origins: dict[tuple[str, NodeId], str] = {}
-        self._of_origin: dict[str, OrderedDict[tuple[str, NodeId], None]] = {}  # the one that came first is first
+        self._of_origin: dict[str, OrderedDict[tuple[str, NodeId], None]] = {}  # in order of arrival
         self._of_node: Counter[NodeId] = Counter()
 
     def __len__(self) -> int:
         return len(self._origins)
 
     def put(self, namespace: str, record: StoredRecord, origin: str = "") -> bool:
-        """Keep a record unless a newer one of its node is there; False for a node that is in too many namespaces."""
+        """Keep a record unless a newer one of its node is stored. Returns False for a node in too many namespaces."""
         known = self._records.get(namespace, {}).get(record.node_id)
         if known is not None:
             if known.issued_at <= record.issued_at:
@@ -205,19 +207,19 @@ class RecordStore:
         return True
 
     def get(self, namespace: str, now: float, random: Random) -> list[StoredRecord]:
-        """The records of a namespace that are young enough, in random order."""
+        """The records of a namespace that have not expired, in random order."""
         records = [record for record in self._records.get(namespace, {}).values() if not record.is_expired(now)]
         random.shuffle(records)
         return records
 
     def expire(self, now: float) -> None:
-        """Drop what is too old."""
+        """Drop expired records."""
         for namespace, node_id in tuple(self._origins):
             if self._records[namespace][node_id].is_expired(now):
                 self._drop(namespace, node_id)
 
     def _needless_in(self, namespace: str, records: Mapping[NodeId, StoredRecord]) -> NodeId:
-        """The oldest record of the origin with the most in this namespace."""
+        """The oldest record of the origin with the most records in this namespace."""
         origins = {node_id: self._origins[namespace, node_id] for node_id in records}
         ((greediest, _),) = Counter(origins.values()).most_common(1)
         return min((node for node in records if origins[node] == greediest), key=lambda node: records[node].issued_at)
@@ -248,7 +250,7 @@ class RecordStore:
 
 
 def origin_of(host: str | None) -> str:
-    """Those who share it share their room: an IPv4 address or an IPv6 network; None, behind a relay, is one origin."""
+    """The origin whose records share a quota: an IPv4 address or an IPv6 network; None behind a relay is one origin."""
     if host is None:
         return "relayed"
     ip = ip_address(host)
@@ -256,7 +258,7 @@ def origin_of(host: str | None) -> str:
 
 
 def _addresses_in(payload: JsonValue) -> tuple[str, ...]:
-    told = payload.get("addresses") if isinstance(payload, Mapping) else None
-    if isinstance(told, str) or not isinstance(told, Sequence):
+    texts = payload.get("addresses") if isinstance(payload, Mapping) else None
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
         return ()
-    return tuple(text for text in told[:MAX_ADDRESSES_TOLD] if isinstance(text, str))
+    return tuple(text for text in texts[:MAX_CLAIMED_ADDRESSES] if isinstance(text, str))

@@ -1,7 +1,8 @@
-"""Imports libp2p without what no node of ours uses of it: that is half of its 1,500 modules, 30 MB and a second or two.
+"""Imports libp2p without the half of its 1,500 modules that no node uses: 30 MB and one or two seconds less.
 
-libp2p imports all its transports, discoveries and certificate services with its first module. Here the unused ones are
-empty while it does: their names are classes that cannot do anything. Whoever imports them later gets the real ones.
+libp2p imports all its transports, discoveries and certificate services with its first module. During that import the
+unused modules are replaced by empty ones, whose names are classes without behaviour. A later import gets the real
+ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 UNUSED = (
-    "Crypto",  # RSA keys, which no node has; it parses C to load its own
+    "Crypto",  # RSA keys, which no node has; its import parses C
     "aioquic",
     "libp2p.discovery.bootstrap",
     "libp2p.discovery.mdns",
@@ -33,7 +34,10 @@ UNUSED = (
 
 @contextmanager
 def lean_libp2p() -> Generator[None]:
-    """Within the block the first import of libp2p leaves out what is unused; a libp2p that is there stays as it is."""
+    """Leave unused modules out of the first import of libp2p within the block.
+
+    A libp2p already imported stays as it is.
+    """
     if "libp2p" in sys.modules:
         yield
         return
@@ -43,13 +47,13 @@ def lean_libp2p() -> Generator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        loaded = list(sys.modules.items())  # a copy: other threads import meanwhile
+        loaded = list(sys.modules.items())  # a copy: other threads import at the same time
         for name in [name for name, module in loaded if isinstance(module, _EmptyModule)]:
             del sys.modules[name]
 
 
 class _EmptyModule(ModuleType):
-    """Has every name, as a class of its own."""
+    """A module in which every name is an empty class."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -61,15 +65,12 @@ class _EmptyModules:
     """Finder and loader of empty modules."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        """Of what is unused; None for everything else."""
         is_unused = any(name == unused or name.startswith(f"{unused}.") for unused in UNUSED)
         return ModuleSpec(name, self, is_package=True) if is_unused else None  # pyright: ignore[reportArgumentType]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """An empty one."""
         module = _EmptyModule(spec.name)
         module.__path__ = []
         return module
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing."""
+    def exec_module(self, module: ModuleType) -> None: ...

@@ -1,4 +1,4 @@
-"""Many streams over one connection (yamux). Every buffer is bounded, and a cancelled task never cuts a frame in two.
+"""Many streams over one connection (yamux). Every buffer is bounded, and a cancelled task never splits a frame.
 
 libp2p's own muxer does not enforce the windows it grants and gives up on a window that stays closed for 5 s.
 """
@@ -43,11 +43,11 @@ from neuroshard.network.libp2p.streams import (
 from neuroshard.network.reputation import ScoreReason
 
 PING_SECONDS = 45.0
-MAX_SILENT_PERIODS = 2  # a peer that sends nothing, not even answers to pings, for so long is gone
+MAX_SILENT_PERIODS = 2  # a peer that sends nothing for this number of periods, not even answers to pings, is gone
 GOODBYE_SECONDS = 0.2
-WRITE_SECONDS = 60.0  # a frame of 64 KiB that takes longer than this goes nowhere
+WRITE_SECONDS = 60.0  # a frame of 64 KiB that takes longer than this will not arrive
 LINGER_SECONDS = 60.0  # how long the other side may leave its half of a stream open
-REFUSED_STREAMS_OF_FLOOD = 64  # a peer with more than its streams may be in a hurry; one with so many more is not
+REFUSED_STREAMS_OF_FLOOD = 64  # some streams above the limit may be an accident; this number is a flood
 MAX_UNACCEPTED_STREAMS = 256
 MAX_WAITING_CONTROL_FRAMES = 4096
 MAX_WAITING_DATA_FRAMES = 8
@@ -55,10 +55,10 @@ MAX_WAITING_DATA_FRAMES = 8
 
 @dataclass(frozen=True)
 class MuxerOptions:
-    """What the muxers of one node share."""
+    """Options that the muxers of one node share."""
 
     admission: StreamAdmission
-    spend: Callable[[int], Awaitable[None]] | None = None  # waits until so many bytes may be uploaded
+    spend: Callable[[int], Awaitable[None]] | None = None  # waits until this number of bytes may be uploaded
     now: Callable[[], float] = trio.current_time
     report: Callable[[ID, ScoreReason], None] | None = None
     memory: ReceiveMemory = field(default_factory=ReceiveMemory)
@@ -66,7 +66,7 @@ class MuxerOptions:
 
 @dataclass(frozen=True, eq=False)
 class _Waiting:
-    """A frame that is sent in turn."""
+    """A queued frame."""
 
     frame: bytes
     stream: YamuxStream | None = None
@@ -86,10 +86,12 @@ class BoundedMuxer(IMuxedConn):
         self.secured_conn = conn
         self.peer_id = peer_id
         self.event_started = trio.Event()
-        self.on_close: Callable[[], Awaitable[None]] | None = None  # libp2p sets it; the accept loop tells the same
+        # set by libp2p; the accept loop gets the same signal
+        self.on_close: Callable[[], Awaitable[None]] | None = None
         self.round_trips = RoundTrips()
         self.end_reason = ""
-        self.is_from_listening_port = False  # called from there, so that a router shows others the same port
+        # whether it uses the listening port, so that other peers see the same external port
+        self.is_from_listening_port = False
         self.bytes_sent = 0
         self.bytes_received = 0
         self._options = options or MuxerOptions(StreamAdmission())
@@ -103,7 +105,7 @@ class BoundedMuxer(IMuxedConn):
         self._data: deque[_Waiting] = deque()
         self._data_slots = trio.Semaphore(MAX_WAITING_DATA_FRAMES)
         self._work = trio.Event()
-        self._idle = trio.Event()  # nothing waits to be written
+        self._idle = trio.Event()  # no frame waits to be written
         self._scope = anyio.CancelScope()
         self._closed = trio.Event()
         self._pong = trio.Event()
@@ -111,25 +113,22 @@ class BoundedMuxer(IMuxedConn):
         self._writing_since = inf
         self._refused_streams = 0
 
-    # What libp2p calls
+    # Methods called by libp2p
 
     @property
     def is_initiator(self) -> bool:
-        """Whether this node dialled."""
         return self.secured_conn.is_initiator
 
     @property
     def is_established(self) -> bool:
-        """Whether streams can be opened."""
         return self.event_started.is_set() and not self._closed.is_set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection ended."""
         return self._closed.is_set()
 
     async def start(self) -> None:
-        """Move frames until the connection ends; its end is no error."""
+        """Move frames until the connection ends. The end of the connection is not an error."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -143,7 +142,7 @@ class BoundedMuxer(IMuxedConn):
                 await self._close_socket()
 
     async def close(self) -> None:
-        """Say goodbye, as far as that takes no time, and end."""
+        """Send a goodbye if that does not block, and end the connection."""
         if not self._closed.is_set():
             await self._say_goodbye(NORMAL_TERMINATION)
         self._scope.cancel()
@@ -155,7 +154,7 @@ class BoundedMuxer(IMuxedConn):
         await self._closed.wait()
 
     async def open_stream(self) -> YamuxStream:
-        """A new stream; the other side learns of it with what is written first. Raises MuxedConnUnavailable."""
+        """Open a stream; the other side sees it with the first write. Raises MuxedConnUnavailable."""
         await trio.lowlevel.checkpoint()
         if not self.is_established:
             raise MuxedConnUnavailable("the connection is closed")
@@ -174,26 +173,23 @@ class BoundedMuxer(IMuxedConn):
             raise MuxedConnUnavailable("the connection is closed") from None
 
     def get_transport_addresses(self) -> list[Multiaddr]:
-        """Address of the other side."""
         return self.secured_conn.get_transport_addresses()
 
     @cached_property
     def remote_text(self) -> str:
-        """The same as a multiaddr's text, "" when unknown; made once, for it is looked at several times a second."""
+        """The same as a multiaddr's text, "" if unknown. Built once, because it is read several times per second."""
         return next((str(address) for address in self.get_transport_addresses()), "")
 
     def get_connection_type(self) -> ConnectionType:
-        """Direct or relayed."""
         return self.secured_conn.get_connection_type()
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """IP address and port of the other side."""
         return self.secured_conn.get_remote_address()
 
-    # What streams call
+    # Methods called by streams
 
     def send_control(self, frame: bytes) -> None:
-        """Queue a small frame. A peer that takes none of them loses the connection."""
+        """Queue a small frame. If too many are waiting because the peer reads none, the connection ends."""
         if len(self._control) >= MAX_WAITING_CONTROL_FRAMES:
             self._scope.cancel()
         elif not self._closed.is_set():
@@ -201,46 +197,46 @@ class BoundedMuxer(IMuxedConn):
             self._wake_writer()
 
     async def send_data(self, stream: YamuxStream, frame: bytes) -> None:
-        """Queue a frame once there is room for it. Raises MuxedConnUnavailable when the connection ends."""
+        """Queue a frame once there is space for it. Raises MuxedConnUnavailable when the connection ends."""
         await self._data_slots.acquire()
         if self._closed.is_set():
-            self._data_slots.release()  # wakes the next one that waits
+            self._data_slots.release()  # wakes the next waiting writer
             raise MuxedConnUnavailable("the connection is closed")
         self._queue(_Waiting(frame, stream, holds_slot=True))
 
     def send_end(self, stream: YamuxStream, frame: bytes) -> None:
-        """Queue the small frame that ends a stream behind all data that waits."""
+        """Queue the small frame that ends a stream, behind all its waiting data."""
         self._queue(_Waiting(frame, stream))
 
     def drop_waiting(self, stream: YamuxStream) -> None:
-        """Forget the frames of a stream that wait to be sent."""
+        """Drop the waiting frames of a stream."""
         for waiting in [waiting for waiting in self._data if waiting.stream is stream]:
             self._data.remove(waiting)
             if waiting.holds_slot:
                 self._data_slots.release()
 
     def forget(self, stream: YamuxStream) -> None:
-        """The stream is closed on both sides."""
+        """Remove a stream that is closed on both sides."""
         if self._streams.pop(stream.stream_id, None) is not None and not stream.is_outbound:
             self._options.admission.leave(self.peer_id)
         self._options.memory.leave(stream)
 
     def may_grow(self, stream: YamuxStream, byte_count: int) -> bool:
-        """Whether the stream's window may become so much larger."""
+        """Whether the stream's window may grow by this number of bytes."""
         return self._options.memory.may_grow(stream, self.peer_id, byte_count)
 
     def count_unread(self, stream: YamuxStream, change: int) -> None:
-        """So many bytes more, or fewer, wait to be read; this or another stream may be ended for it."""
+        """Count bytes that wait to be read (negative: were read). This may end this stream or another one."""
         if change > 0 and stream.stream_id in self._streams:
             self._options.memory.arrived(stream, self.peer_id, change)
         elif change < 0:
             self._options.memory.taken(stream, -change)
 
-    # Inside
+    # Internals
 
     async def _until_it_ends(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            result = await contain_errors(work(), "A connection")  # whoever used a stream learns of it there
+            result = await contain_errors(work(), "A connection")  # users of its streams get the error there
             self.end_reason = self.end_reason or str(result or "silence")
         finally:
             self._scope.cancel()
@@ -281,7 +277,7 @@ class BoundedMuxer(IMuxedConn):
         if stream is None:
             if header.stream_id == 0:
                 raise YamuxError("a frame for no stream")
-            return  # closed here already: what was on its way is dropped
+            return  # closed here already: data under way is dropped
         if header.type == DATA:
             stream.announce(header.length)
         elif header.length:
@@ -296,7 +292,7 @@ class BoundedMuxer(IMuxedConn):
         is_theirs = header.stream_id % 2 == (0 if self.is_initiator else 1)
         if not is_theirs or header.stream_id in self._streams:
             raise YamuxError(f"stream {header.stream_id} cannot be opened by the peer")
-        # a stream that is reset at once has left the admission again, but still waits to be accepted
+        # a stream that is reset at once has already left the admission, but still waits to be accepted
         is_full = self._new_streams.statistics().current_buffer_used >= MAX_UNACCEPTED_STREAMS
         if is_full or not self._options.admission.enter(self.peer_id):
             self.send_control(header_bytes(WINDOW_UPDATE, RST, header.stream_id, 0))
@@ -356,7 +352,7 @@ class BoundedMuxer(IMuxedConn):
         return waiting.frame
 
     async def _keep_alive(self) -> None:
-        """Measure the round trip, notice a peer that vanished, and end streams that one side left open."""
+        """Measure the round trip, detect a vanished peer, and end streams that one side left open."""
         silent_periods = 0
         while silent_periods < MAX_SILENT_PERIODS:
             received, began = self.bytes_received, trio.current_time()
@@ -391,9 +387,9 @@ class BoundedMuxer(IMuxedConn):
             stream.break_off()
             self.forget(stream)
         self._new_streams.close()
-        self._data_slots.release()  # whoever waits for room finds the connection closed
+        self._data_slots.release()  # waiting writers find the connection closed
         if self._when_closed is not None:
             self._when_closed()
 
     async def _close_socket(self) -> None:
-        await contain_errors(self.secured_conn.close(), "Closing")  # it may be gone already
+        await contain_errors(self.secured_conn.close(), "Closing")  # it may be closed already

@@ -1,4 +1,4 @@
-"""Agreeing on a stream's protocol (multistream-select 1.0.0) without waiting for a round trip."""
+"""Negotiation of a stream's protocol (multistream-select 1.0.0) without waiting for a round trip."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from libp2p.io.exceptions import IOException
 
 from neuroshard.network.libp2p.streams import YamuxStream
 
-MAX_LINE_BYTES = 127  # so that a line's length takes one byte
+MAX_LINE_BYTES = 127  # so that the length of a line takes one byte
 MAX_PROPOSALS = 8  # from one side on one stream
 _MULTISTREAM = "/multistream/1.0.0"
 _NOT_AVAILABLE = "na"
 
 
 class NegotiationError(IOException):
-    """The other side does not speak the protocol, or not multistream-select."""
+    """The other side supports neither the protocol nor multistream-select."""
 
 
 def proposal(protocol: str) -> bytes:
-    """What asks for a protocol; write on at once, but `confirm` before anything is read."""
+    """The bytes that propose a protocol. Data may follow at once; call `confirm` before reading."""
     return _line(_MULTISTREAM) + _line(protocol)
 
 
 async def confirm(stream: YamuxStream, protocol: str) -> None:
-    """Read what the other side says to a proposal. Raises NegotiationError."""
+    """Read the other side's answer to a proposal. Raises NegotiationError."""
     for expected in (_MULTISTREAM, protocol):
-        told = await _read_line(stream)
-        if told != expected:
-            raise NegotiationError(f"the peer answers {told!r} to {expected!r}")
+        line = await _read_line(stream)
+        if line != expected:
+            raise NegotiationError(f"the peer answers {line!r} to {expected!r}")
 
 
 async def accept(stream: YamuxStream, supported: Container[str]) -> str:
-    """The protocol that the other side proposes and this one supports. Raises NegotiationError."""
+    """Read proposals until one is supported, and return it. Raises NegotiationError."""
     if await _read_line(stream) != _MULTISTREAM:
         raise NegotiationError("the peer does not speak multistream-select")
     answer = _line(_MULTISTREAM)
     for _ in range(MAX_PROPOSALS):
-        if not stream.unread:  # a peer that proposes at once gets one answer to all of it
+        if not stream.unread:  # a peer that proposes at once gets one answer to everything
             await stream.write(answer)
             answer = b""
         proposed = await _read_line(stream)

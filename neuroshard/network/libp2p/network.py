@@ -1,4 +1,4 @@
-"""A node's network over libp2p: everything begins and ends with one block."""
+"""A node's network over libp2p: everything starts and ends with one block."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CLOSING_SECONDS = 5.0
 async def running_network(
     identity: NodeIdentity, options: NetworkOptions, now: Callable[[], float], parts: NetworkParts
 ) -> AsyncGenerator[Network]:
-    """See `libp2p_network`."""
+    """Run this node's network; `libp2p_network` documents it."""
     silence_libp2p()
     listening = await BoundListener.open(options.host, options.port, is_shared=options.relay and not options.is_local)
     failure: Exception | None = None
@@ -69,16 +69,16 @@ async def running_network(
                         await node.close()
             tasks.cancel_scope.cancel()
     except ExceptionGroup as group:
-        if failure is not None:  # of whoever uses the network: it is told as it was raised
+        if failure is not None:  # an error of the code that uses the network is raised unchanged
             raise failure from None
-        raise NetworkFailedError("The network ended by a defect.", "It can be started again.") from group
+        raise NetworkFailedError("The network stopped because of a defect.", "Start it again.") from group
     finally:
         with anyio.CancelScope(shield=True):
             await listening.close()
 
 
 class _Node:
-    """The parts of one node's network, put together."""
+    """The parts of one node's network, connected with each other."""
 
     def __init__(
         self,
@@ -161,14 +161,14 @@ class _Node:
         return server
 
     def report(self, peer: NodeId, reason: ScoreReason) -> None:
-        """Change a peer's score; whoever is banned by it loses its connections."""
+        """Change a peer's score. A peer banned by it loses its connections."""
         self.reputation.report(peer, reason)
         if self.reputation.is_banned(peer):
             self._tasks.start_soon(self.connections.close_peer, peer)
 
     @asynccontextmanager
     async def pooled(self) -> AsyncGenerator[None]:
-        """Within the block, tensors go over a pool of direct connections; unless the owner wants none."""
+        """Send tensors over a pool of direct connections within the block, unless the owner disabled it."""
         if self._options.pool_port is None:
             yield
             return
@@ -190,7 +190,7 @@ class _Node:
 
     @asynccontextmanager
     async def mappable(self) -> AsyncGenerator[None]:
-        """Within the block, whoever asks a router for ports knows which ones to ask for."""
+        """Register the ports for port mapping within the block."""
         if self._options.is_local:
             yield
             return
@@ -198,7 +198,7 @@ class _Node:
             yield
 
     def background(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
-        """What runs as long as the network does."""
+        """Run the background tasks of the network."""
         yield self.gossip.run
         yield self.directory.run
         yield partial(self.connections.trim, self._needed_peers)
@@ -206,7 +206,7 @@ class _Node:
             yield self._relay_client.run
 
     async def close(self) -> None:
-        """End the transport and all connections."""
+        """Close the transport and all connections."""
         await self.gossip.flush()
         self.gossip.close()
         self.directory.close()
@@ -238,10 +238,11 @@ class _Node:
         mapped = (f"{place}/p2p/{self._identity.node_id}" for place in self._places_outside())
         direct = (str(address) for address in self.host.get_addrs())
         relayed = self._relay_client.addresses() if self._relay_client else ()
-        return tuple(dict.fromkeys((*mapped, *direct, *relayed)))  # others may have seen what is mapped
+        # other peers may have observed the mapped ones as well
+        return tuple(dict.fromkeys((*mapped, *direct, *relayed)))
 
     def _own_places(self) -> list[str]:
-        """As `_addresses`, direct ones only and without this node's id."""
+        """As `_addresses`, but only direct ones and without this node's id."""
         return [*self._places_outside(), *(str(address) for address in self.host.get_transport_addrs())]
 
     def _places_outside(self) -> tuple[str, ...]:

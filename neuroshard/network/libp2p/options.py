@@ -1,4 +1,7 @@
-"""Options of a node's network, and the parts that it shares with the rest of the node. Nothing here needs libp2p."""
+"""Options of a node's network, and the parts that it shares with the rest of the node.
+
+This file does not need libp2p.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ DIRECTORY_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """How a node meets others. A loopback host switches LAN discovery, port mapping and relays off by itself."""
+    """How a node reaches peers. A loopback host disables LAN discovery, port mapping and relays."""
 
     host: str = "0.0.0.0"  # noqa: S104 - others are to reach this node
-    port: int = 0  # 0: any free one
-    pool_port: int | None = 0  # of the direct connections for tensors; None: tensors go over libp2p as well
-    lan_discovery: bool = True  # done by network/mdns.py, beside libp2p
-    port_mapping: bool = True  # done by network/nat/port_mapping.py, beside libp2p
-    relay: bool = True  # be reached through relays, and try to get a direct connection from there
+    port: int = 0  # 0: any free port
+    pool_port: int | None = 0  # port of the direct connections for tensors; None: tensors use libp2p as well
+    lan_discovery: bool = True  # implemented in network/mdns.py, outside libp2p
+    port_mapping: bool = True  # implemented in network/nat/port_mapping.py, outside libp2p
+    relay: bool = True  # be reachable through relays, and try to replace relayed connections by direct ones
     serve_relay: bool = False
     upload_bytes_per_second: float | None = None
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
@@ -36,20 +39,20 @@ class NetworkOptions:
 
     @property
     def has_neighbours(self) -> bool:
-        """Whether peers are on this computer, so that places on it which others tell of are worth a dial."""
+        """Whether peers run on this computer, so that its own addresses, claimed by others, may be dialled."""
         return self.is_local
 
 
 @dataclass(frozen=True)
 class NetworkParts:
-    """What a node's network shares with the rest of the node; whatever is None is made anew."""
+    """Parts that a node's network shares with the rest of the node. A part that is None is created."""
 
     reputation: Reputation | None = None
-    budget: ByteBudget | None = None  # of tensors
-    heads: ByteBudget | None = None  # of what stands before them in a frame
+    budget: ByteBudget | None = None  # for tensors
+    heads: ByteBudget | None = None  # for frame headers
     receive: ReceiveLimits | None = None
     pacer: UploadPacer | None = None
-    outside: ExternalAddresses | None = None  # where the network says what a router may pass on, and reads what it does
-    accepts_record: RecordCheck = any_record  # of the directory, whoever stores or finds it
+    outside: ExternalAddresses | None = None  # gets the listening ports and returns the mapped ones
+    accepts_record: RecordCheck = any_record  # applied whenever a record is stored or found
     directory_bytes: int = DIRECTORY_BYTES  # half of them for records, half for addresses
     gossip_bytes: int = GOSSIP_BYTES

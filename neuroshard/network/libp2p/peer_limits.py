@@ -1,6 +1,7 @@
 """Limits on peers: connections, streams and receive memory, and the containment of errors that their data causes.
 
-The limits only count; nothing here opens a socket. Such an error ends its connection or stream, not the node.
+The limits only count; no code here opens a socket. An error caused by a peer ends its connection or stream, not the
+node.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ _Peer = TypeVar("_Peer")
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Bounds of one node."""
+    """Limits on the connections of one node."""
 
     connections: int = 512
     connections_of_peer: int = 4
-    handshakes: int = 64  # not yet authenticated, all together
+    handshakes: int = 64  # not yet authenticated, in total
     handshakes_of_ip: int = 16
     identities_of_ip: int = 64
     identities_of_loopback: int = 1024
-    streams: int = 2048  # opened by others
+    streams: int = 2048  # opened by one peer
     streams_of_peer: int = 32
 
 
 class StreamAdmission:
-    """Streams that others have opened and not closed, counted by peer over all its connections."""
+    """Counts the open streams of each peer over all its connections."""
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self._limits = limits or ConnectionLimits()
@@ -39,7 +40,7 @@ class StreamAdmission:
         self.refused = 0
 
     def enter(self, peer: object) -> bool:
-        """Whether the peer may have one stream more; counted when it may."""
+        """Count one more stream of the peer if its limit allows it."""
         if self._total >= self._limits.streams or self._open[peer] >= self._limits.streams_of_peer:
             self.refused += 1
             return False
@@ -48,19 +49,19 @@ class StreamAdmission:
         return True
 
     def leave(self, peer: object) -> None:
-        """A stream that entered is closed."""
+        """Remove a stream that was closed."""
         self._total -= 1
         self._open[peer] -= 1
         if not self._open[peer]:
             del self._open[peer]
 
     def open_streams(self, peer: object) -> int:
-        """Streams the peer has open now."""
+        """Number of the peer's open streams."""
         return self._open[peer]
 
 
 class ConnectionAdmission:
-    """Connections to and from others, by IP address and by identity."""
+    """Counts connections in both directions, by IP address and by identity."""
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.limits = limits or ConnectionLimits()
@@ -70,11 +71,11 @@ class ConnectionAdmission:
 
     @property
     def connections(self) -> int:
-        """Established connections."""
+        """Number of established connections."""
         return self._established.total()
 
     def may_shake_hands(self, ip: str) -> bool:
-        """Whether a connection from this address may begin its handshake; counted when it may."""
+        """Count a handshake with this address if the limits allow it."""
         is_full = self.connections + self._handshakes.total() >= self.limits.connections
         is_crowded = self._handshakes.total() >= self.limits.handshakes or (
             self._handshakes[ip] >= self.limits.handshakes_of_ip and not is_loopback(ip)
@@ -86,11 +87,11 @@ class ConnectionAdmission:
         return True
 
     def end_handshake(self, ip: str) -> None:
-        """A handshake that began is over, well or not."""
+        """End a handshake, successful or not."""
         _decrease(self._handshakes, ip)
 
     def enter(self, ip: str, identity: str) -> bool:
-        """Whether this identity may connect from this address; counted when it may."""
+        """Count a connection of this identity from this address if the limits allow it."""
         reason = self._obstacle(ip, identity)
         if reason is not None:
             self.refused[reason] += 1
@@ -99,7 +100,7 @@ class ConnectionAdmission:
         return True
 
     def leave(self, ip: str, identity: str) -> None:
-        """A connection that entered is closed."""
+        """Remove a connection that was closed."""
         _decrease(self._established, (ip, identity))
 
     def _obstacle(self, ip: str, identity: str) -> str | None:
@@ -132,24 +133,24 @@ MIB = 1024 * 1024
 
 
 class Unread(Protocol):
-    """A stream, as far as its memory goes."""
+    """A stream with bytes that wait to be read."""
 
     def abandon(self) -> None:
-        """End it and forget what it holds."""
+        """End the stream and drop its bytes."""
         ...
 
 
 @dataclass(frozen=True)
 class ReceiveLimits:
-    """Bytes of one node."""
+    """Limits on the receive memory of one node, in bytes."""
 
     unread: int = 128 * MIB
-    growth: int = 64 * MIB  # of windows, above those with which streams begin
+    growth: int = 64 * MIB  # of windows, above their initial size
     growth_of_peer: int = 8 * MIB
 
     @classmethod
     def within(cls, unread: int) -> ReceiveLimits:
-        """Those of a node whose streams may hold so many bytes."""
+        """The limits of a node whose streams may take `total` bytes."""
         return cls(unread, growth=unread // 2, growth_of_peer=min(unread // 8, cls.growth_of_peer))
 
 
@@ -161,7 +162,7 @@ class _Held:
 
 
 class ReceiveMemory:
-    """When too much waits to be read, the peer of which most waits loses the stream that holds most of it."""
+    """Bounds unread bytes: above the limit, the peer with most of them loses its largest stream."""
 
     def __init__(self, limits: ReceiveLimits | None = None) -> None:
         self._limits = limits or ReceiveLimits()
@@ -170,7 +171,7 @@ class ReceiveMemory:
         self.unread = 0
 
     def may_grow(self, stream: Unread, peer: object, byte_count: int) -> bool:
-        """Whether a window may become so much larger; counted when it may."""
+        """Count the growth of a window if the limits allow it."""
         of_peer, of_all = self._growth_of[peer], self._growth_of.total()
         if of_peer + byte_count > self._limits.growth_of_peer or of_all + byte_count > self._limits.growth:
             return False
@@ -179,7 +180,7 @@ class ReceiveMemory:
         return True
 
     def arrived(self, stream: Unread, peer: object, byte_count: int) -> None:
-        """Bytes wait to be read."""
+        """Count bytes that wait to be read."""
         self._held.setdefault(stream, _Held(peer)).unread += byte_count
         self.unread += byte_count
         while self.unread > self._limits.unread:
@@ -188,14 +189,14 @@ class ReceiveMemory:
             self.leave(fullest)
 
     def taken(self, stream: Unread, byte_count: int) -> None:
-        """Bytes were read; those of a stream that has left count no more."""
+        """Count bytes that were read; those of a removed stream no longer count."""
         held = self._held.get(stream)
         if held is not None:
             held.unread -= byte_count
             self.unread -= byte_count
 
     def leave(self, stream: Unread) -> None:
-        """A stream is over."""
+        """Remove a stream."""
         held = self._held.pop(stream, None)
         if held is not None:
             self.unread -= held.unread
@@ -219,7 +220,7 @@ _LOG = logging.getLogger(__name__)
 
 
 async def contain_errors(work: Awaitable[_Result], doing: str) -> _Result | Exception:
-    """What `work` gives. An error of it is logged at debug level and returned."""
+    """The value of `work`. An error is logged at debug level and returned."""
     try:
         return await work
     except Exception as error:  # noqa: BLE001 - the inbound-message handler: libp2p lets almost any error through

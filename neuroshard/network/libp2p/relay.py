@@ -55,7 +55,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RelayClient:
-    """Keeps places at relays while this node cannot be reached otherwise, and dials through relays."""
+    """Keeps reservations at relays while this node cannot be reached directly, and dials through relays."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class RelayClient:
         self._connections = connections
         self._contacts = contacts
         self._when_relayed = when_relayed
-        self._places: dict[NodeId, float] = {}  # at relays, since when by the loop's clock
+        self._places: dict[NodeId, float] = {}  # relays with a reservation, and since when by the loop's clock
         self._refused: dict[NodeId, float] = {}
 
     def relays(self) -> set[NodeId]:
-        """Where this node has a place."""
+        """The relays at which this node has a reservation."""
         return set(self._places)
 
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs through the relays at which this node has a place."""
+        """Multiaddrs through the relays at which this node has a reservation."""
         local = self._connections.local_id
         return tuple(
             f"{address.text}/p2p-circuit/p2p/{local}"
@@ -86,7 +86,7 @@ class RelayClient:
         )
 
     async def run(self) -> None:
-        """Keep places at relays, until cancelled."""
+        """Keep reservations at relays, until cancelled."""
         while True:
             await self._keep_places()
             await anyio.sleep(LOOK_SECONDS)
@@ -102,7 +102,7 @@ class RelayClient:
             raise PeerUnreachableError(f"the relay does not reach it ({failure})")
 
     async def handle_stream(self, net_stream: INetStream) -> None:
-        """A relay brings somebody who wants this node."""
+        """Accept a connection that a relay forwards to this node."""
         stream = stream_of(net_stream)
         relay = NodeId(str(net_stream.muxed_conn.peer_id))
         try:
@@ -123,7 +123,7 @@ class RelayClient:
             stream.abandon()
 
     async def _live(self, muxer: BoundedMuxer) -> None:
-        """A circuit lives as long as the task of its stream."""
+        """Keep a circuit open for as long as the task of its stream runs."""
         async with anyio.create_task_group() as tasks:
             if self._when_relayed is not None:
                 tasks.start_soon(contain_errors, self._when_relayed(NodeId(str(muxer.peer_id))), "Punching")
@@ -144,7 +144,7 @@ class RelayClient:
                 stream.abandon()
 
     async def _ask(self, stream: YamuxStream, question: HopMessage) -> HopMessage:
-        """A relay's answer when it agrees. Raises BaseLibp2pError."""
+        """Send a request to a relay and return its answer if it agrees. Raises BaseLibp2pError."""
         await stream.write(proposal(HOP_PROTOCOL) + encode_message(question))
         await confirm(stream, HOP_PROTOCOL)
         answer = await read_message(stream, HopMessage())
@@ -166,7 +166,7 @@ class RelayClient:
                 await self._reserve(relay)
 
     def _relays(self) -> list[NodeId]:
-        """Directly connected peers that relay for others."""
+        """Directly connected peers that offer to relay."""
         found: list[NodeId] = []
         for peer in tuple(self._swarm.connections):
             node = NodeId(str(peer))
@@ -182,13 +182,13 @@ class RelayClient:
             return
         try:
             stream = await muxer.open_stream()
-        except MuxedConnUnavailable:  # it hung up; whoever looks for relays next finds it gone
+        except MuxedConnUnavailable:  # the relay hung up; the next search for relays notices
             return
         try:
             with anyio.fail_after(MESSAGE_SECONDS):
                 answer = await self._ask(stream, HopMessage(type=HopMessage.RESERVE))
         except (BaseLibp2pError, TimeoutError) as error:
-            _LOG.debug("The relay %s has no place: %s", relay, error)
+            _LOG.debug("The relay %s refused a reservation: %s", relay, error)
             self._places.pop(relay, None)
             self._refused[relay] = anyio.current_time() + REFUSED_SECONDS
             return
@@ -207,7 +207,7 @@ def _text_of(data: bytes) -> str:
     try:
         return str(Multiaddr(data))
     except ValueError:
-        return ""  # no address; it is left out
+        return ""  # not an address; it is left out
 
 
 RESERVATION_SECONDS = 3600.0
@@ -216,13 +216,13 @@ PORTION_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class RelayLimits:
-    """What a relay gives: a few nodes' control messages and small tensors."""
+    """Limits of a relay: enough for a few nodes' control messages and small tensors."""
 
     reservations: int = 256
     circuits: int = 256
     circuits_of_node: int = 24  # fewer than the streams that a peer may open
-    circuits_of_address: int = 64  # asked for from one IP address, this computer's own excepted
-    bytes_per_second: float = 256 * 1024  # of one circuit in one direction
+    circuits_of_address: int = 64  # requested from one IP address, this computer's own excepted
+    bytes_per_second: float = 256 * 1024  # per circuit and direction
 
 
 class RelayServer:
@@ -239,34 +239,34 @@ class RelayServer:
         self._own_addresses = own_addresses
         self._now = now
         self._limits = limits or RelayLimits()
-        self._reservations: dict[NodeId, float] = {}  # until when
-        self._circuits: Counter[NodeId] = Counter()  # of both ends
-        self._circuits_of_address: Counter[str] = Counter()  # of those who asked for them
+        self._reservations: dict[NodeId, float] = {}  # end of each reservation
+        self._circuits: Counter[NodeId] = Counter()  # counted at both ends
+        self._circuits_of_address: Counter[str] = Counter()  # counted at the requesting end
 
     async def handle_stream(self, net_stream: INetStream) -> None:
-        """One question of a client: to be reachable through this relay, or to reach another."""
+        """Answer one request of a client: a reservation, or a connection to another node."""
         client, stream = NodeId(str(net_stream.muxed_conn.peer_id)), stream_of(net_stream)
         try:
             with anyio.fail_after(MESSAGE_SECONDS):
                 question = await read_message(stream, HopMessage())
             if self._connections.kind_of(client) is ConnectionKind.RELAYED:
-                await _tell(stream, Status.PERMISSION_DENIED)  # no chains of relays
+                await _send_status(stream, Status.PERMISSION_DENIED)  # no chains of relays
             elif question.type == HopMessage.RESERVE:
                 await stream.write(encode_message(self._reserved(client)), is_last=True)
                 await _wait_ended(stream)
             elif question.type == HopMessage.CONNECT:
                 await self._connect(client, node_of(question.peer.id), stream)
             else:
-                await _tell(stream, Status.UNEXPECTED_MESSAGE)
+                await _send_status(stream, Status.UNEXPECTED_MESSAGE)
         finally:
             stream.abandon()
 
     def clients(self) -> set[NodeId]:
-        """Nodes that have a place here."""
+        """Nodes with a reservation here."""
         return set(self._reservations)
 
     def part(self, node: NodeId) -> None:
-        """A node is gone, and with it its reservation."""
+        """Remove the reservation of a node that left."""
         self._reservations.pop(node, None)
 
     def _reserved(self, client: NodeId) -> HopMessage:
@@ -281,14 +281,14 @@ class RelayServer:
 
     async def _connect(self, client: NodeId, target: NodeId, stream: YamuxStream) -> None:
         if self._reservations.get(target, 0.0) <= self._now():
-            await _tell(stream, Status.NO_RESERVATION)
+            await _send_status(stream, Status.NO_RESERVATION)
             return
         most = self._limits.circuits_of_node
         is_full = self._circuits[client] >= most or self._circuits[target] >= most
         ip = self._connections.direct_ip(client) or ""
         is_crowded = self._circuits_of_address[ip] >= self._limits.circuits_of_address and not is_loopback(ip)
         if is_full or is_crowded or self._circuits.total() >= 2 * self._limits.circuits:
-            await _tell(stream, Status.RESOURCE_LIMIT_EXCEEDED)
+            await _send_status(stream, Status.RESOURCE_LIMIT_EXCEEDED)
             return
         self._circuits.update((client, target))
         self._circuits_of_address[ip] += 1
@@ -297,7 +297,7 @@ class RelayServer:
         finally:
             self._circuits.subtract((client, target))
             self._circuits_of_address[ip] -= 1
-            self._circuits += Counter()  # forgets zeros
+            self._circuits += Counter()  # drops zero entries
             self._circuits_of_address += Counter()
 
     async def _join(self, client: NodeId, target: NodeId, stream: YamuxStream) -> None:
@@ -305,7 +305,7 @@ class RelayServer:
             with anyio.fail_after(MESSAGE_SECONDS):
                 other = await self._opened(client, target)
         except (BaseLibp2pError, TimeoutError):
-            await _tell(stream, Status.CONNECTION_FAILED)
+            await _send_status(stream, Status.CONNECTION_FAILED)
             return
         try:
             await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=Status.OK)))
@@ -317,7 +317,7 @@ class RelayServer:
             other.abandon()
 
     async def _opened(self, client: NodeId, target: NodeId) -> YamuxStream:
-        """A stream to the target, which knows who wants it. Raises BaseLibp2pError."""
+        """Open a stream to the target, with the name of the source. Raises BaseLibp2pError."""
         muxer = self._connections.of(target)
         if muxer is None:
             raise RelayError("the target is gone")
@@ -330,7 +330,7 @@ class RelayServer:
         return stream
 
     async def _carry(self, source: YamuxStream, target: YamuxStream) -> None:
-        """Copy until the source ends; then both ends of the circuit are over."""
+        """Copy until the source ends; then both ends of the circuit close."""
         pacer = UploadPacer(self._limits.bytes_per_second)
         try:
             while True:
@@ -351,7 +351,7 @@ async def _announce(client: NodeId, stream: YamuxStream) -> None:
         raise RelayError("the target does not want it")
 
 
-async def _tell(stream: YamuxStream, status: Status.ValueType) -> None:
+async def _send_status(stream: YamuxStream, status: Status.ValueType) -> None:
     await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=status)), is_last=True)
     await _wait_ended(stream)
 

@@ -1,4 +1,4 @@
-"""What circuit relays (libp2p specification "Circuit Relay v2") and their clients say, and the bytes they carry."""
+"""Messages between circuit relays and clients (libp2p specification "Circuit Relay v2"), and the relayed bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 class RelayError(IOException):
-    """A relay or its client says what cannot be used."""
+    """A relay or its client sent an unusable message."""
 
 
 def encode_message(message: Message) -> bytes:
@@ -32,7 +32,7 @@ def encode_message(message: Message) -> bytes:
 
 
 async def read_message(stream: YamuxStream, message: _Message) -> _Message:
-    """Fill `message` with what comes. Raises RelayError."""
+    """Read the next message of a stream into `message`. Raises RelayError."""
     size = await _read_size(stream)
     if size > MAX_MESSAGE_BYTES:
         raise RelayError(f"a message of {size} bytes")
@@ -42,8 +42,8 @@ async def read_message(stream: YamuxStream, message: _Message) -> _Message:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise RelayError(f"no message of a relay: {error}") from None
-    if not message.HasField("type"):  # every message has one; a missing one would read as the first there is
+        raise RelayError(f"not a message of a relay: {error}") from None
+    if not message.HasField("type"):  # every message has one; a missing one would read as the first type
         raise RelayError("a message without its type")
     return message
 
@@ -56,7 +56,7 @@ def node_of(peer_id: bytes) -> NodeId:
 
 
 def bytes_of(node: NodeId) -> bytes:
-    """A node as it stands in messages."""
+    """A node's id as it is encoded in messages."""
     return ID.from_base58(node).to_bytes()
 
 
@@ -77,7 +77,10 @@ class RelayedBytes(ReadWriteCloser):
         self._stream = stream
 
     async def read(self, n: int | None = None) -> bytes:
-        """Exactly n bytes, or fewer at the end. None: whatever comes next. Raises IOException above MAX_READ_BYTES."""
+        """Exactly n bytes, or fewer at the end.
+
+        None: the next available bytes. Raises IOException above MAX_READ_BYTES.
+        """
         if n is not None and n > MAX_READ_BYTES:
             raise IOException(f"a read of {n} bytes is above the limit")
         data = b""
@@ -91,7 +94,7 @@ class RelayedBytes(ReadWriteCloser):
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send everything."""
+        """Send all bytes."""
         if self._stream.is_closed:
             raise ConnectionClosedError("the circuit is closed")
         await self._stream.write(data)
@@ -101,5 +104,5 @@ class RelayedBytes(ReadWriteCloser):
         await self._stream.reset()
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """Unknown: only the relay sees it."""
+        """Returns None: only the relay sees the address."""
         return None

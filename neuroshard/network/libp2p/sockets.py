@@ -19,7 +19,8 @@ from neuroshard.errors import NetworkRefusedError, UsageError
 from neuroshard.network.keepalive import enable_keepalive
 from neuroshard.network.libp2p.addresses import reachable_hosts
 
-MAX_READ_BYTES = 128 * 1024  # a Noise message has 65,535 at most; a larger wish comes from a stranger's length field
+# a Noise message has at most 65,535 bytes; a larger read comes from a stranger's length field
+MAX_READ_BYTES = 128 * 1024
 
 
 class SocketBytes(ReadWriteCloser):
@@ -32,9 +33,9 @@ class SocketBytes(ReadWriteCloser):
         enable_keepalive(stream.setsockopt)
 
     async def read(self, n: int | None = None) -> bytes:
-        """Exactly n bytes, or fewer at the end of the connection. None: whatever comes next.
+        """Exactly n bytes, or fewer at the end of the connection. None: the next available bytes.
 
-        Raises IOException above MAX_READ_BYTES, ConnectionClosedError when the connection broke.
+        Raises IOException above MAX_READ_BYTES, ConnectionClosedError if the connection broke.
         """
         wanted = 1 if n is None else n
         if wanted > MAX_READ_BYTES:
@@ -50,7 +51,7 @@ class SocketBytes(ReadWriteCloser):
         return result
 
     async def write(self, data: bytes) -> None:
-        """Send everything. Raises ConnectionClosedError when the connection broke or was closed."""
+        """Send all bytes. Raises ConnectionClosedError if the connection broke or was closed."""
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -76,7 +77,7 @@ class SocketBytes(ReadWriteCloser):
 def _remote_address(stream: trio.SocketStream) -> tuple[str, int] | None:
     try:
         name = stream.socket.getpeername()
-    except OSError:  # the other side has gone already
+    except OSError:  # the other side has already left
         return None
     host, port = str(name[0]), int(name[1])
     return host.removeprefix("::ffff:"), port
@@ -88,11 +89,11 @@ _REASONS = {
     errno.EACCES: "this user may not open it",
     errno.EADDRNOTAVAIL: "this computer does not have that address",
 }
-_ACTIONS = {errno.EADDRNOTAVAIL: "Name one of its addresses with --p2p-host, or leave that out."}
+_ACTIONS = {errno.EADDRNOTAVAIL: "Pass one of its addresses with --p2p-host, or omit the option."}
 
 
 class BoundListener(IListener):
-    """Bound sockets of one host and port; nothing is accepted before `serve`."""
+    """Bound sockets of one host and port. Connections are accepted from `serve` on."""
 
     def __init__(self, host: str, listeners: Sequence[trio.SocketListener]) -> None:
         self._host = host
@@ -102,42 +103,42 @@ class BoundListener(IListener):
 
     @classmethod
     async def open(cls, host: str, port: int, *, is_shared: bool = False) -> Self:
-        """Bind; port 0 takes a free one. `is_shared` lets this process dial from the same port.
+        """Bind the sockets; port 0 takes a free one. `is_shared` lets this process dial from the same port.
 
-        Raises NetworkRefusedError when the port cannot be had, UsageError for a host that is none.
+        Raises NetworkRefusedError if the port is not available, UsageError for an invalid host.
         """
         try:
             listeners: Sequence[trio.SocketListener] = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
-            if is_shared:  # a shared port would also be given to a second node: so it was tried alone first
+            if is_shared:  # a shared port would also be granted to a second node, so it was tried without sharing first
                 port = int(listeners[0].socket.getsockname()[1])
                 for listener in listeners:
                     await listener.aclose()
                 listeners = [await _open_shared(host, port)]
         except socket.gaierror as error:
-            raise UsageError(f"The host {host!r} cannot be listened on: {error.strerror}.") from None
+            raise UsageError(f"This node cannot listen on the host {host!r}: {error.strerror}.") from None
         except (OSError, OverflowError) as error:
             reason = _REASONS.get(getattr(error, "errno", 0), str(error))
             raise NetworkRefusedError(
                 f"The port {port} at {host} cannot be opened: {reason}.",
-                _ACTIONS.get(getattr(error, "errno", 0), "Choose another one, or 0 for a free one."),
+                _ACTIONS.get(getattr(error, "errno", 0), "Choose another port, or 0 for a free one."),
             ) from error
         return cls(host, listeners)
 
     async def serve(self, handle: Callable[[trio.SocketStream], Awaitable[None]]) -> None:
-        """Accept until closed; each connection is handled in a task of its own."""
+        """Accept until closed; each connection is handled in its own task."""
         with self._scope:
             await trio.serve_listeners(handle, self._listeners)
 
     async def listen(self, maddr: Multiaddr) -> None:
-        """Not used: the sockets are bound already."""
+        """Unused: the sockets are bound already."""
         raise NotImplementedError
 
     def hosts(self) -> tuple[str, ...]:
-        """IP addresses under which others may reach these sockets now."""
+        """IP addresses at which peers may reach these sockets now."""
         return reachable_hosts(self._host)
 
     def get_addrs(self) -> tuple[Multiaddr, ...]:
-        """Addresses under which others may reach these sockets."""
+        """Addresses at which peers may reach these sockets."""
         return tuple(_multiaddr(host, self.port) for host in self.hosts())
 
     async def close(self) -> None:
@@ -165,7 +166,7 @@ async def _open_shared(host: str, port: int) -> trio.SocketListener:
 
 
 def share_port(sock: trio.socket.SocketType) -> None:
-    """Allow a second socket of this user on the same port, for systems that can."""
+    """Allow a second socket of this user on the same port, on systems that support it."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "SO_REUSEPORT"):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -18,27 +18,27 @@ from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, Mu
 from neuroshard.signals import Signal
 
 KEPT = 3
-FIRST_PING_SECONDS = 1.0  # between measurements until so many are known
+FIRST_PING_SECONDS = 1.0  # between the first measurements, until there are enough
 
 
 class RoundTrips:
-    """The newest few, in seconds. The least of them counts: a busy loop at either end only ever lengthens one."""
+    """The newest round trips in seconds. The minimum counts: a busy loop at either end only lengthens one."""
 
     def __init__(self) -> None:
         self._seconds = deque[float](maxlen=KEPT)
 
     def add(self, seconds: float) -> None:
-        """Note one."""
+        """Add a measurement."""
         self._seconds.append(seconds)
 
     @property
     def are_enough(self) -> bool:
-        """Whether the next measurement has time."""
+        """Whether there are enough measurements for the slow interval."""
         return len(self._seconds) == KEPT
 
     @property
     def least(self) -> float | None:
-        """None before the first."""
+        """The minimum; None before the first measurement."""
         return min(self._seconds, default=None)
 
 
@@ -51,12 +51,12 @@ _KNOWN_FLAGS = SYN | ACK | FIN | RST
 
 
 class YamuxError(Exception):
-    """The other side breaks the protocol: its connection ends."""
+    """The other side violates the protocol; its connection ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What stands before every frame; `length` is a size, an increment, a ping's number or a reason."""
+    """The header of a frame; `length` is a size, an increment, a ping's number or a reason."""
 
     type: int
     flags: int
@@ -76,20 +76,23 @@ Event: TypeAlias = FrameHeader | Payload
 
 
 def header_bytes(frame_type: int, flags: int, stream_id: int, length: int) -> bytes:
-    """A frame's 12 bytes of header."""
+    """The 12 bytes of a frame's header."""
     return HEADER.pack(0, frame_type, flags, stream_id, length)
 
 
 class FrameParser:
-    """Bytes in, headers and payloads out. It never keeps more than a part of a header."""
+    """Splits a byte stream into headers and payloads. It never keeps more than a part of a header."""
 
     def __init__(self) -> None:
         self._partial = b""
         self._stream_id = 0
-        self._missing = 0  # bytes of the data frame that is being read
+        self._missing = 0  # bytes of the current data frame that have not arrived
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """What the data completes, in order; payloads are views into `data`. Raises YamuxError for a bad header."""
+        """The frames and pieces in the data, in order; payloads are views into `data`.
+
+        Raises YamuxError for a bad header.
+        """
         view = memoryview(self._partial + data if self._partial else data)
         self._partial = b""
         position = 0
@@ -110,21 +113,21 @@ class FrameParser:
     def _header(self, view: memoryview, position: int) -> FrameHeader:
         version, frame_type, flags, stream_id, length = HEADER.unpack_from(view, position)
         if version != 0 or frame_type > GO_AWAY or flags & ~_KNOWN_FLAGS:
-            raise YamuxError(f"no yamux frame: version {version}, type {frame_type}, flags {flags}")
+            raise YamuxError(f"not a yamux frame: version {version}, type {frame_type}, flags {flags}")
         if frame_type == DATA:
             self._stream_id, self._missing = stream_id, length
         return FrameHeader(frame_type, flags, stream_id, length)
 
 
 MAX_WINDOW = 4 * 1024 * 1024  # fills 100 Mbit/s at 300 ms
-MAX_PAYLOAD = 65_519 - HEADER.size  # with its header one Noise message
+MAX_PAYLOAD = 65_519 - HEADER.size  # one Noise message together with its header
 SMALL_PIECE_BYTES = 16 * 1024
 _GROWS_WITHIN_ROUND_TRIPS = 4
-LONGEST_RTT_SECONDS = 1.0  # the peer can make it look as long as it likes
+LONGEST_RTT_SECONDS = 1.0  # the peer can delay its answers, so longer values do not count
 
 
 class StreamLink(Protocol):
-    """What a stream needs of its connection."""
+    """The part of a connection that a stream uses."""
 
     round_trips: RoundTrips
 
@@ -133,27 +136,27 @@ class StreamLink(Protocol):
         ...
 
     async def send_data(self, stream: YamuxStream, frame: bytes) -> None:
-        """Queue a frame once there is room for it."""
+        """Queue a frame once there is space for it."""
         ...
 
     def send_end(self, stream: YamuxStream, frame: bytes) -> None:
-        """Queue the small frame that ends a stream behind all data that waits; never waits itself."""
+        """Queue the small frame that ends a stream, behind all its waiting data; never waits."""
         ...
 
     def drop_waiting(self, stream: YamuxStream) -> None:
-        """Forget the frames of a stream that wait to be sent."""
+        """Drop the waiting frames of a stream."""
         ...
 
     def forget(self, stream: YamuxStream) -> None:
-        """The stream is closed on both sides."""
+        """Remove a stream that is closed on both sides."""
         ...
 
     def may_grow(self, stream: YamuxStream, byte_count: int) -> bool:
-        """Whether the stream's window may become so much larger."""
+        """Whether the stream's window may grow by this number of bytes."""
         ...
 
     def count_unread(self, stream: YamuxStream, change: int) -> None:
-        """So many bytes more, or fewer, wait to be read."""
+        """Count bytes that wait to be read (negative: were read)."""
         ...
 
     def get_remote_address(self) -> tuple[str, int] | None:
@@ -169,7 +172,7 @@ class YamuxStream(IMuxedStream):
         self.stream_id = stream_id
         self.is_outbound = is_outbound
         self.closed_at: float | None = None  # when this side closed while the other did not
-        self.is_known_to_peer = not is_outbound  # once the first frame has left
+        self.is_known_to_peer = not is_outbound  # true once the first frame has left
         self.largest_window = MAX_WINDOW
         self._link = link
         self._chunks: deque[memoryview] = deque()
@@ -177,7 +180,7 @@ class YamuxStream(IMuxedStream):
         self._credit = INITIAL_WINDOW  # bytes the other side may still send
         self._window = INITIAL_WINDOW
         self._arriving = 0  # bytes announced by the last header
-        self._is_last = False  # the other side has said that nothing more comes
+        self._is_last = False  # the other side will send no more
         self._unreturned = 0  # bytes read since the last window update
         self._updated_at = 0.0
         self._send_window = INITIAL_WINDOW
@@ -188,10 +191,10 @@ class YamuxStream(IMuxedStream):
         self._changed = Signal()  # readable, or ended
         self._sendable = Signal()
 
-    # What the application calls
+    # Methods called by the application
 
     async def read(self, n: int | None = None) -> bytes:
-        """At least one byte and at most n. Raises MuxedStreamEOF at the end, MuxedStreamReset."""
+        """Between 1 and n bytes. Raises MuxedStreamEOF at the end, MuxedStreamReset."""
         if n == 0:
             return b""
         await self._wait_readable()
@@ -201,7 +204,7 @@ class YamuxStream(IMuxedStream):
         return b"".join(self._taken(limit))
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Fill the buffer as far as bytes are there; 0 at the end. Raises MuxedStreamReset."""
+        """Fill the buffer with the available bytes; returns 0 at the end. Raises MuxedStreamReset."""
         await self._wait_readable()
         position = 0
         for piece in self._taken(min(len(buffer), self._unread)):
@@ -234,7 +237,7 @@ class YamuxStream(IMuxedStream):
             self.end_writing()
 
     async def close(self) -> None:
-        """Say that nothing more will be written; reading goes on."""
+        """End this side's direction; the other direction stays open."""
         await trio.lowlevel.checkpoint()
         self.end_writing()
 
@@ -252,14 +255,14 @@ class YamuxStream(IMuxedStream):
         await self._changed.until(lambda: self._is_reset or self._read_ended)
 
     def end_writing(self) -> None:
-        """`close` without waiting."""
+        """Close the write direction without waiting."""
         if not self._write_ended and not self._is_reset:
             flags, self._due_flags = self._due_flags | FIN, 0
             self._link.send_end(self, header_bytes(WINDOW_UPDATE, flags, self.stream_id, 0))
             self._end_of_writing()
 
     def abandon(self) -> None:
-        """`reset` without waiting."""
+        """Reset the stream without waiting."""
         if self._is_reset or (self._read_ended and self._write_ended):
             return
         self._link.drop_waiting(self)
@@ -270,16 +273,16 @@ class YamuxStream(IMuxedStream):
 
     @property
     def unread(self) -> int:
-        """Bytes that can be read without waiting."""
+        """Number of bytes that can be read without waiting."""
         return self._unread
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can be written any more and nothing is left to read."""
+        """Whether the stream can no longer be written and has no bytes left to read."""
         return self._is_reset or (self._write_ended and self._read_ended and not self._unread)
 
     def set_deadline(self, ttl: int) -> None:
-        """Not supported: use trio's cancel scopes."""
+        """Unsupported: use trio's cancel scopes."""
         raise NotImplementedError
 
     def get_remote_address(self) -> tuple[str, int] | None:
@@ -289,22 +292,22 @@ class YamuxStream(IMuxedStream):
     async def __aenter__(self) -> YamuxStream:
         return self
 
-    # What the connection calls
+    # Methods called by the connection
 
     def announce(self, size: int) -> None:
-        """A data frame of this size begins. Raises YamuxError when it is larger than the window that was given."""
+        """Announce a data frame of this size. Raises YamuxError if it exceeds the granted window."""
         if size > self._credit:
             raise YamuxError(f"{size} bytes on a stream with a window of {self._credit}")
         self._credit -= size
         self._arriving = size
 
     def end_reading(self) -> None:
-        """The other side writes no more, once what was announced has arrived."""
+        """Note that the other side writes no more after the announced bytes."""
         self._is_last = True
         self._end_if_complete()
 
     def deliver(self, data: memoryview) -> None:
-        """Bytes arrived."""
+        """Deliver bytes that arrived."""
         if self._is_reset or self._read_ended:
             return
         self._keep(data)
@@ -315,22 +318,22 @@ class YamuxStream(IMuxedStream):
         self._link.count_unread(self, len(data))
 
     def extend_window(self, increment: int) -> None:
-        """The other side allows so many bytes more."""
+        """Extend the window in which this side may send."""
         self._send_window = min(self._send_window + increment, 2**32)
         self._sendable.notify()
 
     def break_off(self) -> None:
-        """The other side reset the stream, or the connection ended."""
+        """Break the stream off: the other side reset it, or the connection ended."""
         self._is_reset = True
         self._chunks.clear()
         self._unread = 0
         self._changed.notify()
         self._sendable.notify()
 
-    # Inside
+    # Internals
 
     def _keep(self, data: memoryview) -> None:
-        """Small pieces are copied together: each would take an object, and hold on to all that was read with it."""
+        """Join small pieces: each would be an object of its own and keep the whole read buffer alive."""
         if len(data) >= SMALL_PIECE_BYTES:
             self._chunks.append(data)
         elif self._chunks and len(self._chunks[-1]) < SMALL_PIECE_BYTES:
@@ -378,7 +381,7 @@ class YamuxStream(IMuxedStream):
         self._link.send_control(header_bytes(WINDOW_UPDATE, 0, self.stream_id, increment))
 
     def _growth(self) -> int:
-        """Double the window while it, and not the reader, is what holds the sender back."""
+        """Double the window while the window, and not the reader, limits the sender."""
         now = trio.current_time()
         since, self._updated_at = now - self._updated_at, now
         rtt = self._link.round_trips.least

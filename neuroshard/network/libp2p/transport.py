@@ -48,13 +48,13 @@ from neuroshard.types import NodeId
 
 _LOG = logging.getLogger(__name__)
 FRAME_PROTOCOL = "/neuroshard/frame/1"
-HEAD_SECONDS = 10.0  # for everything but tensors, which have their size over LEAST_RATE besides
-LEAST_RATE = 16 * 1024  # bytes a second; whoever is slower is cut
+HEAD_SECONDS = 10.0  # for everything except tensors; they get their size over LEAST_RATE in addition
+LEAST_RATE = 16 * 1024  # bytes per second; a slower peer is cut off
 HEADS_BYTES = 64 * 1024 * 1024
-SMALL_HEAD_BYTES = 4 * 1024  # as many may be held for every stream that others open
-MEMORY_SECONDS = 60.0  # how long a frame waits for room in memory before it is refused
-LOOK_SECONDS = 1.0  # whether whoever sends has become too slow
-LINGER_SECONDS = 5.0  # for a peer to read why it is refused before its stream breaks
+SMALL_HEAD_BYTES = 4 * 1024  # memory allowed for every stream that a peer opens
+MEMORY_SECONDS = 60.0  # how long a frame waits for memory before it is refused
+LOOK_SECONDS = 1.0  # between checks whether the sender has become too slow
+LINGER_SECONDS = 5.0  # for a peer to read the refusal before its stream breaks
 REASON_OF: Mapping[type[WireError], ScoreReason] = MappingProxyType(
     {
         FrameTooLargeError: ScoreReason.OVERSIZED,
@@ -65,17 +65,17 @@ REASON_OF: Mapping[type[WireError], ScoreReason] = MappingProxyType(
 
 
 def transfer_seconds(byte_count: int) -> float:
-    """How long so many bytes may take on the slowest line that is put up with."""
+    """How long this number of bytes may take on the slowest tolerated connection."""
     return HEAD_SECONDS + byte_count / LEAST_RATE
 
 
 def reason_of(error: WireError) -> ScoreReason:
-    """What a frame that cannot be accepted says about its sender."""
+    """The reputation reason for the sender of an unacceptable frame."""
     return REASON_OF.get(type(error), ScoreReason.MALFORMED_FRAME)
 
 
 class BadAnswerError(NeuroShardError):
-    """The peer's answer broke the rules; `cause` says which."""
+    """The peer's answer violated the protocol; `cause` says how."""
 
     def __init__(self, cause: WireError) -> None:
         super().__init__(cause.message)
@@ -92,25 +92,27 @@ class RequestStreams:
         report: Callable[[NodeId, ScoreReason], None],
         heads: ByteBudget | None = None,
     ) -> None:
-        """`budget` is for tensors, `heads` for what stands before them: who waits for the one may hold of the other."""
+        """`budget` is for tensors, `heads` for frame headers: a frame that waits for the one may hold bytes of the
+        other.
+        """
         self._server = server
         self._budget = budget
         self._heads = heads or frame_budget(HEADS_BYTES)
         self._report = report
 
     def expect(self, limits: FrameLimits) -> None:
-        """Frames within these limits are to find room, one at a time at least."""
+        """Make sure that frames within these limits fit into the budgets, at least one at a time."""
         self._budget.make_fit(limits.max_body_bytes)
 
     async def ask(self, stream: YamuxStream, peer: NodeId, request: EncodedFrame, reply: FrameLimits) -> Frame:
-        """The peer's answer, also one that refuses; the caller sets a deadline. The stream is over afterwards.
+        """The peer's answer, which may be a refusal; the caller sets a deadline. The stream ends afterwards.
 
-        Raises BadAnswerError, MessageTooLargeError, or PeerUnreachableError when the stream breaks.
+        Raises BadAnswerError, MessageTooLargeError, or PeerUnreachableError if the stream breaks.
         """
         outcome: Frame | NeuroShardError | None = None
         try:
             async with anyio.create_task_group() as tasks:
-                # the answer may come before the question was sent: when it is refused
+                # a refusal may arrive before the request is fully sent
                 tasks.start_soon(_send_request, stream, request)
                 outcome = await self._reply(stream, peer, reply)
                 tasks.cancel_scope.cancel()
@@ -121,7 +123,7 @@ class RequestStreams:
         raise outcome or PeerUnreachableError(f"Peer {peer} did not answer.")
 
     async def answer(self, stream: YamuxStream, peer: NodeId) -> None:
-        """Answer the one request on a stream whose protocol is agreed on."""
+        """Answer the one request on a stream whose protocol is negotiated."""
         try:
             answer = await self._answered(stream, peer)
             if answer is not None:
@@ -149,12 +151,12 @@ class RequestStreams:
         return frame
 
     async def _answered(self, stream: YamuxStream, peer: NodeId) -> Frame | None:
-        """The answer to what comes on the stream; None when there is nobody to tell it to."""
+        """The answer to the request on the stream; None if no peer waits for it."""
         with ExitStack() as held:
             return await self._answered_within(stream, peer, held)
 
     async def _answered_within(self, stream: YamuxStream, peer: NodeId, held: ExitStack) -> Frame | None:
-        """As `_answered`; what is reserved for the head is released with `held`."""
+        """As `_answered`; the memory reserved for the head is released with `held`."""
         decoder = FrameDecoder(self._server.limits_of)
         try:
             head = await self._receive_large_head(stream, peer, decoder, held)
@@ -167,7 +169,7 @@ class RequestStreams:
             return refusal(str(error))
         except TimeoutError:
             self._report(peer, ScoreReason.TOO_SLOW)
-            return refusal("This node does not wait for so slow a request.")
+            return refusal("The request arrived too slowly.")
         try:
             return await self._answer_while_asked(stream, peer, request)
         finally:
@@ -177,7 +179,7 @@ class RequestStreams:
     async def _receive_large_head(
         self, stream: YamuxStream, peer: NodeId, decoder: FrameDecoder, held: ExitStack
     ) -> FrameHead:
-        """Raises TimeoutError for a peer that is too slow, RequestRefusedError when there is no memory."""
+        """Read a large head. Raises TimeoutError for a slow peer, RequestRefusedError if no memory is free."""
         began = anyio.current_time()
         with anyio.fail_after(HEAD_SECONDS):
             while decoder.head is None and not decoder.head_bytes:
@@ -189,7 +191,7 @@ class RequestStreams:
             return await _receive_head(stream, decoder)
 
     async def _answer_while_asked(self, stream: YamuxStream, peer: NodeId, request: Frame) -> Frame | None:
-        """None when the peer gave up waiting."""
+        """Run the handler while the peer waits. Returns None if the peer gave up."""
         answer: Frame | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_reset, stream, tasks.cancel_scope)
@@ -200,7 +202,7 @@ class RequestStreams:
     async def _receive_body(
         self, stream: YamuxStream, peer: NodeId, decoder: FrameDecoder
     ) -> tuple[Frame, Reservation | None]:
-        """The rest of a frame, and the room reserved for it, to be released when it is not needed any more."""
+        """The rest of a frame, and its reserved memory, to be released when it is no longer needed."""
         if decoder.is_complete:
             return decoder.frame(), None
         byte_count = decoder.head.body_bytes if decoder.head else 0
@@ -213,7 +215,7 @@ class RequestStreams:
             raise
 
     async def _receive_rest(self, stream: YamuxStream, peer: NodeId, decoder: FrameDecoder, byte_count: int) -> None:
-        """Raises TimeoutError for a peer that is too slow, which is sooner when others wait for the memory."""
+        """Raises TimeoutError for a slow peer, and sooner while others wait for its memory."""
         began = anyio.current_time()
         while not decoder.is_complete:
             if anyio.current_time() - began > self._seconds_for(peer, byte_count):
@@ -228,7 +230,7 @@ class RequestStreams:
 
 
 async def _reserved(budget: ByteBudget, peer: NodeId, byte_count: int) -> Reservation:
-    """Raises RequestRefusedError when there is no room in time, MessageTooLargeError when there will never be."""
+    """Raises RequestRefusedError if no memory is free in time, MessageTooLargeError if there will never be enough."""
     reservation: Reservation | None = None
     with anyio.move_on_after(MEMORY_SECONDS):
         reservation = await budget.reserve(peer, byte_count)
@@ -238,7 +240,7 @@ async def _reserved(budget: ByteBudget, peer: NodeId, byte_count: int) -> Reserv
 
 
 async def _send_request(stream: YamuxStream, request: EncodedFrame) -> None:
-    with suppress(BaseLibp2pError):  # whoever reads the answer meets it too
+    with suppress(BaseLibp2pError):  # the reader of the answer gets the same error
         await _send(stream, proposal(FRAME_PROTOCOL) + request.head, request.body)
 
 
@@ -246,7 +248,7 @@ async def _send_answer(stream: YamuxStream, answer: Frame) -> None:
     try:
         data = await encoded(answer)
     except WireError:
-        _LOG.exception("An answer of kind %s cannot travel.", answer.kind)
+        _LOG.exception("An answer of kind %s cannot be sent.", answer.kind)
         data = await encoded(refusal("internal error"))
     with anyio.move_on_after(transfer_seconds(data.byte_count)):
         await _send(stream, data.head, data.body)
@@ -269,7 +271,7 @@ async def _receive_head(stream: YamuxStream, decoder: FrameDecoder) -> FrameHead
 async def _fill(stream: YamuxStream, decoder: FrameDecoder) -> None:
     count = await stream.read_into(decoder.receive_buffer())
     if count == 0:
-        decoder.frame()  # says that bytes are missing
+        decoder.frame()  # raises the error that says which bytes are missing
     decoder.commit(count)
 
 
@@ -279,7 +281,7 @@ async def _cancel_when_reset(stream: YamuxStream, scope: anyio.CancelScope) -> N
 
 
 OPENING_TRIES = 3
-REQUESTS_TO_PEER = 24  # at once; fewer than the streams that a peer may open
+REQUESTS_TO_PEER = 24  # concurrent requests to one peer; fewer than the streams that a peer may open
 
 
 class Libp2pTransport:
@@ -307,13 +309,11 @@ class Libp2pTransport:
 
     @property
     def local_id(self) -> NodeId:
-        """This node."""
         return self._local_id
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
-        """See Transport."""
         self._check_open()
         if peer == self._local_id:
             return accepted(peer, await self._ask_itself(frame, reply or FrameLimits(), timeout_seconds))
@@ -347,32 +347,27 @@ class Libp2pTransport:
         max_concurrent: int = 16,
         admit: Admission | None = None,
     ) -> None:
-        """See Transport."""
         limits = limits or FrameLimits()
         self._exchange.expect(limits)
         self._server.serve(kind, handler, limits, max_concurrent, admit=admit)
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
-        """See Transport."""
         self._check_open()
         parsed = parse_address(address)
         await self._connections.follow(parsed, is_given=is_given)
         return parsed.peer
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
         return self._own_addresses()
 
     def peers(self) -> frozenset[NodeId]:
-        """See Transport."""
         return self._connections.peers()
 
     def connections(self) -> tuple[Connection, ...]:
-        """See Transport."""
         return self._connections.list()
 
     async def close(self) -> None:
-        """See Transport; the connections end with the block of `libp2p_network`."""
+        """Stop requests. The connections end with the block of `libp2p_network`."""
         self._is_closed = True
         for scope in tuple(self._pending):
             scope.cancel()
@@ -384,7 +379,7 @@ class Libp2pTransport:
         await self._exchange.answer(stream_of(net_stream), peer)
 
     async def ask_small(self, peer: NodeId, frame: Frame, timeout_seconds: float) -> Frame:
-        """A request without tensors, over libp2p."""
+        """Send a request without tensors over libp2p."""
         return await self.request(peer, frame, timeout_seconds=timeout_seconds)
 
     async def _ask(self, peer: NodeId, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
@@ -399,11 +394,11 @@ class Libp2pTransport:
             return await self._exchange.ask(stream, peer, request, reply)
 
     async def _opened_stream(self, peer: NodeId) -> YamuxStream:
-        for _ in range(OPENING_TRIES):  # a connection may end between being found and being used
+        for _ in range(OPENING_TRIES):  # a connection may end between lookup and use
             muxer = await self._connections.to(peer)
             with suppress(BaseLibp2pError):
                 return await muxer.open_stream()
-        raise PeerUnreachableError(f"Peer {peer} hangs up.")
+        raise PeerUnreachableError(f"Peer {peer} closed the connection.")
 
     async def _ask_itself(self, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
         try:
@@ -419,7 +414,7 @@ class Libp2pTransport:
 
     @asynccontextmanager
     async def _slot(self, peer: NodeId) -> AsyncGenerator[None]:
-        """One of the few requests that a peer is asked at once; the others wait here and not at the peer's limits."""
+        """Wait for one of the few concurrent requests to a peer: waiting here is better than at the peer's limits."""
         slots = self._slots.setdefault(peer, anyio.Semaphore(REQUESTS_TO_PEER))
         try:
             async with slots:

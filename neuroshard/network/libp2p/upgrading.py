@@ -43,7 +43,10 @@ class NoiseUpgrader(TransportUpgrader):
         self._is_welcome = is_welcome
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
-        """Streams for a connection whose peer is authenticated. Raises MuxerUpgradeFailure when it is not welcome."""
+        """Upgrade a connection whose peer is authenticated.
+
+        Raises MuxerUpgradeFailure if the limits do not allow it.
+        """
         address = conn.get_remote_address()
         ip, identity = address[0] if address else "", str(peer_id)
         if not self._is_welcome(peer_id):
@@ -65,11 +68,9 @@ class NodePrivateKey(PrivateKey):
         self._key = key
 
     def to_bytes(self) -> bytes:
-        """Refused."""
-        raise TypeError("the private key of a node is not given away")
+        raise TypeError("the private key of a node cannot be exported")
 
     def get_type(self) -> KeyType:
-        """Ed25519."""
         return KeyType.Ed25519
 
     def sign(self, data: bytes) -> bytes:
@@ -77,11 +78,10 @@ class NodePrivateKey(PrivateKey):
         return self._key.sign(data)
 
     def get_public_key(self) -> PublicKey:
-        """The public half."""
         return Ed25519PublicKey.from_bytes(self._key.public_key)
 
 
 def key_pair_of(key: NodeKey) -> KeyPair:
-    """What libp2p needs to speak for this node."""
+    """The key pair with which libp2p acts for this node."""
     private = NodePrivateKey(key)
     return KeyPair(private, private.get_public_key())

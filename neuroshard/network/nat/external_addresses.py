@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 ExternalEndpoint: TypeAlias = tuple[str, int]
 """IPv4 address and TCP port."""
-_CARRIER = IPv4Network("100.64.0.0/10")  # RFC 6598: between a provider's router and those of its customers
+_CARRIER = IPv4Network("100.64.0.0/10")  # RFC 6598: between a provider's router and its customers
 
 
 class ExternalAddresses:
-    """Of one node, over all its networks; used in the loop of its tasks only."""
+    """External addresses of one node over all its networks. Used only in the event loop of the node's tasks."""
 
     def __init__(self) -> None:
         self._hosts: Callable[[], Sequence[str]] = tuple
@@ -25,7 +25,9 @@ class ExternalAddresses:
 
     @contextmanager
     def listening(self, hosts: Callable[[], Sequence[str]], ports: Iterable[int]) -> Generator[None]:
-        """Within the block a network listens at these TCP ports, the most important first, of `hosts()`."""
+        """Register, for the length of the block, the TCP ports a network listens at, most important first, on
+        `hosts()`.
+        """
         self._hosts, self._ports = hosts, tuple(ports)
         try:
             yield
@@ -40,30 +42,30 @@ class ExternalAddresses:
         """The ports at which the network listens now."""
         return self._ports
 
-    def tell(self, outside: Mapping[int, ExternalEndpoint]) -> None:
-        """From now on exactly these ports are reached from outside, each at its endpoint."""
+    def update(self, outside: Mapping[int, ExternalEndpoint]) -> None:
+        """Replace the mapped ports: exactly these are reachable from outside, each at its endpoint."""
         self._outside = {port: endpoint for port, endpoint in outside.items() if port in self._ports}
 
     def of(self, port: int) -> ExternalEndpoint | None:
-        """Where one of this node's ports is reached from outside; None while it is not."""
+        """The external endpoint of one of this node's ports; None if it has none."""
         return self._outside.get(port)
 
 
 def is_behind_router(hosts: Iterable[str]) -> bool:
-    """Whether a node with these IP addresses may be behind a router: its IPv4 ones are of local networks only."""
+    """Whether a node with these IP addresses may be behind a router: all its IPv4 addresses are private."""
     four = [IPv4Address(host) for host in hosts if ":" not in host]
     local = [host for host in four if host.is_private and not host.is_loopback]
     return bool(local) and not any(is_public_ipv4(str(host)) for host in four)
 
 
 def is_public_ipv4(host: str) -> bool:
-    """Whether everybody in the internet can dial an address."""
+    """Whether an address can be dialled from the whole internet."""
     address = _ipv4(host)
     return address is not None and address.is_global and not address.is_multicast and not address.is_reserved
 
 
 def is_inner_ipv4(host: str) -> bool:
-    """Whether an address is one that a router, of a home or of a provider, gives to those behind it."""
+    """Whether a router of a home or of a provider assigns such an address to the computers behind it."""
     address = _ipv4(host)
     if address is None or address.is_unspecified or address.is_loopback or address.is_link_local:
         return False

@@ -1,6 +1,6 @@
 """NAT-PMP (RFC 6886): packets as values, and the client of a router that supports it.
 
-The client ignores the multicast announcements of a router. The owner of a lease checks it at intervals instead.
+The client ignores the router's multicast announcements. The owner of a lease checks it at intervals instead.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from neuroshard.network.nat.router import Lease, NoRouterError, RouterRefusedErr
 
 PORT = 5351  # of every gateway, UDP
 MAX_PACKET_BYTES = 1100
-SHORTEST_LEASE_SECONDS = 60  # anything shorter is not worth a packet every few seconds
-LONGEST_LEASE_SECONDS = 7 * 86_400  # a gateway should not even give more than it was asked for
+SHORTEST_LEASE_SECONDS = 60  # anything shorter would mean a packet every few seconds
+LONGEST_LEASE_SECONDS = 7 * 86_400  # a gateway should not grant more than was requested
 RESTART_TOLERANCE_SECONDS = 2.0  # section 3.6
-_ANSWER = 128  # added to the operation of the question
-_HEADER = Struct("!BBHI")  # version, operation, result, seconds since the gateway's table began
+_ANSWER = 128  # added to the operation of the request
+_HEADER = Struct("!BBHI")  # version, operation, result, seconds since the start of the gateway's table
 _HOST = Struct("!8x4s")
 _MAPPING = Struct("!8xHHI")  # inner port, outer port, lifetime
 _QUESTION = Struct("!BB2xHHI")
@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Operation(IntEnum):
-    """What a gateway can be asked."""
+    """The operations of a gateway."""
 
     EXTERNAL_HOST = 0
     MAP_TCP = 2
@@ -41,19 +41,19 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True)
 class NatPmpRefusal:
-    """A gateway's answer that it does not."""
+    """A gateway's answer that refuses a request."""
 
     result: int
     epoch: int
 
     def error(self) -> RouterRefusedError:
-        """For whoever asked."""
+        """The exception for the caller."""
         return RouterRefusedError(f"The router refuses: {_RESULTS.get(self.result, f'result {self.result}')}.")
 
 
 @dataclass(frozen=True)
 class ExternalHost:
-    """A gateway's address outside."""
+    """A gateway's external address."""
 
     host: str
     epoch: int
@@ -61,7 +61,7 @@ class ExternalHost:
 
 @dataclass(frozen=True)
 class MappedPort:
-    """A port that a gateway passes on, as it says."""
+    """A mapped port, as the gateway reports it."""
 
     inner: int
     outer: int
@@ -69,23 +69,23 @@ class MappedPort:
     epoch: int
 
     def lease(self) -> Lease:
-        """As a lease that can be used. Raises RouterRefusedError for one that cannot."""
+        """The mapping as a usable lease. Raises RouterRefusedError if it cannot be used."""
         if self.outer == 0:
-            raise RouterRefusedError("The router says that it opened port 0.")
+            raise RouterRefusedError("The router reports that it opened port 0.")
         if not SHORTEST_LEASE_SECONDS <= self.seconds <= LONGEST_LEASE_SECONDS:
-            raise RouterRefusedError(f"The router says that it opened a port for {self.seconds} s.")
+            raise RouterRefusedError(f"The router reports that it opened a port for {self.seconds} s.")
         return Lease(self.inner, self.outer, float(self.seconds))
 
 
 @dataclass(frozen=True)
 class SeenEpoch:
-    """What a gateway said of its table's age, and when (seconds of any steady clock)."""
+    """The age of the gateway's table as it reported it, and when (seconds of any steady clock)."""
 
     epoch: int
     at: float
 
     def has_restarted(self, epoch: int, now: float) -> bool:
-        """Whether a later word means that the gateway lost its table between; clocks may differ by an eighth."""
+        """Whether a later report shows that the gateway lost its table in between; clocks may differ by 1/8."""
         return epoch < self.epoch + (now - self.at) * 7 / 8 - RESTART_TOLERANCE_SECONDS
 
 
@@ -94,17 +94,17 @@ Reader: TypeAlias = Callable[[bytes], _Answer | NatPmpRefusal | None]
 
 
 def external_host_question() -> bytes:
-    """Ask for the gateway's address outside."""
+    """Request for the gateway's external address."""
     return bytes((0, Operation.EXTERNAL_HOST))
 
 
 def mapping_question(inner: int, wish: int, seconds: int) -> bytes:
-    """Ask for a TCP port; 0 seconds and the wish 0 give it back."""
+    """Request for a TCP port. A lifetime of 0 s with the preferred port 0 deletes the mapping."""
     return _QUESTION.pack(0, Operation.MAP_TCP, inner, wish, seconds)
 
 
 def read_external_host(packet: bytes) -> ExternalHost | NatPmpRefusal | None:
-    """The answer to `external_host_question`."""
+    """Parse the answer to `external_host_question`."""
     header = _header(packet, Operation.EXTERNAL_HOST)
     if header is None or isinstance(header, NatPmpRefusal):
         return header
@@ -115,18 +115,18 @@ def read_external_host(packet: bytes) -> ExternalHost | NatPmpRefusal | None:
 
 
 def read_mapping(packet: bytes, inner: int) -> MappedPort | NatPmpRefusal | None:
-    """The answer to `mapping_question` for this inner port. A refusal does not always name the port."""
+    """Parse the answer to `mapping_question` for this inner port. A refusal does not always name the port."""
     header = _header(packet, Operation.MAP_TCP)
     if header is None or isinstance(header, NatPmpRefusal):
         return header
     if len(packet) < _MAPPING.size:
         return None
-    told, outer, seconds = _MAPPING.unpack_from(packet)
-    return MappedPort(inner, outer, seconds, header) if told == inner else None
+    mapped, outer, seconds = _MAPPING.unpack_from(packet)
+    return MappedPort(inner, outer, seconds, header) if mapped == inner else None
 
 
 def _header(packet: bytes, operation: Operation) -> int | NatPmpRefusal | None:
-    """The epoch of a good answer."""
+    """The epoch of a successful answer."""
     if len(packet) < _HEADER.size:
         return None
     version, answered, result, epoch = _HEADER.unpack_from(packet)
@@ -136,21 +136,22 @@ def _header(packet: bytes, operation: Operation) -> int | NatPmpRefusal | None:
 
 
 _RESULTS = {
-    1: "it speaks another version",
+    1: "it supports another version of the protocol",
     2: "its owner switched this off",
-    3: "it has no connection itself",
+    3: "it has no internet connection",
     4: "it has no port left",
-    5: "it does not know how",
+    5: "it does not support this operation",
 }
 
 
-WAITS_SECONDS: Final = (0.25, 0.5, 1.0, 2.0)  # for an answer, before it is asked again: section 3.1, fewer times
-CLOSING_WAITS_SECONDS: Final = WAITS_SECONDS[:2]  # whoever stops is not kept
+# waits for an answer before the request is repeated: section 3.1, with fewer attempts
+WAITS_SECONDS: Final = (0.25, 0.5, 1.0, 2.0)
+CLOSING_WAITS_SECONDS: Final = WAITS_SECONDS[:2]  # a node that stops must not wait long
 _Reply = TypeVar("_Reply", ExternalHost, MappedPort)
 
 
 class NatPmpRouter:
-    """The gateway at one address. One question at a time; only packets from that address and port are read."""
+    """The gateway at one address. One request at a time; only packets from that address and port are read."""
 
     def __init__(self, gateway: str, *, port: int = PORT, waits: Sequence[float] = WAITS_SECONDS) -> None:
         self._endpoint = (gateway, port)
@@ -158,32 +159,32 @@ class NatPmpRouter:
         self._turn = anyio.Lock()
         self._seen: SeenEpoch | None = None
         self._restarts = 0
-        self._opened_after: dict[int, int] = {}  # how many restarts, by inner port
+        self._opened_after: dict[int, int] = {}  # number of restarts, by inner port
         self._local_host = ""
 
     @property
     def local_host(self) -> str:
-        """This computer's address as the router sees it; empty before the first question."""
+        """This computer's address as the router sees it; empty before the first request."""
         return self._local_host
 
     async def external_host(self) -> str:
-        """The router's own address outside. Raises RouterRefusedError."""
+        """The router's external address. Raises RouterRefusedError."""
         return (await self._ask(external_host_question(), read_external_host)).host
 
     async def open(self, inner: int, wish: int, seconds: int) -> Lease:
-        """Pass a port on to this computer. Raises RouterRefusedError, also for an answer that makes no sense."""
-        told = await self._ask(mapping_question(inner, wish, seconds), partial(read_mapping, inner=inner))
-        lease = told.lease()
+        """Map a port to this computer. Raises RouterRefusedError, also for an inconsistent answer."""
+        mapping = await self._ask(mapping_question(inner, wish, seconds), partial(read_mapping, inner=inner))
+        lease = mapping.lease()
         self._opened_after[inner] = self._restarts
         return lease
 
     async def keeps(self, lease: Lease) -> bool:
-        """Whether the router has not begun anew since, by its last answer."""
+        """Whether the router has not restarted since the lease, by its last answer."""
         await anyio.lowlevel.checkpoint()
         return self._opened_after.get(lease.inner) == self._restarts
 
     async def close(self, lease: Lease) -> None:
-        """Give a port back. Raises RouterRefusedError."""
+        """Delete a mapping. Raises RouterRefusedError."""
         read = partial(read_mapping, inner=lease.inner)
         await self._ask(mapping_question(lease.inner, 0, 0), read, self._waits[: len(CLOSING_WAITS_SECONDS)])
         self._opened_after.pop(lease.inner, None)
@@ -192,7 +193,7 @@ class NatPmpRouter:
         async with self._turn:
             try:
                 answer = await self._answer(question, read, waits or self._waits)
-            except OSError as error:  # also when the gateway says that nobody listens there
+            except OSError as error:  # also when the gateway reports that the port is closed
                 raise NoRouterError(f"No router answers by NAT-PMP: {error.strerror or error}.") from error
         if answer is None:
             raise NoRouterError("No router answers by NAT-PMP.")
@@ -204,9 +205,9 @@ class NatPmpRouter:
     async def _answer(
         self, question: bytes, read: Reader[_Reply], waits: Sequence[float]
     ) -> _Reply | NatPmpRefusal | None:
-        """The first packet that is an answer; None when none came in time. Raises OSError."""
+        """The first packet that answers the request; None if none came in time. Raises OSError."""
         with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            await sock.connect(self._endpoint)  # the system drops what others send
+            await sock.connect(self._endpoint)  # the system then drops packets of other hosts
             self._local_host = str(sock.getsockname()[0])
             for seconds in waits:
                 await sock.send(question)
@@ -225,7 +226,7 @@ class NatPmpRouter:
 
 
 async def find_nat_pmp_router() -> NatPmpRouter:
-    """The router towards the internet, when it answers. Raises RouterRefusedError."""
+    """The router towards the internet, if it answers. Raises RouterRefusedError."""
     gateway = default_gateway()
     if gateway is None:
         raise NoRouterError("No router leads to the internet.")

@@ -22,21 +22,21 @@ from neuroshard.network.transport import Network
 
 _LOG = logging.getLogger(__name__)
 
-LOOK_SECONDS = 30.0  # between looks whether this computer is still where the router passes the ports on to
-CHECK_SECONDS = 120.0  # between questions whether the router still has its address and the leases
-AGAIN_SECONDS = 60.0  # after a router that was of use refused
-RETRY_SECONDS = 900.0  # after none was
+LOOK_SECONDS = 30.0  # between checks of this computer's own address
+CHECK_SECONDS = 120.0  # between checks of the router's address and the leases
+AGAIN_SECONDS = 60.0  # after a router that granted ports before has refused
+RETRY_SECONDS = 900.0  # after no router granted a port
 CLOSE_SECONDS = 5.0
 ROUTER_FINDERS: tuple[RouterFinder, ...] = (find_nat_pmp_router, find_upnp_router)
 
 
 class SecondRouterError(RouterRefusedError):
-    """The router's own address outside is one of an inner network: a port of it would lead nobody here."""
+    """The router's external address is itself private: a mapped port would not be reachable from the internet."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A lease, and when it was last asked for: by the loop's clock, and by the calendar, which goes on in sleep."""
+    """A lease, and when it was last requested: by the monotonic clock, and by the wall clock, which includes sleep."""
 
     lease: Lease
     at: float
@@ -48,7 +48,7 @@ class _Held:
 
 @dataclass
 class PortMapping:
-    """Attached to a node's networking. What the router opens is told to `ports`, which says where the node listens."""
+    """Maps a node's ports at the router. `ports` names the listening ports and gets the external address of each."""
 
     ports: ExternalAddresses
     finders: Sequence[RouterFinder] = ROUTER_FINDERS
@@ -58,11 +58,11 @@ class PortMapping:
     _held: dict[int, _Held] = field(default_factory=dict[int, _Held])  # by inner port
 
     def trouble(self) -> str:
-        """One sentence for the owner about what keeps others from dialling this node; empty when nothing is known."""
+        """One sentence for the owner on why peers cannot dial this node; empty if no reason is known."""
         return self._trouble
 
     async def live(self, _: Network) -> None:
-        """Hold ports as long as a network lives, where a router can be asked; what fails is tried again later."""
+        """Keep ports mapped while the network runs, if a router can be asked. Failures are tried again later."""
         try:
             while True:
                 hosts = self.ports.hosts()
@@ -74,7 +74,7 @@ class PortMapping:
             self._trouble = ""
 
     async def _hold_any(self) -> bool:
-        """Hold ports of the first router that gives any, until it does no more; False when none gives any."""
+        """Keep ports mapped at the first router that grants any, until it stops. Returns False if none does."""
         refusals: list[str] = []
         trouble = ""
         for find in self.finders:
@@ -92,9 +92,12 @@ class PortMapping:
         return False
 
     async def _hold(self, router: Router) -> None:
-        """Hold ports until the router refuses or this node listens elsewhere. Raises RouterRefusedError without any."""
+        """Keep ports mapped until the router refuses or this node listens elsewhere.
+
+        Raises RouterRefusedError without any port.
+        """
         if not self._is_here(router):
-            raise RouterRefusedError(f"The router passes ports on to {router.local_host}, where this node is not.")
+            raise RouterRefusedError(f"The router passes ports on to {router.local_host}, which is not this computer.")
         try:
             while self._is_here(router) and await self._is_refreshed(router):
                 with anyio.move_on_after(CHECK_SECONDS):
@@ -104,18 +107,18 @@ class PortMapping:
             await self._let_go(router)
 
     async def _is_refreshed(self, router: Router) -> bool:
-        """Whether the router still does what it did. Raises RouterRefusedError when it never did anything."""
+        """Whether the router still honours its leases. Raises RouterRefusedError if it never granted any."""
         try:
             await self._refresh(router)
         except RouterRefusedError as error:
             if not self._held:
                 raise
-            _LOG.info("The router passes nothing on to this node any more: %s", error)
+            _LOG.info("The router no longer passes connections on to this node: %s", error)
             return False
         return True
 
     async def _refresh(self, router: Router) -> None:
-        """Ask for what is missing or due, and tell what there is. Raises RouterRefusedError without the first port."""
+        """Request what is missing or due, and report the result. Raises RouterRefusedError without the first port."""
         host = await _host_outside(router)
         first, *others = self.ports.ports()
         await self._keep(router, first)
@@ -123,9 +126,9 @@ class PortMapping:
             try:
                 await self._keep(router, inner)
             except RouterRefusedError as error:
-                _LOG.debug("No port of the router leads to port %d: %s", inner, error)
+                _LOG.debug("The router did not map port %d: %s", inner, error)
                 self._held.pop(inner, None)
-        self._tell(host)
+        self._report(host)
 
     async def _keep(self, router: Router, inner: int) -> None:
         held = self._held.get(inner)
@@ -136,15 +139,15 @@ class PortMapping:
         try:
             lease = await router.open(inner, wished.outer, LEASE_SECONDS)
         except BaseException:
-            if held is None:  # it may have been opened all the same
+            if held is None:  # the router may have opened it in spite of the error
                 await _give_back(router, (wished,))
             raise
         self._held[inner] = _Held(lease, at, calendar_at)
 
-    def _tell(self, host: str) -> None:
+    def _report(self, host: str) -> None:
         outside = {inner: (host, held.lease.outer) for inner, held in self._held.items()}
         before = [self.ports.of(inner) for inner in outside]
-        self.ports.tell(outside)
+        self.ports.update(outside)
         if before != list(outside.values()):
             self._has_complained, self._trouble = False, ""
             ports = ", ".join(str(port) for _, port in outside.values())
@@ -152,7 +155,7 @@ class PortMapping:
 
     async def _let_go(self, router: Router) -> None:
         held, self._held = self._held, {}
-        self.ports.tell({})
+        self.ports.update({})
         await _give_back(router, [each.lease for each in held.values()])
 
     def _is_here(self, router: Router) -> bool:
@@ -164,11 +167,11 @@ class PortMapping:
     def _complain(self, refusals: Iterable[str]) -> None:
         level = logging.DEBUG if self._has_complained else logging.INFO
         self._has_complained = True
-        _LOG.log(level, "No port of a router leads to this node: %s", " ".join(refusals))
+        _LOG.log(level, "No router maps a port to this node: %s", " ".join(refusals))
 
 
 async def _give_back(router: Router, leases: Iterable[Lease]) -> None:
-    """Also while this node ends. What the router does not hear of ends with its lease."""
+    """Return all ports, also while this node ends. Mappings that the router keeps expire with their lease."""
     with anyio.move_on_after(CLOSE_SECONDS, shield=True):
         for lease in leases:
             with suppress(RouterRefusedError):
@@ -182,6 +185,6 @@ async def _host_outside(router: Router) -> str:
         return str(IPv4Address(host))
     if is_inner_ipv4(host):
         raise SecondRouterError(
-            f"The router is itself behind another one (its address is {host}): nobody outside can dial this node."
+            f"The router is itself behind another one (its address is {host}): peers outside cannot dial this node."
         )
-    raise RouterRefusedError(f"The router has no public address: it says {host[:40]!r}.")
+    raise RouterRefusedError(f"The router has no public address: it reports {host[:40]!r}.")

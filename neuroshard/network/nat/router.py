@@ -18,20 +18,20 @@ import psutil
 
 from neuroshard.errors import NeuroShardError
 
-LEASE_SECONDS = 3600  # asked for
+LEASE_SECONDS = 3600  # requested lifetime
 
 
 class RouterRefusedError(NeuroShardError):
-    """The router does not do what it was asked for."""
+    """The router refused a request, or did not answer it in time."""
 
 
 class NoRouterError(RouterRefusedError):
-    """No router that can be asked."""
+    """No router was found that accepts requests."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A TCP port of the router that leads to one of this computer, for so long unless it is renewed."""
+    """A TCP port of the router that is mapped to one of this computer, for `seconds` unless it is renewed."""
 
     inner: int
     outer: int
@@ -39,7 +39,7 @@ class Lease:
 
 
 class Router(Protocol):
-    """A router. Its calls end within seconds, and raise RouterRefusedError."""
+    """A router. Its calls end within seconds and raise RouterRefusedError."""
 
     @property
     def local_host(self) -> str:
@@ -47,19 +47,19 @@ class Router(Protocol):
         ...
 
     async def external_host(self) -> str:
-        """The router's own address outside, as it says; nobody has checked it."""
+        """The router's external address as it reports it, unverified."""
         ...
 
     async def open(self, inner: int, wish: int, seconds: int) -> Lease:
-        """Pass a port on to this computer, if possible the one wished for; also to renew a lease."""
+        """Map a port to this computer, if possible the preferred outer one; also renews a lease."""
         ...
 
     async def keeps(self, lease: Lease) -> bool:
-        """Whether the router still knows a lease, as far as it tells."""
+        """Whether the router still keeps a lease, if it can be asked for that."""
         ...
 
     async def close(self, lease: Lease) -> None:
-        """Give a port back."""
+        """Return a port."""
         ...
 
 
@@ -68,15 +68,15 @@ RouterFinder: TypeAlias = Callable[[], Awaitable[Router]]
 
 
 ROUTES = Path("/proc/net/route")  # Linux: its IPv4 routes
-SOMEWHERE = "192.0.2.1"  # in the internet, for documentation: nobody has it
+SOMEWHERE = "192.0.2.1"  # reserved for documentation, in use by no host
 _UP, _GATEWAY = 0x1, 0x2
 
 
 def default_gateway() -> str | None:
-    """IPv4 address of the router towards the internet; None where there is none.
+    """IPv4 address of the router towards the internet; None if there is none.
 
-    Linux tells its routes in a file. Elsewhere the first address of the network that leads outside is taken for the
-    router's, as it is in nearly every home; where it is not, nobody answers there, and UPnP finds the router.
+    Linux lists its routes in a file. On other systems, the first address of the outgoing network is assumed to be
+    the router's, as in nearly every home. If that is wrong, the address does not answer, and UPnP finds the router.
     """
     try:
         return gateway_in(ROUTES.read_text(encoding="ascii"))
@@ -101,7 +101,7 @@ def gateway_in(routes: str, byte_order: str = sys.byteorder) -> str | None:
 
 
 def first_host_of_network(host: str, interfaces: Iterable[IPv4Interface]) -> str | None:
-    """The first address of the network in which this computer has the address `host`; None when that is its own."""
+    """The first address of the network that contains `host`; None if it is `host` itself."""
     for interface in interfaces:
         if str(interface.ip) == host and interface.network.prefixlen < 31:
             first = str(interface.network.network_address + 1)
@@ -110,10 +110,10 @@ def first_host_of_network(host: str, interfaces: Iterable[IPv4Interface]) -> str
 
 
 def outbound_host() -> str | None:
-    """This computer's IPv4 address on its way to the internet; None where there is no way."""
+    """This computer's IPv4 address on the route to the internet; None without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((SOMEWHERE, 9))  # of a datagram socket: it only looks the way up
+            probe.connect((SOMEWHERE, 9))  # on a datagram socket this only looks up the route
         except OSError:
             return None
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""UPnP: the client of a router that supports it. The library's calls block: each runs in a thread with a timeout."""
+"""UPnP: the client of a router that supports it. The library's calls block, so each runs in a thread with a timeout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anyio import to_thread
 
 from neuroshard.network.nat.router import Lease, NoRouterError, RouterRefusedError, outbound_host
 
-CALL_SECONDS = 15.0  # for the router to answer
-CLOSE_SECONDS = 5.0  # that whoever cancels waits for the thread: a search takes 4 s where no router answers
-DISCOVERY_MILLISECONDS = 1000  # for each of the four kinds of device that may be one; less is not possible
+CALL_SECONDS = 15.0  # for the router's answer
+CLOSE_SECONDS = 5.0  # how long a cancelled caller waits for the thread: a search without an answer takes 4 s
+DISCOVERY_MILLISECONDS = 1000  # for each of the four device types; the library's minimum
 DESCRIPTION = "NeuroShard"
-OTHER_PORTS = 3  # that are tried when the port wished for is taken at the router
+OTHER_PORTS = 3  # to try when the preferred port is taken at the router
 PORT_RANGE = (20_000, 60_000)
 _PROTOCOL = "TCP"
 _ONLY_PERMANENT = "OnlyPermanentLeasesSupported"
@@ -25,7 +25,7 @@ _Answer = TypeVar("_Answer")
 
 
 class UpnpRouter:
-    """The router of this network that was found by `find_upnp_router`."""
+    """A router of this network that was found by `find_upnp_router`."""
 
     def __init__(self, gateway: Any, host: str, random: Random | None = None) -> None:
         self._gateway = gateway
@@ -34,23 +34,22 @@ class UpnpRouter:
 
     @property
     def local_host(self) -> str:
-        """This computer's address as the router sees it."""
         return self._local_host
 
     async def external_host(self) -> str:
-        """The router's own address outside. Raises RouterRefusedError."""
+        """The router's external address. Raises RouterRefusedError."""
         return str(await answered_in_time(lambda: _asked(self._gateway.externalipaddress)))
 
     async def open(self, inner: int, wish: int, seconds: int) -> Lease:
-        """Pass a port on to this computer; for ever where the router knows no leases. Raises RouterRefusedError."""
+        """Map a port to this computer, without expiry if the router has no leases. Raises RouterRefusedError."""
         return await answered_in_time(partial(self._open, inner, wish, seconds))
 
     async def keeps(self, lease: Lease) -> bool:
-        """Whether the router passes the port on to this computer."""
+        """Whether the router still maps the port to this computer."""
         return await answered_in_time(partial(self._target, lease.outer)) == (self._local_host, lease.inner)
 
     async def close(self, lease: Lease) -> None:
-        """Give a port back, if it is this computer's. Raises RouterRefusedError."""
+        """Delete a mapping of this computer. Raises RouterRefusedError."""
         await answered_in_time(partial(self._close, lease), CLOSE_SECONDS)
 
     def _open(self, inner: int, wish: int, seconds: int) -> Lease:
@@ -58,14 +57,14 @@ class UpnpRouter:
             if self._target(port) in {None, (self._local_host, inner)}:
                 self._add(port, inner, seconds)
                 return Lease(inner, port, float(seconds))
-        raise RouterRefusedError("The router's ports are taken by other computers.")
+        raise RouterRefusedError("Other computers use these ports of the router.")
 
     def _close(self, lease: Lease) -> None:
         if self._target(lease.outer) in {None, (self._local_host, lease.inner)}:
             _asked(lambda: self._gateway.deleteportmapping(lease.outer, _PROTOCOL))
 
     def _target(self, port: int) -> tuple[str, int] | None:
-        """The computer and the port there to which the router passes a port on."""
+        """The computer and port to which the router maps a port."""
         mapping: Any = _asked(lambda: self._gateway.getspecificportmapping(port, _PROTOCOL))
         return None if mapping is None else (str(mapping[0]), int(mapping[1]))
 
@@ -86,14 +85,14 @@ class UpnpRouter:
 
 
 async def find_upnp_router() -> UpnpRouter:
-    """The router of this network. Raises NoRouterError when none answers within seconds."""
+    """Find the router of this network. Raises NoRouterError if none answers within seconds."""
     return await answered_in_time(_found)
 
 
 def _found() -> UpnpRouter:
     host = outbound_host()
     if host is None:
-        raise NoRouterError("This computer has no way to the internet.")
+        raise NoRouterError("This computer has no route to the internet.")
     gateway: Any = cast("Any", miniupnpc).UPnP(multicastif=host, discoverdelay=DISCOVERY_MILLISECONDS)
     try:
         _asked(gateway.discover)
@@ -107,15 +106,16 @@ def _asked(call: Callable[[], _Answer]) -> _Answer:
     try:
         return call()
     except Exception as error:
-        if type(error) is Exception:  # miniupnpc has no error class of its own
+        if type(error) is Exception:  # miniupnpc has no exception class of its own
             raise RouterRefusedError(f"The router refuses: {str(error)[:200]}.") from error
         raise
 
 
 async def answered_in_time(call: Callable[[], _Answer], seconds: float = CALL_SECONDS) -> _Answer:
-    """What a router answers in time. Whoever cancels waits CLOSE_SECONDS at most; then the thread is left alone.
+    """The result of a blocking router call. A cancelled caller waits CLOSE_SECONDS at most and then abandons the
+    thread.
 
-    Raises RouterRefusedError, also when time ran out.
+    Raises RouterRefusedError, also on a timeout.
     """
 
     def tried() -> _Answer | RouterRefusedError:

@@ -112,7 +112,7 @@ def test_a_loopback_host_has_nothing_to_map() -> None:
         outside = ExternalAddresses()
         async with nodes(1, LOOPBACK, lambda _: NetworkParts(outside=outside)) as (network,):
             assert outside.ports() == ()
-            outside.tell({ports_at(network, "127.0.0.1")[0]: ("1.2.3.4", 4001)})
+            outside.update({ports_at(network, "127.0.0.1")[0]: ("1.2.3.4", 4001)})
             assert ports_at(network, "1.2.3.4") == []
 
     run(main)
@@ -132,10 +132,10 @@ def test_a_mapped_address_is_told_first_and_no_more_when_it_is_lost() -> None:
             listening, pool = outside.ports()
             assert own == (f"/ip4/127.0.0.1/tcp/{listening}/p2p/{network.transport.local_id}",)
             assert pool != listening
-            outside.tell({listening: ("1.2.3.4", 4001)})
+            outside.update({listening: ("1.2.3.4", 4001)})
             first = f"/ip4/1.2.3.4/tcp/4001/p2p/{network.transport.local_id}"
             assert network.transport.addresses() == (first, *own)
-            outside.tell({pool: ("1.2.3.4", 4002)})
+            outside.update({pool: ("1.2.3.4", 4002)})
             assert network.transport.addresses() == own
         assert outside.ports() == ()
 

@@ -100,7 +100,7 @@ def test_refusals_and_defects_are_told_and_the_node_lives(caplog: pytest.LogCapt
             a.transport.serve("refuse", refuse)
             a.transport.serve("fail", fail)
             a.transport.serve("echo", echo)
-            with pytest.raises(ValueError, match="answered already"):
+            with pytest.raises(ValueError, match="already have a handler"):
                 a.transport.serve("echo", echo)
             await b.transport.connect(address_of(a))
             peer = a.transport.local_id
