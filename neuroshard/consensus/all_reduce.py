@@ -1,6 +1,7 @@
 """The butterfly all-reduce of one view at one member: parts to reducers, statistics, one verdict, results. Pure.
 
-Nothing is decided here. An exchange that completes yields an aggregate to vote on."""
+This file makes no decision. A completed exchange yields an aggregate to vote on.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +36,20 @@ from neuroshard.consensus.round_messages import (
 )
 from neuroshard.types import NodeId
 
-AGREEING = 2  # of a slice's reducers
+AGREEING = 2  # of a slice's reducers must return the same bytes
 
 
 @dataclass
 class _Slice:
-    """What is known of one slice."""
+    """The state of one slice."""
 
     reducers: Reducers
-    parts: dict[NodeId, Encoded] = field(default_factory=dict[NodeId, Encoded])  # encoded, of each member
-    statements: dict[NodeId, str] = field(default_factory=dict[NodeId, str])  # digests, by reducer
-    statistics: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # by digest
+    parts: dict[NodeId, Encoded] = field(default_factory=dict[NodeId, Encoded])  # encoded parts by member
+    statements: dict[NodeId, str] = field(default_factory=dict[NodeId, str])  # digests by reducer
+    statistics: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # content by digest
     results: dict[NodeId, str] = field(default_factory=dict[NodeId, str])
-    content: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # encoded results, by digest
-    is_stated: bool = False  # the own statistics are being made, or were
+    content: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # encoded results by digest
+    is_stated: bool = False  # whether this node has made its statistics or started to
     is_redone: bool = False
 
     @property
@@ -63,7 +64,9 @@ class _Slice:
 
 
 class AllReduce:
-    """What one member sends, has and makes in the round of one view."""
+    """The exchange of one view at one member: received parts and results, and the messages and jobs that follow from
+    them.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class AllReduce:
         intents: Sequence[Signed[Intent]],
         own: EncodedContribution | None,
     ) -> None:
-        """`own` is this node's contribution, None when it is no member of the round."""
+        """`own` is this node's contribution, None if it is not a member of the round."""
         self.round_id = round_id
         self.members = members_of(intents)
         self.verdict: GateVerdict | None = None
@@ -86,12 +89,12 @@ class AllReduce:
         self._is_stating = self._is_judging = False
         self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
-        self._claims: dict[tuple[NodeId, int], bytes] = {}  # of results
+        self._claims: dict[tuple[NodeId, int], bytes] = {}  # digests of results
         self._accused: set[NodeId] = set()
 
     @property
     def others(self) -> frozenset[NodeId]:
-        """Whom everything that is public is told."""
+        """The other participants, which get all public messages."""
         return frozenset(self._everybody - {self._setting.self_id})
 
     @property
@@ -102,18 +105,18 @@ class AllReduce:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of the slices of the aggregate, hex, as far as two reducers agree."""
+        """Digests of the aggregate's slices, hex, for the slices where two reducers agree."""
         return tuple(digest for one in self._slices if (digest := _agreed(one.results)) is not None)
 
     def missing(self) -> tuple[NodeId, ...]:
-        """Members who broke their word, or whose part has not come of a slice that this node was to reduce."""
+        """Members that broke the protocol, or whose part of a slice that this node reduces has not arrived."""
         mine = [one for one in self._slices if self._setting.self_id in one.reducers or (one.is_redone and one.parts)]
         return tuple(
             node for node in self._order if node in self._accused or any(node not in one.parts for one in mine)
         )
 
     def begin(self) -> list[Effect]:
-        """Send the own parts to their reducers."""
+        """Send this node's parts to their reducers."""
         own, self_id = self._own, self._setting.self_id
         if own is None:
             return []
@@ -131,7 +134,7 @@ class AllReduce:
         return [*effects, *self._state()]
 
     def redo(self) -> list[Effect]:
-        """Somebody is slow, dead or lies: third reducers take over, and results are sent by whoever has them."""
+        """A member is slow, dead or lies: third reducers take over, and every holder of a result sends it."""
         effects, again = list[Effect](), dict[int, Encoded]()
         to_hand_on: dict[tuple[NodeId, NodeId], dict[int, Encoded]] = {}
         for index, one in enumerate(self._slices):
@@ -150,12 +153,12 @@ class AllReduce:
         return [*effects, *self._say_results(again, again)] if again else effects
 
     def _hand_over(self, to: NodeId, author: NodeId, slices: Mapping[int, Encoded]) -> Iterable[Effect]:
-        """Parts of one contribution."""
+        """Forward the parts of one contribution to another reducer."""
         for some in in_messages(slices):
             yield Say(frozenset({to}), ContributionSent(self.round_id, author, self._digests[author], some))
 
     def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
-        """A member's parts. What is not what its intent promised counts as absent."""
+        """Store a member's parts. Parts that differ from the author's intent count as absent."""
         intent = self._intents.get(message.author)
         count, digests = self._setting.plan.count, message.digests
         if intent is None:
@@ -170,7 +173,7 @@ class AllReduce:
         return self._state()
 
     def take_statement(self, message: StatementSaid) -> list[Effect]:
-        """A reducer's statistics."""
+        """Store a reducer's statistics."""
         reducer = message.signed.member.node_id
         for index, one, digest in self._reduced_by(reducer, message.signed.body):
             statistics = message.statistics.get(index, b"")
@@ -180,7 +183,7 @@ class AllReduce:
         return self._judge()
 
     def take_result(self, message: ResultSaid) -> list[Effect]:
-        """A reducer's results: digests of all, and the content of those that it sends."""
+        """Store a reducer's results: the digests of all of them, and the content of those that it sends."""
         fitting = dict[int, Encoded]()
         said = dict(message.signed.body.digests)
         for index, content in message.slices.items():
@@ -199,7 +202,7 @@ class AllReduce:
         return self._liars()
 
     def made_statistics(self, statistics: Mapping[int, Encoded]) -> list[Effect]:
-        """The own statistics are ready."""
+        """Continue with this node's finished statistics."""
         self._is_stating = False
         if not statistics:
             return []
@@ -208,18 +211,20 @@ class AllReduce:
         return [Say(self.others, said), *self.take_statement(said), *self._reduce(statistics), *self._state()]
 
     def judged(self, judged: Judged) -> list[Effect]:
-        """The verdict is there."""
+        """Continue with the finished verdict."""
         self.verdict, self._reduction = judged.verdict, judged.reduction
         stated = [index for index, one in enumerate(self._slices) if self._setting.self_id in one.statements]
         return self._reduce(stated)
 
     def reduced(self, results: Mapping[int, Encoded]) -> list[Effect]:
-        """The own results are ready."""
+        """Continue with this node's finished results."""
         sent = {index: made for index, made in results.items() if self._sends(self._slices[index])}
         return self._say_results(results, sent)
 
     def _say_results(self, results: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> list[Effect]:
-        """Those that are `sent` in as many messages as it takes; the digests of the others in one more."""
+        """Send the results in `sent` in as many messages as needed, and one more message with the digests of the
+        others.
+        """
         effects = list[Effect]()
         only_told = {index: made for index, made in results.items() if index not in sent}
         for some in (*([only_told] if only_told else []), *in_messages(sent)):
@@ -230,7 +235,7 @@ class AllReduce:
         return effects
 
     def _wanted(self, parts: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
-        """Those that this node reduces."""
+        """The slices that this node reduces."""
         count = self._setting.plan.count
         wanted = {index: part for index, part in parts.items() if index < count and self._reduces(self._slices[index])}
         return _by_themselves(wanted, parts)
@@ -242,9 +247,10 @@ class AllReduce:
         return one.is_redone or one.reducers.first == self._setting.self_id
 
     def _state(self) -> list[Effect]:
-        """Make the statistics of own slices of which everybody's parts are here, while others are still on their way.
+        """Start the statistics of own slices whose parts are complete, while other parts are under way.
 
-        One such job at a time: what comes whole meanwhile goes into the next one, and few statements are said.
+        Only one such job runs at a time. Slices that complete meanwhile go into the next job, so there are few
+        messages.
         """
         whole = [
             (index, one)
@@ -276,7 +282,7 @@ class AllReduce:
         return frozenset(row for row, one in enumerate(commitments) if one in commitments[:row])
 
     def accepted_sequences(self, rows: Collection[int]) -> int:
-        """The median of what those of these rows say that they have trained on: no minority makes it larger."""
+        """The median of the sequence counts claimed in these rows, so that no minority can raise it."""
         told = self._sequences()
         return median_low(told[row] for row in rows)
 
@@ -284,9 +290,9 @@ class AllReduce:
         return tuple(self._intents[node].sequences for node in self._order)
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
-        """A job for each message of results that this node sends, so that one travels while the next is made.
+        """A job for each message of results that this node sends, so that one travels while the next is computed.
 
-        What it only tells the digests of comes last.
+        Slices of which it only sends the digests come last.
         """
         if self._reduction is None:
             return []
@@ -309,7 +315,7 @@ class AllReduce:
                     yield index, one, digest
 
     def _liars(self) -> list[Effect]:
-        """Who came to another result than two others."""
+        """The reducers whose result differs from that of two others."""
         effects = list[Effect]()
         for index, one in enumerate(self._slices):
             agreed = _agreed(one.results)
@@ -327,11 +333,11 @@ class AllReduce:
 
 
 def _agreed(said: Mapping[NodeId, str]) -> str | None:
-    """What two reducers of a slice say."""
+    """The digest on which two reducers of a slice agree, or None."""
     common = Counter(said.values()).most_common(1)
     return common[0][0] if common and common[0][1] >= AGREEING else None
 
 
 def _by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
-    """Slices that do not keep the others of their message in memory."""
+    """Copies of the slices, which do not keep the rest of their message in memory."""
     return wanted if len(wanted) == len(sent) else {index: bytes(part) for index, part in wanted.items()}

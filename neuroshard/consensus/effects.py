@@ -18,98 +18,104 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 class Sign(Protocol):
-    """Signs a body in this node's name."""
+    """Signs a body with this node's key."""
 
     def __call__(self, body: AnyBody, /) -> Signed[AnyBody]:
-        """The body with its claim."""
+        """Return the body together with its signed claim."""
         ...
 
 
 @dataclass(frozen=True)
 class EncodedContribution:
-    """What a member brings to a round."""
+    """A member's contribution to a round, encoded in slices."""
 
     parts: tuple[bytes, ...] = field(repr=False)  # the encoded slices
-    sequences: int  # trained on since the last round
-    upload: int  # bytes a second
-    made_at: int  # milliseconds since 1970
+    sequences: int  # trained since the last round
+    upload: int  # bytes per second
+    made_at: int  # milliseconds since the epoch
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
-        """Of the parts. Takes a while the first time."""
+        """Digests of the parts. The first call computes them, which takes a while."""
         return tuple(digest_of(part) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class ViewTiming:
-    """Seconds, counted by the member's own clock from the begin of a view; all but the first double with each view."""
+    """Deadlines in seconds from the start of a view, by the member's own clock.
 
-    gather_seconds: float = 10.0  # a proposer waits so long for those who were called; any time for a quorum
-    redo_seconds: float = 30.0  # then third reducers take over
-    view_seconds: float = 60.0  # then the next proposer has its turn
+    All but the first double with each view.
+    """
+
+    gather_seconds: float = 10.0  # a proposer waits this long for called members, and without limit for a quorum
+    redo_seconds: float = 30.0  # after this time third reducers take over
+    view_seconds: float = 60.0  # after this time it is the next proposer's turn
 
     def of_view(self, tries: int) -> ViewTiming:
-        """Those of the view after so many that came to nothing."""
+        """The deadlines after `failed` views without a result."""
         factor = 2.0 ** min(tries, MAX_DOUBLINGS)
         return ViewTiming(self.gather_seconds, factor * self.redo_seconds, factor * self.view_seconds)
 
 
 @dataclass(frozen=True)
 class RoundConfig:
-    """One member's part in one step."""
+    """One member's role in one step."""
 
     step: Step
     plan: SlicePlan
     member: GroupMember  # this node
-    expected: frozenset[NodeId]  # who was called: a proposer waits for them
+    expected: frozenset[NodeId]  # the called members; a proposer waits for them
     sign: Sign
-    is_part: Callable[[int, Encoded], bool]  # whether bytes can be the slice of this number of a contribution
-    is_result: Callable[[int, Encoded], bool]  # and that of an aggregate
+    is_part: Callable[[int, Encoded], bool]  # whether bytes can be this slice of a contribution
+    is_result: Callable[[int, Encoded], bool]  # whether bytes can be this slice of an aggregate
     timing: ViewTiming = ViewTiming()
-    most_members: int = MAX_MEMBERS  # who contribute
+    most_members: int = MAX_MEMBERS  # at most, with a contribution
 
     @property
     def self_id(self) -> NodeId:
-        """This node."""
         return self.member.node_id
 
     def next_view(self, view: int) -> int:
-        """The first view from this one on that is somebody's turn."""
+        """The first view from this one on whose proposer was called."""
         views = range(view, view + len(self.step.roster.members))
         return next((one for one in views if self._is_turn(one)), view)
 
     def timing_of(self, view: int, first: int) -> ViewTiming:
-        """Deadlines in a view of a member that began with view `first`: views that were nobody's turn are no tries."""
+        """Deadlines in a view of a member that began with view `first`. Skipped views do not count as failed ones."""
         counted = range(first, min(view, first + MAX_DOUBLINGS * len(self.step.roster.members)))
         return self.timing.of_view(sum(self._is_turn(one) for one in counted))
 
     def _is_turn(self, view: int) -> bool:
-        """Whether a view's proposer was called, as a quorum of the voters was: the others do not answer.
+        """Whether a view's proposer was called, together with a quorum of voters: nodes that were not called do not
+        answer.
 
-        Members that were called with other names than these skip other views, and meet again since everybody follows
-        the farthest one. Where liars are tolerated nobody follows a single one, so there no view is skipped.
+        Members called with different lists skip different views. They meet again because every member follows the
+        farthest one. Where liars are tolerated no member follows a single other one, so there no view is skipped.
         """
         return self.step.tolerated > 0 or self.step.proposer(view) in self.awaited
 
     @property
     def awaited(self) -> frozenset[NodeId]:
-        """Whom to wait for: who was called. Who only asks how the step ended has called nobody: the voters."""
+        """The members to wait for: those called.
+
+        A member that only asks how the step ended called none and waits for the voters.
+        """
         return self.expected or self.step.roster.nodes
 
     @property
     def everybody(self) -> frozenset[NodeId]:
-        """Voters and whoever was called."""
+        """The voters and the called members."""
         return self.step.roster.nodes | self.expected
 
     @property
     def others(self) -> frozenset[NodeId]:
-        """Whom everything that is public is told."""
+        """The other participants, which get all public messages."""
         return self.everybody - {self.self_id}
 
 
 @dataclass(frozen=True)
 class Say:
-    """Send a message to these nodes; a lost one costs time, never safety."""
+    """Send a message to these nodes. A lost message costs time, never safety."""
 
     to: frozenset[NodeId]
     message: Message
@@ -117,25 +123,28 @@ class Say:
 
 @dataclass(frozen=True)
 class VoteRecord:
-    """What a voter must remember whatever happens to its computer, before anybody hears its vote."""
+    """The votes a voter must remember across a crash. It is written before any peer sees the vote."""
 
     step_id: str
     view: int  # of the newest vote
-    prepared: str  # hex digest of the value that was prepared in that view
+    prepared: str  # hex digest of the value prepared in that view
     lock: Quorum | None = None
-    aggregate: tuple[Encoded, ...] = field(default=(), repr=False)  # the locked value's
+    aggregate: tuple[Encoded, ...] = field(default=(), repr=False)  # of the locked value
 
 
 @dataclass(frozen=True)
 class Persist:
-    """Write the record and wait until it is on the disk; only then carry out the effects after this one."""
+    """Write the record and wait until it is on disk. Only then carry out the effects after this one."""
 
     record: VoteRecord
 
 
 @dataclass(frozen=True)
 class MakeStatistics:
-    """Statistics of slices, from the encoded parts of all members in their order; answered by bytes for each slice."""
+    """Compute statistics of slices from the encoded parts of all members, in member order.
+
+    Answered with bytes per slice.
+    """
 
     round_id: str
     rows: Mapping[int, Sequence[Encoded]] = field(repr=False)
@@ -143,26 +152,26 @@ class MakeStatistics:
 
 @dataclass(frozen=True)
 class Judge:
-    """One verdict on whole contributions, from the statistics of all slices; answered by Judged."""
+    """Compute one verdict on whole contributions from the statistics of all slices. Answered with Judged."""
 
     round_id: str
     statistics: Sequence[Encoded] = field(repr=False)
-    copies: frozenset[int]  # rows whose bytes are another's that comes before
+    copies: frozenset[int]  # rows whose bytes repeat those of an earlier row
     sequences: Sequence[int]  # of each row
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Answer to Judge."""
+    """The answer to Judge."""
 
     verdict: GateVerdict
-    reduction: Reduction | None  # how the accepted become one; None when the round comes to nothing
+    reduction: Reduction | None  # how the accepted contributions are combined; None if the round must be abandoned
     abort_reason: str = ""
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """The encoded aggregate of slices; answered by bytes for each."""
+    """Compute the encoded aggregate of slices. Answered with bytes per slice."""
 
     round_id: str
     rows: Mapping[int, Sequence[Encoded]] = field(repr=False)
@@ -171,7 +180,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Check:
-    """The state that an aggregate leads to, and whether it is worth a vote; answered by Checked."""
+    """Compute the state that an aggregate leads to, and decide whether to vote for it. Answered with Checked."""
 
     aggregate: tuple[Encoded, ...] = field(repr=False)
     digests: tuple[str, ...]
@@ -179,15 +188,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Checked:
-    """Answer to Check."""
+    """The answer to Check."""
 
-    next_root: str  # hex; "" when the aggregate leads nowhere from here
-    objection: str = ""  # why this node votes no
+    next_root: str  # hex; "" if the aggregate does not apply to this node's state
+    objection: str = ""  # the reason for a vote against it
 
 
 @dataclass(frozen=True)
 class Accuse:
-    """A member broke its word; `proof` are the claims that show it, if it can be shown."""
+    """Report that a member broke the protocol. `proof` contains the claims that show it, if any do."""
 
     node: NodeId
     what: str
@@ -204,7 +213,7 @@ class Complete:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """This round comes to nothing; what was locked stays locked."""
+    """The round is abandoned. A locked value stays locked."""
 
     reason: str
 
@@ -216,20 +225,20 @@ Effect: TypeAlias = Say | Persist | Job | Accuse | Complete | GiveUp
 
 
 class RoundPhase(StrEnum):
-    """What a member is at."""
+    """The phase of a member."""
 
     GATHER = "gather"  # no proposal yet
     EXCHANGE = "exchange"
-    VOTE = "vote"  # the aggregate is here, or another one is put to the vote again
+    VOTE = "vote"  # the aggregate is here, or an earlier one is voted on again
     ENDED = "ended"
 
 
 @dataclass(frozen=True)
 class RoundProgress:
-    """The present view of a round."""
+    """The state of the current view of a round, for the status."""
 
-    view: int  # its number: those before it came to nothing, or were skipped
+    view: int  # number of the view: the earlier ones failed or were skipped
     phase: RoundPhase
-    members: tuple[GroupMember, ...] = ()  # whose contributions are exchanged, in the order of their rows; () before
-    judged: Judged | None = None  # on them
+    members: tuple[GroupMember, ...] = ()  # the contributors, in row order; () before the proposal
+    judged: Judged | None = None  # the verdict on them
     objection: str = ""  # why this member voted against the aggregate

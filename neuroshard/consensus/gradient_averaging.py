@@ -1,9 +1,10 @@
-"""Gradient averaging: replicas average the vector of the AdamW step, and all make the same step (DESIGN 4.7). Pure.
+"""Gradient averaging: replicas average the vector of the AdamW step and make the same step (DESIGN 4.7). Pure.
 
-The gradient goes through PowerSGD, whose two phases are two outer steps: the first ends with a basis that all replicas
-have, the second with the gradient. A member's contribution counts in the second step alone, plain numbers included:
-if the first step fails, no work of the member is lost with it. Without a matrix worth compressing there is no first
-phase."""
+The gradient goes through PowerSGD, whose two phases are two outer steps: the first ends with a basis that all
+replicas have, the second with the gradient. A member's contribution counts only in the second step, including its
+plain numbers: if the first step fails, no work of the member is lost with it. If no matrix is worth compressing,
+there is no first phase.
+"""
 
 from __future__ import annotations
 
@@ -37,43 +38,43 @@ FIRST_MOMENT, SECOND_MOMENT, RIGHT, BASIS = "first moment", "second moment", "ri
 
 @dataclass(frozen=True)
 class AveragingPhase:
-    """What an outer step exchanges."""
+    """The vector that one outer step exchanges."""
 
     plan: FactorPlan
-    makes_basis: bool  # the first phase of two
+    makes_basis: bool  # whether this is the first of two phases
 
     @classmethod
     def at(cls, plan: FactorPlan, outer_step: int) -> AveragingPhase:
-        """That of an outer step."""
+        """The phase of an outer step."""
         return cls(plan, makes_basis=bool(plan.matrices) and outer_step % 2 == 0)
 
     @property
     def is_second(self) -> bool:
-        """Whether a first phase went before it, for this step of the weights."""
+        """Whether a first phase preceded this one for the same step of the weights."""
         return bool(self.plan.matrices) and not self.makes_basis
 
     @property
     def length(self) -> int:
-        """Numbers of a contribution and of the aggregate."""
+        """Length of a contribution and of the aggregate."""
         return self.plan.left_length if self.makes_basis else self.plan.projection_length
 
     @property
     def words(self) -> str:
-        """What it is about, for people."""
+        """A description of the phase for people."""
         if not self.plan.matrices:
             return "gradient"
         return f"gradient, phase {1 if self.makes_basis else 2} of 2"
 
     @property
     def terms(self) -> str:
-        """A part of the step's name."""
+        """The phase as a part of the step's name."""
         if not self.plan.matrices:
             return "gradient"
         return f"gradient's {'basis' if self.makes_basis else 'projection'} of rank {self.plan.rank}"
 
 
 def factor_plan(outer: OuterOptimization, schema: TensorSchema) -> FactorPlan:
-    """What of a stage's gradient has factors: nothing without PowerSGD."""
+    """The matrices of a stage's gradient that are factorised; none without PowerSGD."""
     if outer.codec == "powersgd":
         return FactorPlan.of(schema.shapes, outer.rank)
     return FactorPlan(schema.total_size, outer.rank, ())
@@ -81,22 +82,23 @@ def factor_plan(outer: OuterOptimization, schema: TensorSchema) -> FactorPlan:
 
 @dataclass(frozen=True)
 class GradientAveraging:
-    """Of one stage. Its outer state has the moments, PowerSGD's Q and the basis in place of a velocity.
+    """Gradient averaging of one stage. Its outer state has the moments, PowerSGD's Q and the basis instead of a
+    velocity.
 
-    All of it is replicated, in one vector: first moment (d,), second moment (d,), Q and, where there is a first phase,
-    its basis. A member's own is the gradient that it has gathered, and what compression lost of it.
+    All of it is replicated, in one vector: first moment (d,), second moment (d,), Q and, where there is a first
+    phase, its basis. A member's own state is its accumulated gradient and the compression error.
     """
 
     plan: FactorPlan
     inner: InnerOptimization
-    max_norm: float  # that the averaged gradient is clipped to
-    decayed: tuple[tuple[int, int], ...]  # parts of the vector with weight decay: matrices
+    max_norm: float  # clipping norm of the averaged gradient
+    decayed: tuple[tuple[int, int], ...]  # ranges of the vector with weight decay: the matrices
 
     @classmethod
     def of(
         cls, schema: TensorSchema, outer: OuterOptimization, inner: InnerOptimization, max_norm: float
     ) -> GradientAveraging:
-        """For a stage with these tensors."""
+        """Gradient averaging for a stage with these tensors."""
         ends = accumulate(schema.sizes)
         stretches = zip(schema.shapes, schema.sizes, ends, strict=True)
         decayed = tuple((end - size, end) for shape, size, end in stretches if len(shape) > 1)
@@ -104,17 +106,17 @@ class GradientAveraging:
 
     @property
     def phases(self) -> int:
-        """Outer steps to a step of the weights."""
+        """Number of outer steps for one step of the weights."""
         return 2 if self.plan.matrices else 1
 
     def phase(self, outer_step: int) -> AveragingPhase:
-        """What is exchanged at an outer step."""
+        """The phase of an outer step."""
         return AveragingPhase.at(self.plan, outer_step)
 
     def contribution(self, state: OuterState, gradient: Tensor, residual: Tensor | None) -> Tensor:
-        """What to send, from the mean gradient (d,) of a token and what was lost (d,).
+        """The contribution, from the mean gradient per token (d,) and the compression error so far (d,).
 
-        Raises ValueError when numbers are not finite.
+        Raises ValueError if a number is not finite.
         """
         offered, parts = with_residual(gradient, residual), self.parts(state)
         if self.phase(state.outer_step).makes_basis:
@@ -124,9 +126,9 @@ class GradientAveraging:
     def next_residual(
         self, state: OuterState, gradient: Tensor, residual: Tensor | None, sent: Tensor | None
     ) -> Tensor | None:
-        """What is lost (d,) of a gradient (d,) once the second phase from `state` has agreed on it with others.
+        """The compression error (d,) of a gradient (d,) after the second phase from `state`.
 
-        `sent` is the own projection as the others decoded it; None when the contribution was refused.
+        `sent` is this node's projection as the other members decoded it; None if the contribution was refused.
         """
         if sent is None:
             return None
@@ -143,21 +145,23 @@ class GradientAveraging:
         return self._stepped(state, self.gradient(state, aggregate), right)
 
     def lone_state(self, state: OuterState, gradient: Tensor) -> OuterState:
-        """The state after the step of a node that is alone: its gradient (d,) needs no factors, and no second phase."""
+        """The state after the step of a node without peers: its gradient (d,) needs no factors and no second phase."""
         after = self._stepped(state, gradient, self.parts(state)[RIGHT])
         makes_basis = self.phase(state.outer_step).makes_basis
         return replace(after, outer_step=after.outer_step + 1) if makes_basis else after
 
     def gradient(self, state: OuterState, projected: Tensor) -> Tensor:
-        """The gradient (d,) that a projection stands for in the second phase from `state`."""
+        """The gradient (d,) that a projection represents in the second phase from `state`."""
         return restored(self.plan, projected, self.parts(state)[BASIS])
 
     def learning_rate(self, steps: int) -> float:
-        """Of the step after so many, in 7 digits: one machine's cosine may differ from another's in its last bit."""
+        """Learning rate after this number of steps, in 7 digits: the cosines of two machines may differ in the last
+        bit.
+        """
         return float(f"{learning_rate_at(steps, self.inner):.6e}")
 
     def parts(self, state: OuterState) -> Mapping[str, Tensor]:
-        """What a state keeps beside the weights, sharing its memory. Raises ValueError for another strategy's state."""
+        """Views of the parts of a state beside the weights. Raises ValueError for the state of another strategy."""
         sizes = _sizes(self.plan)
         if state.velocity.shape != (kept_length(self.plan),):
             raise ValueError(f"gradient averaging keeps {kept_length(self.plan)} numbers beside the weights")
@@ -179,43 +183,39 @@ class GradientAveraging:
 
 @dataclass(frozen=True)
 class AveragingStep:
-    """One outer step of it; see OuterStep."""
+    """One outer step of gradient averaging."""
 
     averaging: GradientAveraging
     outer_step: int
 
     @property
     def length(self) -> int:
-        """See Exchanged."""
         return self.averaging.phase(self.outer_step).length
 
     @property
     def terms(self) -> str:
-        """See Exchanged."""
         return self.averaging.phase(self.outer_step).terms
 
     def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
-        """See OuterStep."""
         return self.averaging.next_state(state, aggregate)
 
     @property
     def makes_weights_equal(self) -> bool:
-        """See OuterStep."""
         return True
 
     def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
-        """See OuterStep: the anchor, since nothing is trained apart from it."""
+        """The anchor, because nothing is trained apart from it."""
         return after.anchor
 
     def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
-        """See OuterStep: nothing but the step itself says what a gradient means."""
+        """The weights after the step itself: a gradient has no other meaning as weights."""
         return self.averaging.next_state(state, aggregate).anchor
 
 
 def first_state(
     plan: FactorPlan, anchor: Tensor, moments: tuple[Tensor, Tensor] | None = None, steps: int = 0
 ) -> OuterState:
-    """The state before the first averaged step: weights (d,), AdamW's moments (d,) if any, and its steps so far."""
+    """The state before the first averaged step: weights (d,), AdamW's moments (d,) if any, steps so far."""
     parts = {name: torch.zeros(size) for name, size in _sizes(plan).items()}
     if moments is not None:
         parts[FIRST_MOMENT], parts[SECOND_MOMENT] = moments
@@ -224,7 +224,7 @@ def first_state(
 
 
 def kept_length(plan: FactorPlan) -> int:
-    """Numbers that a state keeps beside the weights."""
+    """Number of values that a state keeps beside the weights."""
     return sum(_sizes(plan).values())
 
 

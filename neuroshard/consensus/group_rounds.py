@@ -53,35 +53,37 @@ _LOG = logging.getLogger(__name__)
 LEAST_VIEW_SECONDS = 20.0
 SLOWEST_BYTES_PER_SECOND = 250_000
 DEVIATIONS = 4.0  # k of DESIGN 4.5, point 8
-WAITING_VIEWS = 2.0  # so many views' time training waits for a round; then it goes on, and the round with it
+# training waits this number of view durations for a round; then it continues, and so does the round
+WAITING_VIEWS = 2.0
 KEPT_DURATIONS = 20
-UNMEASURED_UPLOAD = 1_000_000  # bytes a second
-ANSWER_SECONDS = 10.0  # who knows how a step has ended says so
+UNMEASURED_UPLOAD = 1_000_000  # bytes per second
+ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
 
 
 @dataclass(frozen=True)
 class AcceptanceCheck:
-    """How this node finds out what an aggregate is worth."""
+    """Decides whether this node votes for an aggregate."""
 
-    root_after: Callable[[Tensor, int], Awaitable[str]]  # of an aggregate (k,) at an outer step; "" for another step
-    # why not to vote for an aggregate that leads to this root; "" for nothing
+    # the root after an aggregate (k,) at an outer step; "" for another step
+    root_after: Callable[[Tensor, int], Awaitable[str]]
+    # the reason not to vote for an aggregate that leads to this root; "" for none
     objection: Callable[[Tensor, str], Awaitable[str]] | None = None
 
 
 @dataclass
 class _Sent:
-    """The contribution that this node has in a round."""
+    """The contribution of this node to a round."""
 
     step_id: str
     contribution: Tensor
     promised: EncodedContribution
     watch: RoundMonitor
-    is_outgrown: bool  # training has gone on since
-    is_late: bool = False  # this node waits for the round's end no more
+    is_outgrown: bool  # training has continued since
+    is_late: bool = False  # this node no longer waits for the end of the round
 
 
 class GroupRounds:
-    """One stage's rounds: who is called, the protocol, and the exchange that the outer step uses."""
+    """One stage's rounds: matchmaking, the protocol, and the exchange for the outer step."""
 
     def __init__(
         self,
@@ -96,11 +98,11 @@ class GroupRounds:
         told: StageRoundsStatus | None = None,
         offload: BlockingRunner = anyio.to_thread.run_sync,
     ) -> None:
-        """`told` is the status to go on from."""
+        """`told` is the status before a restart."""
         self.stage = replica.stage
         self._replica = replica
-        self._voters: dict[str, Roster] = {}  # by the root that they vote from
-        self._before: dict[str, str] = {}  # the root that a certificate led on from, by the one it led to
+        self._voters: dict[str, Roster] = {}  # by the root of the state that they vote on
+        self._before: dict[str, str] = {}  # maps the root after a certificate to the root before it
         self.gathering = Matchmaker(replica, asking, self._voters.get, times)
         self._alone = alone
         self._asking = asking
@@ -109,14 +111,15 @@ class GroupRounds:
         self._earlier_life = ContributionRecovery(book, offload)
         self._offload = offload
         self._sent: _Sent | None = None
-        self.abandoned: Callable[[Abandoned], None] = lambda _why: None  # is told of rounds beside the training
-        self._beside: TaskGroup | None = None  # where they run, while this does
-        self._certified = (-1, "")  # the outer step that the newest certificate led to, and its root
+        # called with rounds that were abandoned while training continued
+        self.abandoned: Callable[[Abandoned], None] = lambda _why: None
+        self._beside: TaskGroup | None = None  # task group for rounds during training, while `run` is active
+        self._certified = (-1, "")  # outer step and root that the newest certificate led to
         self.status = told or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
         self._has_loaded = anyio.Event()
-        # Seconds of the views in which rounds completed. Those before came to nothing because somebody was missing:
-        # counted, they would make every later round wait longer for whoever is missing then.
+        # Durations in seconds of the views in which rounds completed. Views before them failed because a member was
+        # missing. If they counted, every later round would wait longer for missing members.
         self._durations = deque[float](maxlen=KEPT_DURATIONS)
         limits = limits_for(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
         self.actor = RoundRunner(
@@ -129,7 +132,7 @@ class GroupRounds:
 
     @property
     def is_called(self) -> bool:
-        """Whether this node should enter a round now, or take over how one has ended meanwhile."""
+        """Whether this node should enter a round now, or adopt the end of one."""
         return self.gathering.is_called or (self._end_to_take is not None and not self.gathering.in_round)
 
     def feed(self, signal: Signal) -> None:
@@ -143,7 +146,7 @@ class GroupRounds:
             await first_of(self.gathering.called, self.actor.changed.wait)
 
     async def run(self) -> None:
-        """Look at the others, call rounds and carry them out until cancelled. Raises StorageError."""
+        """Match replicas, call rounds and run them until cancelled. Raises StorageError."""
         for certificate in await self.actor.load():
             self._note(certificate)
         self._has_loaded.set()
@@ -156,7 +159,7 @@ class GroupRounds:
                 self._beside = None
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Outcome:
-        """See RunRound."""
+        """Run the round of one outer step; implements RunRound."""
         agreement, ended = self.gathering.agreement, self._end_to_take
         if ended is not None:
             self.gathering.ended(completed=True)
@@ -183,7 +186,7 @@ class GroupRounds:
             self._leave(completed=completed)
 
     async def _go_on_beside(self, contribution: Tensor, agreement: Agreement, sequences: int) -> None:
-        """The round while training goes on. How it ends is taken over by `exchange`, between two microbatches."""
+        """Run the round while training continues. `exchange` adopts its end between two microbatches."""
         completed = False
         try:
             outcome = await self._with_group(contribution, agreement, sequences, is_beside=True)
@@ -200,17 +203,19 @@ class GroupRounds:
         self.gathering.ended(completed=completed)
 
     async def catch_up(self) -> bool:
-        """Ask how the step of this replica's state has ended; whether somebody told, so that it is taken over.
+        """Ask how the step from this replica's state has ended. Returns True if the end is known and can be adopted.
 
-        Who has missed some rounds takes their aggregates so, one after the other (DESIGN 4.6). It asks for a step whose
-        voters it knows: by the certificate before, which others have too, or because it voted.
+        A replica that missed rounds adopts their aggregates in this way, one after the other (DESIGN 4.6). It asks
+        about a step whose voters it knows: by the certificate before, which other replicas have too, or because it
+        voted.
         """
         await self._has_loaded.wait()
         own = self._replica.standing()
         if self._end_to_take is not None or await self.actor.recall_from(own.root):
             return self._end_to_take is not None
         step = self._step_of(own)
-        if step is None and own.root and own.root not in self._voters:  # it took its state over
+        # it downloaded its state, so it has no certificate
+        if step is None and own.root and own.root not in self._voters:
             certificate = await certificate_of(self._asking, self.stage, own.root, self._replica.peers())
             if certificate is not None:
                 self._note(certificate)
@@ -224,50 +229,50 @@ class GroupRounds:
 
     @property
     def _end_to_take(self) -> Complete | None:
-        """How the step of this replica's state has ended, if that has not been taken over."""
+        """The end of the step from this replica's state, if it has not been adopted."""
         ended = self.actor.ended
         is_own = ended is not None and ended.certificate.value.root == self._replica.standing().root
         return ended if is_own else None
 
     def _step_of(self, own: ReplicaStatus) -> Step | None:
-        """The step that certified voters decide on from this state, or the one that this node is locked in."""
+        """The step that certified voters decide on from this state, or the one in which this node is locked."""
         lock, voters = self.actor.lock(own.root), self._voters.get(own.root)
         rosters = [] if voters is None else [voters]
         if lock is not None:
-            rosters.append(Roster(lock.value.members, is_founding=True))  # all who found a line contribute
+            rosters.append(Roster(lock.value.members, is_founding=True))  # all members that found a line contribute
         rounds, is_open = self._replica.rounds, self._replica.is_open
         steps = [rounds.step(own.outer_step, own.root, roster, is_open=is_open) for roster in rosters]
         return next((step for step in steps if lock is None or step.id == lock.value.step_id), None)
 
     def knows(self, node: NodeId) -> bool:
-        """Whether a node may have a part in this stage's rounds; nothing of others is kept, not even for a while."""
+        """Whether a node may have a role in this stage's rounds; the queue keeps no message of other nodes."""
         agreement = self.gathering.agreement
         return node in self._replica.peers() or (
             agreement is not None and any(node == member.node_id for member in agreement.members)
         )
 
     def certified_root(self, outer_step: int) -> str:
-        """The root that the newest certificate names, when it led to this outer step; "" otherwise."""
+        """The root in the newest certificate if it led to this outer step; otherwise ""."""
         led_to, root = self._certified
         return root if led_to == outer_step else ""
 
     def withdraw(self) -> None:
-        """Take no part in what was agreed on: the others go on without this node."""
+        """Leave the agreed round before it begins; the other members continue without this node."""
         if self.gathering.is_called:
             self.gathering.withdraw()
 
     async def _with_group(
         self, contribution: Tensor, agreement: Agreement, sequences: int, *, is_beside: bool
     ) -> Complete | Abandoned:
-        """`sequences` are in the contribution."""
-        await self._has_loaded.wait()  # no vote without knowing the own ones
+        """Run the agreed round. `sequences` is the number of sequences in the contribution."""
+        await self._has_loaded.wait()  # no vote without knowing this node's earlier votes
         setting, work = self._round(agreement)
         step = setting.step
         watch, before = self._watch(agreement, setting, work), self._sent
         if before is not None and before.step_id == step.id:
-            watch.goes_on_from(before.watch)
+            watch.continues_from(before.watch)
         if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
-            # what was sent may be in a value that is voted on again: what was trained since is for the next round
+            # a voted value may contain the earlier contribution: work since then waits for the next round
             before.watch = watch
         else:
             self._sent = before = await self._sending(
@@ -298,7 +303,7 @@ class GroupRounds:
         watch: RoundMonitor,
         is_beside: bool,
     ) -> _Sent:
-        """What this node sends to a step: once it was started again, what it sent there before."""
+        """The contribution to a step. After a restart it is the one sent before the restart."""
         upload = self.actor.mail.upload or UNMEASURED_UPLOAD
         is_known = self._sent is not None and self._sent.step_id == step_id
         earlier = None if is_known else await self._earlier_life.sent(step_id, work)
@@ -343,7 +348,7 @@ class GroupRounds:
         return RoundConfig(step, work.plan, own, expected, self._sign, work.is_part, work.is_result, timing, most), work
 
     def _timing(self, work: RoundWork) -> ViewTiming:
-        """Deadlines from what rounds have taken: median + k MAD; before the first from the size."""
+        """Deadlines from the durations of earlier rounds: median + k MAD; before the first round from the size."""
         if self._durations:
             middle = median(self._durations)
             usual = middle + DEVIATIONS * median(abs(one - middle) for one in self._durations)
@@ -364,7 +369,7 @@ class GroupRounds:
         return Checked(root, objection)
 
     async def _agreed(self, complete: Complete) -> Agreed:
-        """What the end of this replica's step means for it. A contribution of its last life is in the aggregate too."""
+        """The meaning of the end of this replica's step, including a contribution from before a restart."""
         value, sent, number = complete.certificate.value, self._sent, self._replica.standing().outer_step
         if sent is not None and sent.step_id != value.step_id:
             sent = None
@@ -380,7 +385,7 @@ class GroupRounds:
                 decoded = await self._offload(lambda: work.decoded_parts(parts))
         is_of_earlier_life = sent is None and own in value.accepted
         earlier = await self._earlier_life.sent(value.step_id, work) if is_of_earlier_life else None
-        # only now, with nothing to wait for any more: who is stopped before finds the end here again
+        # Only now, after the last await: if the task is cancelled earlier, the next call finds the same end again.
         self._note(complete.certificate)
         self._certified = number + 1, value.next_root
         self.actor.ended = self._sent = None
@@ -390,7 +395,7 @@ class GroupRounds:
         if earlier is not None:
             vector, offered = earlier.contribution, earlier.offer.sequences
             return Agreed(aggregate, count, vector, vector, sequences=value.sequences, offered=offered)
-        if sent is None or not is_judged:  # who abstains hands its work in with the next contribution
+        if sent is None or not is_judged:  # the work of a member without a verdict stays in its next contribution
             return Agreed(aggregate, count, is_without_own=not is_judged, sequences=value.sequences)
         late_for = sent.contribution if sent.is_outgrown else None
         offered = sent.promised.sequences
@@ -402,7 +407,7 @@ class GroupRounds:
         return RoundWork.of(parameters, length, tolerated=tolerated, outer_step=outer_step)
 
     def _note(self, certificate: Quorum) -> None:
-        """From its state on the members of the round are the voters."""
+        """Store a certificate: its members are the voters for the step from its state."""
         value = certificate.value
         self._voters[value.next_root], self._before[value.next_root] = value.next_roster(), value.root
         kept = self._replica.rounds.kept_steps(self._replica.standing().outer_step)
@@ -417,48 +422,48 @@ class GroupRounds:
 
 
 class RoundRequestHandlers:
-    """One for a node."""
+    """The request handlers for the rounds of all stages of one node."""
 
     def __init__(self) -> None:
         self._groups: dict[StageName, GroupRounds] = {}
         self._earlier: dict[StageName, StageRoundsStatus] = {}
 
     def add(self, group: GroupRounds) -> None:
-        """Let others call this stage to rounds."""
+        """Accept calls to rounds of this stage."""
         self._groups[group.stage] = group
 
     def clear(self) -> None:
-        """Refuse everything."""
+        """Refuse all requests."""
         self._earlier |= {stage: group.status for stage, group in self._groups.items()}
         self._groups.clear()
 
     def earlier(self, stage: StageName) -> StageRoundsStatus | None:
-        """What there is to tell of a stage's rounds from before `clear`: it may be held here again."""
+        """The status of a stage's rounds from before `clear`, for when the stage is hosted here again."""
         return self._earlier.get(stage)
 
     def serve(self, transport: Transport) -> None:
-        """Answer from now on. Raises ValueError when this transport has a door already."""
+        """Register the handlers. Raises ValueError if this transport already has them."""
         transport.serve(CALL, self.answer_call, CALL_LIMITS)
         transport.serve(CERTIFICATE, self.give_certificate, REQUEST_LIMITS)
         transport.serve(PART, self.take_part, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
 
     async def answer_call(self, sender: NodeId, frame: Frame) -> Frame:
-        """See Matchmaker.answer. Raises RequestRefusedError."""
+        """Answer a call. Raises RequestRefusedError."""
         stage, call = read_call(frame)
         return await self._of(stage, sender).gathering.answer(sender, call)
 
     async def take_part(self, sender: NodeId, frame: Frame) -> Frame:
-        """See RoundMessageQueue.take. Raises RequestRefusedError."""
+        """Accept a part of a message. Raises RequestRefusedError."""
         stage, _ = read_part(frame)
         return await self._of(stage, sender).actor.mail.take(sender, frame)
 
     async def give_certificate(self, sender: NodeId, frame: Frame) -> Frame:
-        """The certificate that led to the root that is asked for. Raises RequestRefusedError."""
+        """Return the certificate that led to the requested root. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
         stage, root = read_certificate_request(frame)
         certificate = self._of(stage, sender).actor.certificate_to(root)
         if certificate is None:
-            raise RequestRefusedError("This node knows no certificate that led there.")
+            raise RequestRefusedError("This node has no certificate for this state.")
         return certificate_answer(certificate)
 
     def _of(self, stage: StageName, sender: NodeId) -> GroupRounds:
@@ -466,5 +471,5 @@ class RoundRequestHandlers:
         if group is None:
             raise RequestRefusedError("This node does not hold these layers.")
         if not group.knows(sender):
-            raise RequestRefusedError("Rounds are for the nodes at work on these layers.")
+            raise RequestRefusedError("Only nodes that train these layers take part in their rounds.")
         return group

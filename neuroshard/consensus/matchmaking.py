@@ -1,4 +1,4 @@
-"""Brings the replicas of a stage together: looks at them, calls rounds, answers calls, and follows the leading line."""
+"""Matchmaking of a stage's replicas: query their status, call rounds, answer calls, and follow the leading line."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Replica:
-    """This node's replica of a stage, as those see it who bring replicas together."""
+    """This node's replica of a stage, as matchmaking sees it."""
 
     member: GroupMember
     stage: StageName
     rounds: StageRounds
     sequences_per_step: int
     standing: Callable[[], ReplicaStatus]  # without is_certified and in_round
-    peers: Callable[[], Sequence[NodeId]]  # other nodes at work on the stage, by what is known here
+    peers: Callable[[], Sequence[NodeId]]  # other nodes that train the stage, as known here
     wallet_of: Callable[[NodeId], WalletId | None]
-    is_open: bool = False  # to strangers
-    newcomers: Callable[[], frozenset[NodeId]] = frozenset  # who takes this node's state over, to work on the stage
-    most_members: int = MAX_MEMBERS  # of a round
+    is_open: bool = False  # whether strangers may take part
+    # nodes that are downloading this node's state to train the stage
+    newcomers: Callable[[], frozenset[NodeId]] = frozenset
+    most_members: int = MAX_MEMBERS  # per round
     may_send_large: Callable[[], bool] = lambda: True
-    now: Callable[[], float] = time.time  # seconds since 1970
+    now: Callable[[], float] = time.time  # seconds since the epoch
 
     @property
     def node_id(self) -> NodeId:
-        """This node."""
         return self.member.node_id
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """A round that its members were called to."""
+    """A round to which its members were called."""
 
     outer_step: int
     root: str
@@ -75,7 +75,7 @@ class Agreement:
 
 
 class Matchmaker:
-    """One stage's rounds at one node. Belongs to the event loop."""
+    """Matches one stage's replicas at one node. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -84,19 +84,19 @@ class Matchmaker:
         voters: Callable[[str], Roster | None],
         times: RoundTimes | None = None,
     ) -> None:
-        """`voters` gives those whom a certificate names for the round from a state, by its root."""
+        """`voters` returns the voters that a certificate names for the state with this root, or None."""
         self.replica = replica
-        self.agreement: Agreement | None = None  # not begun, or under way
+        self.agreement: Agreement | None = None  # agreed and not begun, or in progress
         self.in_round = False
         self.may_take_part: Callable[[], bool] = lambda: True
-        self.locked_step: Callable[[str], str | None] = lambda _root: None  # that may have ended elsewhere
+        self.locked_step: Callable[[str], str | None] = lambda _root: None  # a step that may have ended elsewhere
         self.step_of: Callable[[ReplicaStatus], Step | None] = lambda _own: (
             None
         )  # that known voters decide on from a state
         self.catch_up: Callable[[], Awaitable[bool]] = _cannot_catch_up
-        # roots that certificates lead on from to this one
+        # roots of earlier states on the same line as this one
         self.past: Callable[[str], Collection[str]] = lambda _root: ()
-        self.must_follow = anyio.Event()  # set once this replica's state is not the one that the others go on with
+        self.must_follow = anyio.Event()  # set once the other replicas continue from another state than this one
         self._asking = asking
         self._voters = voters
         self._times = times or RoundTimes()
@@ -104,21 +104,22 @@ class Matchmaker:
         self._awaited = "", 0.0  # newcomers, in the step from this root, since then
         self._called = Signal()
         self._round_ended = 0.0
-        self._left: tuple[int, str] | None = None  # the line whose step has ended, until its end is taken over
+        self._left: tuple[int, str] | None = None  # the line whose step has ended, until its end is adopted
         self._due_since: float | None = None
         self._apart_since: float | None = None
         self._has_looked = False
         self._retry_at = 0.0
         self._failures = 0
-        self._quorumless_since: float | None = None  # too few of those who decide on the step answer since then
-        self._unable_since: float | None = None  # all others answer since then, and none of them can take part
+        self._quorumless_since: float | None = None  # since when too few voters of the step answer
+        self._unable_since: float | None = None  # since when all peers answer but none can take part
 
     @property
     def is_alone(self) -> bool:
-        """Whether a round of this node alone is in order: others that cannot take part may only be starting.
+        """Whether a round of this node alone is allowed: peers that cannot take part may only be starting.
 
-        Who takes this state over just now shall find it unchanged, or its first steps would be another line's. While a
-        certificate names other voters, or this node is locked, they may be elsewhere and complete the step.
+        A node that is downloading this state must find it unchanged; otherwise its first steps would belong to
+        another line. While a certificate names other voters, or this node is locked, they may complete the step
+        elsewhere.
         """
         if self.in_round:
             return False
@@ -134,7 +135,7 @@ class Matchmaker:
         return since is not None and anyio.current_time() - since >= self._times.patience_seconds
 
     def _may_wait_for_newcomers(self) -> bool:
-        """Whether this step has not waited for long: somebody always fetches the state of who is alone with it."""
+        """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever."""
         root, now = self.replica.standing().root, anyio.current_time()
         if self._awaited[0] != root:
             self._awaited = root, now
@@ -154,19 +155,19 @@ class Matchmaker:
         await self._called.until(lambda: self.is_called)
 
     def standing(self) -> ReplicaStatus:
-        """How this replica stands, for others."""
+        """This replica's status, for other nodes."""
         own = self.replica.standing()
         self._left = self._left if self._left == own.line else None
         in_round = self.in_round or self.agreement is not None or self._left is not None
         return replace(own, is_certified=self._voters(own.root) is not None, in_round=in_round)
 
     def withdraw(self) -> None:
-        """Take no part in what was agreed on."""
+        """Leave the agreed round before it begins."""
         if not self.in_round:
             self.agreement = None
 
     def ended(self, *, completed: bool) -> None:
-        """A round is over."""
+        """Record the end of a round, completed or abandoned."""
         times, now = self._times, anyio.current_time()
         self.in_round, self.agreement, self._promise, self._due_since = False, None, None, None
         if completed:
@@ -177,14 +178,14 @@ class Matchmaker:
         self._failures, self._retry_at = self._failures + 1, now + pause
 
     async def run(self) -> None:
-        """Look at the others and call rounds until cancelled."""
+        """Query the other replicas and call rounds until cancelled."""
         self._round_ended = anyio.current_time()
         while True:
             await anyio.sleep(self._pause())
             await self.look()
 
     async def look(self) -> None:
-        """Ask the others how they stand, and do what follows."""
+        """Query the other replicas' statuses once, and act on them."""
         peers = list(self.replica.peers())
         if not peers:
             self._apart_since = self._due_since = self._unable_since = None
@@ -211,7 +212,7 @@ class Matchmaker:
         await anyio.lowlevel.checkpoint()
         now, own_id = anyio.current_time(), self.replica.node_id
         if not {sender, own_id} <= set(call.nodes) or self.replica.member not in call.members:
-            raise RequestRefusedError("The call names other members.")
+            raise RequestRefusedError("This node is not a member of the call.")
         promise = None if self._promise is None or self._promise.until < now else self._promise
         if call.step is CallStep.CANCEL:
             if promise is not None and promise.caller == sender:
@@ -219,13 +220,13 @@ class Matchmaker:
             return Frame(CALL)
         own = self.standing()
         if (call.outer_step, call.root) != own.line:
-            raise RequestRefusedError("This replica is of another line.")
+            raise RequestRefusedError("This replica is at another step or state.")
         if not self._is_rightful(call):
-            raise RequestRefusedError("Here a certificate names other voters.")
+            raise RequestRefusedError("This node's certificate names other voters.")
         if own.in_round or not self.may_take_part():
             raise RequestRefusedError("This node cannot take part now.")
         if promise is not None and promise.caller != sender:
-            raise RequestRefusedError("This node has another call.")
+            raise RequestRefusedError("This node has promised to take part in another round.")
         if call.step is CallStep.ASK:
             self._promise = Promise(sender, now + self._times.promise_seconds)
         elif promise is None:
@@ -242,15 +243,20 @@ class Matchmaker:
         return self._times.near_seconds if is_near else self._times.look_seconds
 
     async def _takes_an_end(self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], now: float) -> bool:
-        """Whether this replica's step has ended elsewhere and it takes that over.
+        """Adopt the end of this replica's step if it ended elsewhere; returns True then.
 
-        A replica that nobody tells an end must, after some time apart from the others, take their state over instead.
+        A replica that cannot get the end must, after some time apart from the others, download their state instead.
         """
+        # Cases, in this order:
+        #   others are between two lines, not the first look     -> wait; the time apart keeps counting
+        #   same line as the others                              -> reset the time apart; after a start with a lock, ask
+        #   apart from the others, first look or patience over   -> ask for the end of the step (`catch_up`)
+        #   no answer, patience over, and the others are ahead   -> `must_follow`: download their state
         if not own.root:
             return False
         is_first, self._has_looked = not self._has_looked, True
         if is_on_the_way(own, others) and not is_first:
-            return False  # how long it has been apart counts on: the rounds of others come again and again
+            return False  # the time apart keeps counting: the rounds of the others come again and again
         is_behind = must_follow(own, others, self.past(own.root))
         if not is_behind and not may_have_missed(own, others):
             self._apart_since = None
@@ -265,13 +271,13 @@ class Matchmaker:
             self._apart_since = None
         elif not is_patient:
             layers = self.replica.stage.layers
-            _LOG.info("Other replicas of layers %d-%d went on: taking over theirs.", layers.start + 1, layers.stop)
+            _LOG.info("Other replicas of layers %d-%d are ahead: fetching their state.", layers.start + 1, layers.stop)
             self.must_follow.set()
         return False
 
     def _note_quorum(self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], now: float) -> None:
         step = self.step_of(own)
-        on_line = {self.replica.node_id, *(node for node, told in others.items() if told.line == own.line)}
+        on_line = {self.replica.node_id, *(node for node, status in others.items() if status.line == own.line)}
         if step is None or len(step.roster.nodes & on_line) >= step.quorum:
             self._quorumless_since = None
         elif self._quorumless_since is None:
@@ -289,12 +295,12 @@ class Matchmaker:
     def _is_incomplete(
         self, own: ReplicaStatus, peers: Sequence[NodeId], others: Mapping[NodeId, ReplicaStatus]
     ) -> bool:
-        """Whether somebody is missing who may come at any moment: it does not answer, or it has just joined.
+        """Whether an expected replica is missing: it does not answer, or it has just joined.
 
-        Voters of a certificate may do without work for long: nobody waits until they have some.
+        Voters of a certificate may be without work for long, so the round does not wait for their work.
         """
-        here = (told for told in others.values() if told.is_live and told.line == own.line)
-        are_starting = any(not told.sequences and not told.is_certified for told in here)
+        here = (status for status in others.values() if status.is_live and status.line == own.line)
+        are_starting = any(not status.sequences and not status.is_certified for status in here)
         return len(others) < len(peers) or are_starting or bool(self.replica.newcomers().difference(peers))
 
     def _is_due(self, standings: Mapping[NodeId, ReplicaStatus], ready: Sequence[NodeId], now: float) -> bool:
@@ -310,12 +316,12 @@ class Matchmaker:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether there has been no quorum for so long that those who are left may go on by themselves."""
+        """Whether the step has had no quorum for so long that the remaining replicas may continue on their own."""
         since = self._quorumless_since
         return since is not None and anyio.current_time() - since >= self._times.partition_seconds
 
     def _is_rightful(self, call: Call) -> bool:
-        """Whether those whom a call names as voters are those whom the own certificate names, if there is one."""
+        """Whether the voters in a call are those of this node's certificate, if it has one, and agree with its lock."""
         own = self._voters(call.root)
         if self.is_cut_off and call.roster is None:
             return True
@@ -323,7 +329,7 @@ class Matchmaker:
         return own in (None, call.voters) and locked in (None, step.id)
 
     def _members(self, nodes: Sequence[NodeId]) -> tuple[GroupMember, ...]:
-        """Those of them whose wallets are known; of a wallet only one, when strangers are let in."""
+        """The members among these nodes whose wallets are known. In an open run only one per wallet."""
         known = [(node, self.replica.wallet_of(node)) for node in nodes if node != self.replica.node_id]
         members = [self.replica.member]
         for node, wallet in known:
@@ -335,33 +341,36 @@ class Matchmaker:
     async def _call(
         self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], ready: Sequence[NodeId], *, is_patient: bool
     ) -> None:
-        """Ask who takes part, then tell them. A patient caller begins only when nobody is missing."""
+        """Ask the ready replicas to take part, then send them the list of members.
+
+        A patient caller begins only if no called replica refused.
+        """
         now, own_id, voters = anyio.current_time(), self.replica.node_id, self._voters(own.root)
         is_new = voters is None and any(others[node].is_certified for node in ready if node != own_id)
         waits_for_voters = is_new and now - (self._due_since or now) < self._times.partition_seconds
         has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
         has_to_follow = voters is None and may_have_missed(own, others)
-        # who says that it has a certificate calls itself, however long its round takes, unless it only says so: a line
-        # founded beside the voters would be another history
+        # A replica that reports a certificate calls the round itself, even if it is slow or its report is false: a line
+        # founded while the certified voters still exist would fork the history.
         if has_promised or waits_for_voters or has_to_follow or not self.may_take_part():
             return
         self._promise = Promise(own_id, now + self._times.promise_seconds)
         roster = None if voters is None or self.is_cut_off else voters.members
         called = members_of_call(own_id, ready, voters, self.replica.most_members)
         call = Call(own.outer_step, own.root, self._members(called), roster, CallStep.ASK)
-        willing = await self._told(call)
+        willing = await self._send_call(call)
         missing = len(call.members) - 1 - len(willing)
         present = self.standing()
         is_same = present.line == own.line and not present.in_round and self.may_take_part()
         final = replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
         if not willing or (missing and is_patient) or not is_same or not self._may_begin(final):
             self._promise = None
-            await self._told(replace(call, step=CallStep.CANCEL))
+            await self._send_call(replace(call, step=CallStep.CANCEL))
             return
         self._agree(final)
-        reached = await self._told(final)
+        reached = await self._send_call(final)
         for node in willing - reached:
-            _LOG.info("Node %s was called to a round and does not answer any more.", node)
+            _LOG.info("Node %s agreed to a round and no longer answers.", node)
 
     def _may_begin(self, call: Call) -> bool:
         if not self._is_rightful(call):
@@ -387,6 +396,6 @@ class Matchmaker:
 
 
 async def _cannot_catch_up() -> bool:
-    """Where no ends of steps are kept."""
+    """Return False: the default for a node that cannot ask how a step ended."""
     await anyio.lowlevel.checkpoint()
     return False

@@ -1,4 +1,4 @@
-"""Messages of a round as frames. Reading a frame checks every signature in it."""
+"""Messages of a round as frames. Parsing a frame verifies every signature in it."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ from neuroshard.messages import Frame, FrameLimits, MalformedFrameError, TensorP
 from neuroshard.types import JsonValue, NodeId
 
 KIND = "round/message"
-OTHER_BYTES = 2 << 20  # of a message beside slices: claims, statistics
-MAX_CLAIM_BYTES = 16 * 1024  # three times what the longest body takes: many claims are kept
+OTHER_BYTES = 2 << 20  # per message, apart from slices: claims, statistics
+MAX_CLAIM_BYTES = 16 * 1024  # three times the longest body: many claims are kept
 _Body = TypeVar("_Body", bound=Body)
 
 
 class MalformedMessageError(DataError):
-    """A message of a round that cannot be read, or with a signature that is not its author's."""
+    """A message of a round that cannot be parsed, or whose signature is invalid."""
 
 
 def limits_for(slices_bytes: int) -> FrameLimits:
-    """What a message may have at most when all slices of a contribution have `slices_bytes`."""
+    """Frame limits when all slices of a contribution have `slices_bytes`."""
     return FrameLimits(max_body_bytes=slices_bytes + OTHER_BYTES)
 
 
 def signed_by(identity: NodeIdentity, body: _Body, now: float) -> Signed[_Body]:
-    """The body in this node's name. `now` is in seconds since 1970."""
+    """The body with this node's signature. `now` is in seconds since the epoch."""
     claim = sign_claim(identity, body.kind, body.to_json(), now)
     return Signed(GroupMember(identity.node_id, identity.wallet_id), body, claim.encode())
 
 
 def read_signed(data: bytes, body: type[_Body]) -> Signed[_Body]:
-    """The body of a claim, once its signature and delegation were checked. Raises MalformedMessageError.
+    """The body of a claim, after its signature and delegation were verified. Raises MalformedMessageError.
 
-    A vote stays a vote however old it is, so the delegation must have held when it was given.
+    A vote stays valid however old it is, so the delegation must have been valid when the vote was signed.
     """
     try:
         claim = SignedClaim.decode(data, MAX_CLAIM_BYTES)
@@ -75,12 +75,12 @@ def read_signed(data: bytes, body: type[_Body]) -> Signed[_Body]:
 
 
 def quorum_to_json(quorum: Quorum) -> JsonValue:
-    """A quorum without its votes, whose claims are kept beside it."""
+    """The JSON form of a quorum without its votes, whose claims are stored next to it."""
     return {"value": quorum.value.to_json(), "view": quorum.view, "phase": quorum.phase.value}
 
 
 def quorum_from(fields: JsonValue, votes: Sequence[bytes]) -> Quorum:
-    """The quorum of these claims; whether it suffices is another question. Raises MalformedMessageError, ValueError."""
+    """The quorum with these claims, not checked for sufficient votes. Raises MalformedMessageError, ValueError."""
     read = exact_object(fields, {"value", "view", "phase"}, "a quorum")
     return Quorum(
         Value.from_json(read["value"]),
@@ -92,17 +92,17 @@ def quorum_from(fields: JsonValue, votes: Sequence[bytes]) -> Quorum:
 
 @dataclass(frozen=True)
 class _Content:
-    """What all messages become: a few fields, and bytes by name of what they are."""
+    """The common form of all messages: a few fields, and named byte strings."""
 
     fields: Mapping[str, JsonValue]
-    claims: Sequence[bytes] = ()  # the author's own comes first
+    claims: Sequence[bytes] = ()  # the author's own claim is first
     votes: Sequence[bytes] = ()
     slices: Mapping[int, Encoded] | None = None
     digests: bytes = b""
 
 
 def to_frame(message: Message) -> Frame:
-    """The message as it travels."""
+    """The message as a frame."""
     content = _content(message)
     parts = [
         *((f"claim {number}", one) for number, one in enumerate(content.claims)),
@@ -115,7 +115,7 @@ def to_frame(message: Message) -> Frame:
 
 
 def from_frame(frame: Frame) -> Message:
-    """What `to_frame` was given. Raises MalformedMessageError."""
+    """Parse a frame made by `to_frame`. Raises MalformedMessageError."""
     try:
         header = exact_object(cast("JsonValue", frame.header), {"type", "fields"}, "a message")
         reader = _READERS.get(line_field(header["type"], 32, "type"), _unknown)
@@ -154,7 +154,7 @@ def _votes(quorum: Quorum | None) -> Sequence[bytes]:
 
 
 class _Read:
-    """A message's fields and bytes, each number in its range."""
+    """Fields and byte strings of a message, each number checked against its range."""
 
     def __init__(self, fields: JsonValue, tensors: Sequence[TensorPart]) -> None:
         self._fields = fields
@@ -185,12 +185,15 @@ class _Read:
         return read_signed(self.claims[0], body)
 
     def alone(self, body: type[_Body]) -> Signed[_Body]:
-        """The author's claim of a message that says nothing beside it."""
+        """The author's claim of a message without any other content."""
         self.fields()
         return self.own(body)
 
     def content(self, claims: int) -> Mapping[int, Encoded]:
-        """The slices of a message with so many claims and no votes: slices keep the whole message in memory."""
+        """The slices of a message with this number of claims and no votes.
+
+        The slices keep the whole message in memory.
+        """
         if len(self.claims) != claims or self.votes:
             raise ValueError("it has more than its claims and slices")
         return self.slices

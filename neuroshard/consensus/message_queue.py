@@ -1,6 +1,7 @@
 """Sends and receives the messages of a stage's rounds: cut into parts, in order, repeated until they arrive.
 
-The queue accepts messages only from nodes at work on the stage, and a limited number of bytes at once."""
+The queue accepts messages only from nodes that train the stage, and a limited number of bytes at once.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ PART = "round/part"
 PART_BYTES = 4 << 20
 PART_SECONDS = 300.0  # 4 MiB at 110 kbit/s
 PARTS_AT_ONCE = 16
-MAX_PIECES = 16  # of a part: what lies in more places is copied into one
-MAX_TENSORS = 256  # of a message: slices, claims and votes
+MAX_PIECES = 16  # pieces per part: a part in more pieces is copied into one
+MAX_TENSORS = 256  # tensors per message: slices, claims and votes
 PART_LIMITS = FrameLimits(MAX_HEADER_BYTES, PART_BYTES)
 RETRY_SECONDS = 1.0
-MAX_TRIES = 5  # of a part whose receiver cannot be reached: who comes back asks again
-MEASURED_BYTES = 64 << 10  # smaller parts say more about the delay than about the line
-STALE_SECONDS = 60.0  # a message of which nothing has come for so long gives way to others
+MAX_TRIES = 5  # for a part whose receiver is unreachable; a receiver that returns asks again
+MEASURED_BYTES = 64 << 10  # smaller parts measure the delay rather than the bandwidth
+STALE_SECONDS = 60.0  # a message without progress for this time may be displaced by others
 SMALL_BYTES = 256 << 10
 MAX_WAITING = 400  # messages for one receiver
 OnRoundMessage: TypeAlias = Callable[[NodeId, Frame], Awaitable[None]]
@@ -47,20 +48,20 @@ OnRoundMessage: TypeAlias = Callable[[NodeId, Frame], Awaitable[None]]
 
 @dataclass
 class _Arriving:
-    """A message of one sender, whose parts come in order."""
+    """A partly received message. Its parts arrive in order."""
 
     number: int
     header: Mapping[str, WireValue]
     specs: Sequence[TensorSpec]
-    total: int  # bytes
+    total: int  # in bytes
     moved_at: float
     pieces: list[memoryview] = field(default_factory=list[memoryview])
     length: int = 0
-    is_over: bool = False  # it came whole
+    is_over: bool = False  # the whole message has arrived
 
 
 class RoundMessageQueue:
-    """One stage's."""
+    """The message queue of one stage."""
 
     def __init__(
         self,
@@ -70,26 +71,26 @@ class RoundMessageQueue:
         received: OnRoundMessage,
         report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None,
     ) -> None:
-        """`received` is given each message within the limits; `report` hears of senders of others."""
+        """`received` gets each message within the limits; `report` gets the senders of invalid ones."""
         self.stage = stage
         self._requester = requester
         self._limits = limits
         self._received = received
         self._report = report
         self._arriving: dict[NodeId, _Arriving] = {}
-        self._outboxes: dict[NodeId, deque[Frame]] = {}  # of receivers for whom something waits or is on its way
-        self._number = randbits(48)  # a receiver may remember numbers of this node's last life
+        self._outboxes: dict[NodeId, deque[Frame]] = {}  # receivers for which a message waits or is under way
+        self._number = randbits(48)  # random: a receiver may remember numbers from before this node's restart
         self._upload = 0
-        self.sent_bytes = self.received_bytes = 0  # of parts that arrived, since the start
+        self.sent_bytes = self.received_bytes = 0  # in parts that arrived, since the start
         self._tasks: TaskGroup | None = None
 
     @property
     def upload(self) -> int:
-        """Bytes a second that went to one receiver at a time, of the last large parts; 0 while unknown."""
+        """Upload rate to one receiver in bytes per second, from recent large parts; 0 while unknown."""
         return self._upload
 
     async def run(self) -> None:
-        """Carry messages until cancelled."""
+        """Transfer messages until cancelled."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
@@ -100,7 +101,7 @@ class RoundMessageQueue:
                 self._tasks = None
 
     def send(self, peer: NodeId, message: Frame) -> None:
-        """Put a message into the receiver's outbox."""
+        """Queue a message for a receiver."""
         outbox = self._outboxes.get(peer)
         if outbox is None:
             outbox = self._outboxes[peer] = deque()
@@ -118,7 +119,7 @@ class RoundMessageQueue:
         return sum(map(_size, outbox)) > 2 * self._limits.max_body_bytes
 
     async def take(self, sender: NodeId, frame: Frame) -> Frame:
-        """Take in a part. Raises RequestRefusedError."""
+        """Accept a part. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
         _, fields = read_part(frame)
         try:
@@ -134,14 +135,14 @@ class RoundMessageQueue:
         if arriving is None or arriving.number != number:
             raise RequestRefusedError("The part does not follow the one before.")
         if stop <= arriving.length and (start < stop or arriving.is_over):
-            return Frame(PART)  # it came before, and the answer to it did not
+            return Frame(PART)  # it came before, and the answer was lost
         if arriving.is_over or start != arriving.length or stop > arriving.total:
             raise RequestRefusedError("The part does not follow the one before.")
-        if stop - start < PART_BYTES and stop < arriving.total:  # else any number of them would be kept
+        if stop - start < PART_BYTES and stop < arriving.total:  # otherwise any number of short parts would be kept
             raise RequestRefusedError(f"Only the last part of a message has less than {PART_BYTES} bytes.")
-        # what was announced and does not come takes no memory; small messages, votes among them, always find room
+        # memory is taken by parts that arrived, not by announced ones; small messages such as votes always fit
         if arriving.total > SMALL_BYTES and self._arrived_bytes() + stop - start > 2 * self._limits.max_body_bytes:
-            raise RequestRefusedError("There is no room for this message now.")
+            raise RequestRefusedError("There is no memory for this message now; try again later.")
         arriving.length, arriving.moved_at = stop, anyio.current_time()
         arriving.pieces += data
         self.received_bytes += stop - start
@@ -168,11 +169,11 @@ class RoundMessageQueue:
             raise RequestRefusedError(f"This is no message of a round: {error}") from None
         total = sum(spec.byte_count for spec in specs)
         if total > self._limits.max_body_bytes:
-            raise RequestRefusedError("There is no room for a message as large as this one.")
+            raise RequestRefusedError("There is no memory for a message of this size now; try again later.")
         self._arriving[sender] = _Arriving(number, header, specs, total, now)
 
     async def _carry(self, peer: NodeId) -> None:
-        """Until nothing waits for this receiver: a node meets many in its life."""
+        """Send all waiting messages of one receiver, then end: a node meets many receivers in its life."""
         outbox = self._outboxes[peer]
         while outbox:
             message = outbox.popleft()
@@ -214,12 +215,12 @@ class RoundMessageQueue:
 
 
 def read_part(frame: Frame) -> tuple[StageName, Mapping[str, JsonValue]]:
-    """The stage that a part is for, and its header. Raises RequestRefusedError."""
+    """The stage of a part, and its header. Raises RequestRefusedError."""
     return read_request_about(frame, "number", "start", "message")
 
 
 def _about(message: Frame) -> WireValue:
-    """What the first part of a message tells of it."""
+    """The description of a message that its first part contains."""
     return {"header": message.header, "tensors": [[part.spec.name, len(part.data)] for part in message.tensors]}
 
 
@@ -241,7 +242,7 @@ def _size(message: Frame) -> int:
 
 
 def _parts_of(message: Frame) -> Iterator[Sequence[memoryview]]:
-    """The bytes of a message, PART_BYTES at a time, where they lie; at least one part."""
+    """The bytes of a message in parts of PART_BYTES, without copying; at least one part."""
     pieces, room = list[memoryview](), PART_BYTES
     for view in (memoryview(part.data) for part in message.tensors):
         start = 0
@@ -261,7 +262,7 @@ def _in_few_pieces(pieces: Sequence[memoryview]) -> Sequence[memoryview]:
 
 
 def _cut(pieces: Sequence[memoryview], specs: Sequence[TensorSpec]) -> tuple[TensorPart, ...]:
-    """The tensors that lie in these pieces one after the other: only what lies in more than one of them is copied."""
+    """Tensors cut from consecutive pieces. Only a tensor that spans several pieces is copied."""
     rest, tensors = deque(pieces), list[TensorPart]()
     for spec in specs:
         views, missing = list[memoryview](), spec.byte_count

@@ -25,8 +25,8 @@ class GroupMember:
 class Roster:
     """The voters of one round.
 
-    A founding roster is not that of a certificate: its members found a line of certificates by calling each other,
-    and all of them have to agree.
+    A founding roster does not come from a certificate: its members found a line of certificates by calling each
+    other, and all of them must agree.
     """
 
     members: tuple[GroupMember, ...]
@@ -39,7 +39,7 @@ class Roster:
 
     @cached_property
     def nodes(self) -> frozenset[NodeId]:
-        """The voters."""
+        """Node ids of the voters."""
         return frozenset(member.node_id for member in self.members)
 
     @cached_property
@@ -49,56 +49,59 @@ class Roster:
         return hash_parts("neuroshard/roster", int(self.is_founding), canonical_json(names))
 
     def quorum(self, tolerated: int) -> int:
-        """How many votes decide: any two quorums share a voter who is not among the `tolerated` liars (DESIGN 4.5)."""
+        """Number of votes that decide: any two quorums share a voter that is not among the `tolerated` liars (DESIGN
+        4.5).
+        """
         size = len(self.members)
         return size if self.is_founding else (size + tolerated) // 2 + 1
 
 
 def has_one_node_per_wallet(members: Iterable[GroupMember]) -> bool:
-    """Wallets are free to make, but a swarm that lets strangers in may ask for them: each counts once."""
+    """Whether every wallet has one node here. An open swarm requires it, although wallets are free to create."""
     wallets = [member.wallet_id for member in members]
     return len(set(wallets)) == len(wallets)
 
 
 def tolerated_liars(size: int, *, is_open_to_strangers: bool) -> int:
-    """F of DESIGN 4.5: none among friends, a quarter of the roster when strangers may join."""
+    """F of DESIGN 4.5: 0 in a closed run, a quarter of the roster if strangers may join."""
     return size // 4 if is_open_to_strangers else 0
 
 
 @dataclass(frozen=True)
 class Step:
-    """The outer step of one line of replicas that a round would complete."""
+    """The outer step that a round would complete on one line of replicas."""
 
     run_id: RunId
     stage: int  # first layer
-    number: int  # the outer step, counted from 0
-    root: str  # hex root of the state that all start from
-    terms: str  # codec, aggregator and tensor schema: members whose terms differ do not exchange anything
+    number: int  # number of the outer step, from 0
+    root: str  # hex root of the state from which all members start
+    terms: str  # codec, aggregator and tensor schema: members with different terms exchange nothing
     roster: Roster
-    is_open: bool = False  # to strangers: a quarter of the voters may lie, and a wallet has one node in a round
+    # whether strangers may join: then a quarter of the voters may lie, and a wallet has one node per round
+    is_open: bool = False
 
     @cached_property
     def id(self) -> str:
-        """Hex hash: messages of another step, line, roster or other terms do not carry it."""
+        """Hex hash of the step. Messages of another step, line, roster or other terms have another id."""
         parts = (self.run_id, self.stage, self.number, self.root, self.terms, int(self.is_open), self.roster.digest)
         return hash_parts("neuroshard/step", *parts).hex()
 
     @property
     def tolerated(self) -> int:
-        """Liars among the voters."""
+        """Number of tolerated liars among the voters."""
         return tolerated_liars(len(self.roster.members), is_open_to_strangers=self.is_open)
 
     @property
     def quorum(self) -> int:
-        """How many votes decide."""
+        """Number of votes that decide."""
         return self.roster.quorum(self.tolerated)
 
     def may_meet(self, members: Collection[GroupMember]) -> bool:
-        """Whether these may be in one round, by their wallets: a voter's wallet has no other node there."""
+        """Whether these members may be in one round, by their wallets: a voter's wallet has no other node there."""
         return not self.is_open or has_one_node_per_wallet({*members, *self.roster.members})
 
     def proposer(self, view: int) -> NodeId:
-        """Who proposes in a view: the roster in an order that nobody can choose, since the root is everybody's."""
+        """The proposer of a view. The order of the roster depends on the root, so that no member can choose it."""
         return self._proposers[view % len(self._proposers)]
 
     @cached_property
@@ -106,24 +109,24 @@ class Step:
         return sorted(self.roster.nodes, key=lambda node: hash_parts("neuroshard/proposer", self.root, node))
 
 
-BLOCK = 4096  # slices are whole blocks of the codecs, so each can be encoded by itself
+BLOCK = 4096  # slices are whole blocks of the codecs, so that each can be encoded alone
 MAX_SLICES = 64
-MESSAGE_BYTES = (4 << 20) - (64 << 10)  # of slices in a message: with its head it travels in one part
+MESSAGE_BYTES = (4 << 20) - (64 << 10)  # of slices per message: with its header it fits into one part
 DIGEST_BYTES = 32
-MAX_SHARE = 1.25  # of the mean number of slices: what a fast member takes on, so that nobody's line carries it all
+MAX_SHARE = 1.25  # of the mean number of slices: limits the share of a fast member
 
 Encoded: TypeAlias = bytes | memoryview
 """An encoded slice, where it lies: what has come is not copied."""
 
 
 def digest_of(content: Encoded) -> bytes:
-    """BLAKE3 of an encoded slice, or of statistics: a quarter of SHA-256's time, and every byte is hashed often."""
+    """BLAKE3 of an encoded slice, or of statistics: four times faster than SHA-256, and every byte is hashed often."""
     return blake3(content).digest()
 
 
 @dataclass(frozen=True)
 class SlicePlan:
-    """Fixed slices of a vector of `length` numbers: all equally long but the last."""
+    """Fixed slices of a vector of `length` numbers, all of equal length except the last."""
 
     length: int
 
@@ -133,13 +136,13 @@ class SlicePlan:
 
     @property
     def width(self) -> int:
-        """Numbers of a slice."""
+        """Numbers per slice."""
         blocks = -(-self.length // BLOCK)
         return BLOCK * -(-blocks // MAX_SLICES)
 
     @property
     def count(self) -> int:
-        """How many slices there are."""
+        """Number of slices."""
         return -(-self.length // self.width)
 
     def bounds(self, index: int) -> tuple[int, int]:
@@ -147,16 +150,16 @@ class SlicePlan:
         return index * self.width, min(self.length, (index + 1) * self.width)
 
     def size(self, index: int) -> int:
-        """Numbers of this slice."""
+        """Numbers in this slice."""
         start, stop = self.bounds(index)
         return stop - start
 
 
 @dataclass(frozen=True)
 class Reducers:
-    """Who reduces one slice: `first` sends the result to all, `second` its hash.
+    """The reducers of one slice: `first` sends the result to all members, `second` its hash.
 
-    `third` does it again when the two differ or one of them is silent; None when there are only two members.
+    `third` repeats the work if the two differ or one does not answer; None if there are only two members.
     """
 
     first: NodeId
@@ -168,7 +171,8 @@ class Reducers:
 
 
 def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence[Reducers]:
-    """Reducers of every slice, in proportion to what members can upload (bytes a second), in an order from the seed.
+    """Reducers of every slice, in proportion to the members' upload rates (bytes per second), in an order from the
+    seed.
 
     Raises ValueError for fewer than two members.
     """
@@ -179,7 +183,7 @@ def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence
     slots = [node for node, quota in zip(order, quotas, strict=True) for _ in range(quota)]
     chosen = list[Reducers]()
     for index in range(plan.count):
-        # nobody has more than `count` slots, and they lie side by side: the two are never one
+        # no member has more than `count` slots, and they are consecutive: the two are never the same
         pair = slots[index], slots[index + plan.count]
         first, second = pair if index % 2 == 0 else pair[::-1]
         others = [node for node in order[index % len(order) :] + order if node not in pair]
@@ -188,7 +192,7 @@ def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence
 
 
 def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]]:
-    """The slices in order, as many at a time as a message carries: at least one, also when it is larger."""
+    """The slices in order, in groups that fit into one message each: at least one, even if it is larger."""
     carried, size = dict[int, Encoded](), 0
     for index, data in sorted(slices.items()):
         if carried and size + len(data) > MESSAGE_BYTES:
@@ -201,12 +205,12 @@ def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]
 
 
 def _quotas(uploads: Sequence[int], total: int, most: int) -> list[int]:
-    """Whole numbers that add up to `total`, in proportion to the uploads as far as MAX_SHARE and `most` allow."""
+    """Whole numbers that add up to `total`, in proportion to the uploads within MAX_SHARE and `most`."""
     mean = total / len(uploads)
     cap = min(most, max(-(-total // len(uploads)), int(MAX_SHARE * mean)))
     quotas = [0] * len(uploads)
     weights = [max(1, upload) for upload in uploads]
-    for _ in range(total):  # each to the one who is furthest below its share
+    for _ in range(total):  # each to the member furthest below its share
         open_places = [place for place in range(len(uploads)) if quotas[place] < cap]
         place = max(open_places, key=lambda place: (weights[place] / (quotas[place] + 1), -place))
         quotas[place] += 1

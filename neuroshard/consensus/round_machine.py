@@ -1,6 +1,14 @@
 """State machine of one member of a certified round: events and the time in, effects out. Pure.
 
-docs/ROUNDS.md explains the protocol and why two members never complete a step with different bytes."""
+docs/ROUNDS.md explains the protocol and why two members never complete a step with different bytes.
+
+One view, as the methods here see it:
+
+    GATHER    enter -> intents; the proposer's `_propose` -> _take_proposal
+    EXCHANGE  _begin_exchange -> AllReduce: parts, statistics, Judge, results; `_look` when the aggregate is whole
+    VOTE      Check -> _checked -> Voting.prepare -> (quorum) commit -> (quorum) Complete
+    too late  tick -> _give_up_view -> the next view, whose proposal repeats the highest lock if there is one
+"""
 
 from __future__ import annotations
 
@@ -52,19 +60,22 @@ from neuroshard.consensus.views import Views
 from neuroshard.consensus.voting import Aggregate, Voting
 from neuroshard.types import NodeId
 
-MAX_AHEAD = 8  # views: who proposes farther ahead of the voters could lead them to where no view is left
-NO_VALUE = "0" * 64  # asks for the certificate
+MAX_AHEAD = 8  # views: a proposer farther ahead of the voters could exhaust the range of views
+NO_VALUE = "0" * 64  # requests the certificate
 
 
 class RoundStateMachine:
-    """Begins with `enter`; whatever `hear`, `answered` and `tick` return has to be carried out, in its order."""
+    """Starts with `enter`.
+
+    Its owner must carry out all effects of `hear`, `answered` and `tick` in the returned order.
+    """
 
     def __init__(
         self, setting: RoundConfig, record: VoteRecord | None = None, completed: Complete | None = None
     ) -> None:
-        """`record` is what this node has written down of its votes in this step.
+        """`record` contains this node's stored votes in this step.
 
-        A member whose step has `completed` only helps those for whom it has not.
+        A member whose step has `completed` only helps members whose step has not.
         """
         self.setting = setting
         self._voting = Voting(setting, record, completed)
@@ -72,7 +83,7 @@ class RoundStateMachine:
         self._own: EncodedContribution | None = None
         self._exchange: AllReduce | None = None
         self._ask_after = -inf
-        self._proof: Quorum | None = None  # why the present view votes again on a value
+        self._proof: Quorum | None = None  # why the current view votes on an earlier value again
         self._judged: Judged | None = None
         self._must_leave_view = False  # at the next tick
         self._objection = ""
@@ -80,17 +91,17 @@ class RoundStateMachine:
 
     @property
     def view(self) -> int:
-        """The number of the present view of this step: those before it came to nothing, or were skipped."""
+        """The number of the current view in this step. The earlier ones failed or were skipped."""
         return self._views.view
 
     @property
     def completed(self) -> Complete | None:
-        """How the step has ended."""
+        """The end of the step, if it has ended."""
         return self._voting.completed
 
     @property
     def progress(self) -> RoundProgress:
-        """How far the present view is."""
+        """The state of the current view."""
         exchange = self._exchange
         if self.completed is not None:
             phase = RoundPhase.ENDED
@@ -104,16 +115,16 @@ class RoundStateMachine:
 
     @property
     def has_entered(self) -> bool:
-        """Whether it takes part with a contribution."""
+        """Whether this node takes part with a contribution."""
         return self._own is not None
 
     @property
     def knows_end(self) -> bool:
-        """Whether the step has ended elsewhere, so that only its aggregate has to come."""
+        """Whether the step has ended elsewhere, so that only its aggregate is missing."""
         return self._voting.knows_end
 
     def enter(self, contribution: EncodedContribution, now: float, view: int = 0) -> list[Effect]:
-        """Take part with this contribution, from this view on. `now` is monotonic, in seconds, here as elsewhere."""
+        """Take part with this contribution, from this view on. `now` is monotonic and in seconds in all methods."""
         self._own = contribution
         self._views.begin(self.setting.next_view(max(view, self._voting.last_view, 0)), now)
         commitment = commitment_of(contribution.digests)
@@ -127,15 +138,15 @@ class RoundStateMachine:
         return [*effects, *self._propose(now)]
 
     def ask_for_the_end(self) -> list[Effect]:
-        """Ask how the step has ended, when others have gone on without this node."""
+        """Ask how the step has ended, when the other members continued without this node."""
         return [Say(self.setting.others, AggregateWanted(self.setting.step.id, NO_VALUE, ()))]
 
     def tick(self, now: float) -> list[Effect]:
-        """Time goes on. To be called every second or so."""
+        """Check the deadlines. Called about once per second."""
         if self.completed is not None:
             return []
         effects = list[Effect]()
-        if now >= self._ask_after:  # an aggregate may be long on its way
+        if now >= self._ask_after:  # an aggregate may need long to arrive
             self._ask_after = now + self.setting.timing.gather_seconds
             effects = self._voting.ask()
         if self._views.is_over(now) or self._must_leave_view:
@@ -145,7 +156,7 @@ class RoundStateMachine:
         return [*effects, *self._propose(now)]
 
     def hear(self, sender: NodeId, message: Message, now: float) -> list[Effect]:
-        """A message whose signatures were checked; its sender is known."""
+        """Handle a message whose signatures were verified and whose sender is known."""
         if self.completed is not None:
             return self._voting.help(sender, message)
         match message:
@@ -156,17 +167,18 @@ class RoundStateMachine:
             case AggregateWanted():
                 return self._voting.help(sender, message)
             case VoteSaid() | CertificateSaid():
-                if not self.knows_end:  # who tells the end is asked for the aggregate, and after some time others
+                # ask the sender of a certificate for its aggregate first, and others only after some time
+                if not self.knows_end:
                     self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
                 return self._voting.take(sender, message, self.view)
             case AggregateSent():
                 return [*self._voting.take(sender, message, self.view), *self._vote_again()]
 
     def answered(self, job: Job, answer: JobResult) -> list[Effect]:
-        """A job is done."""
+        """Handle the result of a job."""
         if isinstance(job, Check):
             if not isinstance(answer, Checked):
-                raise TypeError(f"{type(answer).__name__} is no answer to Check")
+                raise TypeError(f"{type(answer).__name__} is not an answer to Check")
             return self._checked(job, answer) if self.completed is None else []
         exchange = self._exchange
         if self.completed is not None or exchange is None or job.round_id != exchange.round_id:
@@ -183,7 +195,7 @@ class RoundStateMachine:
             case Reduce(), Mapping():
                 effects = exchange.reduced(answer)
             case _:
-                raise TypeError(f"{type(answer).__name__} is no answer to {type(job).__name__}")
+                raise TypeError(f"{type(answer).__name__} is not an answer to {type(job).__name__}")
         return [*effects, *self._look()]
 
     # Views
@@ -223,6 +235,9 @@ class RoundStateMachine:
             and body.value == (None if said.lock is None else said.lock.value.digest)
         )
         if not is_fit:
+            # Every condition guards against a hostile proposer: the right step, not a view of the past, not too far
+            # ahead of the voters, the view's own proposer, a valid lock or a valid set of contributors, and an id and
+            # value that match them.
             return []
         if body.view > self.view:
             self._enter_view(body.view, now)
@@ -233,7 +248,7 @@ class RoundStateMachine:
             self._proof = said.lock
             self._voting.values.want(said.lock.value)
             return self._vote_again()
-        # a voter that is locked supports nothing else
+        # a locked voter supports no other value, so an exchange would be wasted
         return [] if self._voting.lock is not None else self._begin_exchange(body.round_id, said)
 
     def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
@@ -262,7 +277,8 @@ class RoundStateMachine:
 
     def _give_up_view(self, now: float, view: int | None = None) -> list[Effect]:
         missing = tuple[NodeId, ...]()
-        if view is None:  # who only follows others into their view has not waited long enough to accuse anybody
+        # A member that only follows others into their view has not waited long enough to accuse anybody.
+        if view is None:
             missing = self._exchange.missing() if self._exchange is not None else ()
             missing = tuple(sorted(self._views.refused)) if self._must_leave_view else missing
         self._enter_view(self.setting.next_view(self.view + 1) if view is None else view, now)
@@ -281,7 +297,7 @@ class RoundStateMachine:
         effects: list[Effect] = [Say(self.setting.others, NewViewSaid(signed, self._voting.lock))]
         return effects if intent is None else [Say(self.setting.others, IntentSaid(intent)), *effects]
 
-    # The exchange, and what comes of it
+    # The exchange and its result
 
     def _take_part(self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid) -> list[Effect]:
         exchange = self._exchange
@@ -299,9 +315,9 @@ class RoundStateMachine:
         return [*effects, *self._look()]
 
     def _refuse(self, exchange: AllReduce, judged: Judged) -> list[Effect]:
-        """Go on without those whose contributions end this view, when enough are left; otherwise give up.
+        """Continue without the members whose contributions ended this view if enough remain; otherwise give up.
 
-        Once for each of them: a member that comes back in spite of that must not keep everybody busy.
+        This happens once per member: one that returns in spite of it must not keep the others busy.
         """
         step, views = self.setting.step, self._views
         refused = frozenset(exchange.members[row].node_id for row in judged.verdict.refused)
@@ -314,7 +330,7 @@ class RoundStateMachine:
         return []
 
     def _look(self) -> list[Effect]:
-        """Check the aggregate once it is whole."""
+        """Check the aggregate once it is complete."""
         exchange = self._exchange
         if exchange is None or exchange.verdict is None or (aggregate := exchange.aggregate) is None:
             return []
@@ -348,17 +364,18 @@ class RoundStateMachine:
     def _checked(self, job: Check, checked: Checked) -> list[Effect]:
         value_of = self._checking.get(job.digests)
         value = None if value_of is None else value_of(checked)
+        # Order matters: the value and its aggregate are stored first, because `prepare` and `count` look them up.
         if value is None or not checked.next_root:
             return []
         self._voting.values.add(value, job.aggregate)
-        # what was locked may have ended the step elsewhere: its worth is no question any more
+        # A locked value may have ended the step elsewhere, so its quality no longer matters.
         if checked.objection and self._proof is None:
             self._objection = checked.objection
             return self._voting.count(self.view) or [GiveUp(f"this node votes no: {checked.objection}")]
         return self._voting.prepare(self.view, value, self._proof) or self._voting.count(self.view)
 
     def _vote_again(self) -> list[Effect]:
-        """On the value that a quorum has prepared in an earlier view, once its aggregate is here."""
+        """Vote again on the value that a quorum prepared in an earlier view, once its aggregate is here."""
         proof = self._proof
         known = None if proof is None else self._voting.values.get(proof.value.digest)
         if known is None:

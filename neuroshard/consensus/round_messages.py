@@ -1,4 +1,4 @@
-"""Messages of a round: the bodies that members sign, strict reading of them, and the slices they carry. Pure."""
+"""Messages of a round: the signed bodies, strict parsing of them, and the slices they carry. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from neuroshard.identity import canonical_json, hash_parts
 from neuroshard.identity.strict_json import exact_object, hash_field, line_field, list_field, whole_field
 from neuroshard.types import JsonValue, NodeId, WalletId
 
-MAX_MEMBERS = 64  # of a round; more replicas than that take turns
-MAX_CALLED = MAX_MEMBERS * 5 // 4  # of whom those are drawn
+MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
+MAX_CALLED = MAX_MEMBERS * 5 // 4  # candidates for these places
 MAX_NODE_ID_CHARACTERS = 64
 LARGEST = 10**15
 MAX_VIEW = 10_000
@@ -23,24 +23,24 @@ MAX_VIEW = 10_000
 class Phase(StrEnum):
     """The two votes of a round."""
 
-    PREPARE = "prepare"  # I hold the whole aggregate and find this value right
-    COMMIT = "commit"  # I know that a quorum has prepared this value, and have written that down
+    PREPARE = "prepare"  # the voter has the whole aggregate and considers this value correct
+    COMMIT = "commit"  # the voter knows that a quorum has prepared this value, and has stored that
 
 
 @dataclass(frozen=True)
 class Intent:
-    """I will send exactly this contribution in rounds of this step, from this view on."""
+    """A promise to send exactly this contribution in rounds of this step, from this view on."""
 
     kind: ClassVar[str] = "round/intent"
     step_id: str
     view: int
     commitment: str  # hex; see `commitment_of`
-    sequences: int  # trained on since the last round
-    upload: int  # bytes a second, for the share of reducing
-    made_at: int  # milliseconds since 1970 by its author's clock: of two for one view the later one counts
+    sequences: int  # trained since the last round
+    upload: int  # bytes per second, for the share of reducing
+    made_at: int  # milliseconds since the epoch by the author's clock: of two intents for one view the later one counts
 
     def to_json(self) -> JsonValue:
-        """What `from_json` reads."""
+        """The JSON form."""
         return {
             "step": self.step_id,
             "view": self.view,
@@ -52,7 +52,7 @@ class Intent:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Intent:
-        """Raises ValueError that names what is wrong."""
+        """Parse the JSON form. Raises ValueError that names the faulty field."""
         fields = exact_object(value, {"step", "view", "commitment", "sequences", "upload", "made_at"}, "an intent")
         return cls(
             hash_field(fields["step"], "step"),
@@ -66,7 +66,7 @@ class Intent:
 
 @dataclass(frozen=True)
 class NewView:
-    """I have given up on the views before this one; of these members something did not come."""
+    """The author has given up the views before this one; `missing` lists the members whose data did not arrive."""
 
     kind: ClassVar[str] = "round/new-view"
     step_id: str
@@ -74,12 +74,12 @@ class NewView:
     missing: tuple[NodeId, ...]
 
     def to_json(self) -> JsonValue:
-        """What `from_json` reads."""
+        """The JSON form."""
         return {"step": self.step_id, "view": self.view, "missing": list(self.missing)}
 
     @classmethod
     def from_json(cls, value: JsonValue) -> NewView:
-        """Raises ValueError that names what is wrong."""
+        """Parse the JSON form. Raises ValueError that names the faulty field."""
         fields = exact_object(value, {"step", "view", "missing"}, "a new view")
         return cls(
             hash_field(fields["step"], "step"),
@@ -90,21 +90,21 @@ class NewView:
 
 @dataclass(frozen=True)
 class RoundProposal:
-    """The round of this view has the members whose intents come with it, or votes again on a prepared value."""
+    """The members of this view's round, by their attached intents; or a prepared value to vote on again."""
 
     kind: ClassVar[str] = "round/proposal"
     step_id: str
     view: int
     round_id: str  # hex; see `round_id_of`
-    value: str | None  # hex digest of the prepared value that is voted on again
+    value: str | None  # hex digest of the prepared value, None for a new round
 
     def to_json(self) -> JsonValue:
-        """What `from_json` reads."""
+        """The JSON form."""
         return {"step": self.step_id, "view": self.view, "round": self.round_id, "value": self.value}
 
     @classmethod
     def from_json(cls, value: JsonValue) -> RoundProposal:
-        """Raises ValueError that names what is wrong."""
+        """Parse the JSON form. Raises ValueError that names the faulty field."""
         fields = exact_object(value, {"step", "view", "round", "value"}, "a proposal")
         again = fields["value"]
         return cls(
@@ -117,43 +117,43 @@ class RoundProposal:
 
 @dataclass(frozen=True)
 class _OfSlices:
-    """Digests of something about some slices of a round."""
+    """Digests of some slices of a round."""
 
     round_id: str
-    digests: tuple[tuple[int, str], ...]  # by slice, hex
+    digests: tuple[tuple[int, str], ...]  # slice number and hex digest
 
     def to_json(self) -> JsonValue:
-        """What `from_json` reads."""
+        """The JSON form."""
         return {"round": self.round_id, "slices": [[index, digest] for index, digest in self.digests]}
 
 
 @dataclass(frozen=True)
 class StatisticsDigests(_OfSlices):
-    """Of these slices I have everybody's part, and these are the digests of the statistics that I made of them."""
+    """The author has all members' parts of these slices; these are the digests of its statistics of them."""
 
     kind: ClassVar[str] = "round/statement"
 
     @classmethod
     def from_json(cls, value: JsonValue) -> StatisticsDigests:
-        """Raises ValueError that names what is wrong."""
+        """Parse the JSON form. Raises ValueError that names the faulty field."""
         return cls(*_of_slices(value))
 
 
 @dataclass(frozen=True)
 class ResultDigests(_OfSlices):
-    """These are the digests of the slices of the aggregate that I have made."""
+    """Digests of the slices of the aggregate that the author has computed."""
 
     kind: ClassVar[str] = "round/result"
 
     @classmethod
     def from_json(cls, value: JsonValue) -> ResultDigests:
-        """Raises ValueError that names what is wrong."""
+        """Parse the JSON form. Raises ValueError that names the faulty field."""
         return cls(*_of_slices(value))
 
 
 @dataclass(frozen=True)
 class Vote:
-    """My vote on a value, in one of the two phases of a view."""
+    """A vote on a value, in one of the two phases of a view."""
 
     kind: ClassVar[str] = "round/vote"
     step_id: str
@@ -162,12 +162,12 @@ class Vote:
     value: str  # hex digest
 
     def to_json(self) -> JsonValue:
-        """What `from_json` reads."""
+        """The JSON form."""
         return {"step": self.step_id, "view": self.view, "phase": self.phase.value, "value": self.value}
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Vote:
-        """Raises ValueError that names what is wrong."""
+        """Parse the JSON form. Raises ValueError that names the faulty field."""
         fields = exact_object(value, {"step", "view", "phase", "value"}, "a vote")
         return cls(
             hash_field(fields["step"], "step"),
@@ -182,17 +182,17 @@ Body: TypeAlias = Intent | NewView | RoundProposal | StatisticsDigests | ResultD
 
 @dataclass(frozen=True)
 class Value:
-    """What is voted on: one aggregate, who made it, and the state that it leads to."""
+    """The subject of a vote: one aggregate, its contributors, and the state that it leads to."""
 
     step_id: str
-    root: str  # hex, of the state that the members started from
+    root: str  # hex, of the state from which the members started
     round_id: str
     aggregate: tuple[str, ...]  # hex digests of the encoded slices
-    members: tuple[GroupMember, ...]  # who contributed: the voters of the next step
+    members: tuple[GroupMember, ...]  # the contributors, who are the voters of the next step
     accepted: tuple[NodeId, ...]
-    refused: tuple[tuple[NodeId, str], ...]  # and why
+    refused: tuple[tuple[NodeId, str], ...]  # with the reasons
     next_root: str  # hex
-    sequences: int  # that a member has trained on since the step before: the median of the accepted ones' words
+    sequences: int  # trained per member since the step before: the median of the accepted members' claims
 
     @cached_property
     def digest(self) -> str:
@@ -204,7 +204,7 @@ class Value:
         return Roster(self.members)
 
     def to_json(self) -> JsonValue:
-        """What `from_json` reads."""
+        """The JSON form."""
         return {
             "step": self.step_id,
             "root": self.root,
@@ -219,7 +219,7 @@ class Value:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Value:
-        """Raises ValueError that names what is wrong."""
+        """Parse the JSON form. Raises ValueError that names the faulty field."""
         names = {"step", "root", "round", "aggregate", "members", "accepted", "refused", "next_root", "sequences"}
         fields = exact_object(value, names, "a value")
         refused = [list_field(one, 2, "refused") for one in list_field(fields["refused"], MAX_MEMBERS, "refused")]
@@ -242,7 +242,7 @@ class Value:
 
 
 def commitment_of(slice_digests: tuple[bytes, ...]) -> str:
-    """Hex hash of the digests of all encoded slices: whoever has it can check any slice that comes with the list."""
+    """Hex hash of the digests of all encoded slices. With it, any slice can be checked that comes with the list."""
     return hash_parts("neuroshard/contribution", *slice_digests).hex()
 
 
@@ -270,7 +270,7 @@ AnyBody_co = TypeVar("AnyBody_co", bound=Body, covariant=True)
 
 @dataclass(frozen=True)
 class Signed(Generic[AnyBody_co]):
-    """A body whose signature was checked, with the claim that proves it to others."""
+    """A body whose signature was verified, with the claim that proves it to others."""
 
     member: GroupMember
     body: AnyBody_co
@@ -279,7 +279,10 @@ class Signed(Generic[AnyBody_co]):
 
 @dataclass(frozen=True)
 class Quorum:
-    """Votes of one phase and view on one value: of PREPARE a lock, of COMMIT the certificate that ends the step."""
+    """Votes of one phase and view on one value.
+
+    PREPARE votes form a lock, COMMIT votes the certificate that ends the step.
+    """
 
     value: Value
     view: int
@@ -287,7 +290,7 @@ class Quorum:
     votes: tuple[Signed[Vote], ...]
 
     def is_valid_for(self, step: Step) -> bool:
-        """Whether enough voters of the step said exactly this."""
+        """Whether enough voters of the step signed exactly this."""
         said = {
             vote.member.node_id
             for vote in self.votes
@@ -299,14 +302,14 @@ class Quorum:
 
 @dataclass(frozen=True)
 class IntentSaid:
-    """To everybody."""
+    """An intent, sent to all participants."""
 
     signed: Signed[Intent]
 
 
 @dataclass(frozen=True)
 class NewViewSaid:
-    """To everybody; with what its author is locked on."""
+    """A new view with its author's lock, sent to all participants."""
 
     signed: Signed[NewView]
     lock: Quorum | None = None
@@ -314,7 +317,7 @@ class NewViewSaid:
 
 @dataclass(frozen=True)
 class ProposalSaid:
-    """To everybody, by the view's proposer."""
+    """The proposer's proposal, sent to all participants."""
 
     signed: Signed[RoundProposal]
     intents: tuple[Signed[Intent], ...]
@@ -323,9 +326,9 @@ class ProposalSaid:
 
 @dataclass(frozen=True)
 class ContributionSent:
-    """To a reducer: some of its slices, and the digests of all slices, whose hash the author's intent names.
+    """Some slices for a reducer, and the digests of all slices; the author's intent contains their hash.
 
-    A reducer hands on what it has of others when a third one has to do its slice again.
+    A reducer forwards the parts of other members when a third one has to repeat its slice.
     """
 
     round_id: str
@@ -336,7 +339,7 @@ class ContributionSent:
 
 @dataclass(frozen=True)
 class StatementSaid:
-    """To everybody; with the statistics themselves."""
+    """A reducer's statistics with their signed digests, sent to all participants."""
 
     signed: Signed[StatisticsDigests]
     statistics: Mapping[int, Encoded] = field(repr=False)
@@ -344,7 +347,7 @@ class StatementSaid:
 
 @dataclass(frozen=True)
 class ResultSaid:
-    """To everybody; with those of the slices that its author is to send."""
+    """A reducer's signed result digests with the results that it has to send, sent to all participants."""
 
     signed: Signed[ResultDigests]
     slices: Mapping[int, Encoded] = field(repr=False)
@@ -352,21 +355,21 @@ class ResultSaid:
 
 @dataclass(frozen=True)
 class VoteSaid:
-    """To everybody."""
+    """A vote, sent to all participants."""
 
     signed: Signed[Vote]
 
 
 @dataclass(frozen=True)
 class CertificateSaid:
-    """To everybody, by anybody: the step has ended."""
+    """A certificate that shows the end of the step. Any node may send it to any other."""
 
     certificate: Quorum
 
 
 @dataclass(frozen=True)
 class AggregateWanted:
-    """To somebody who has voted for a value, or knows its certificate: which slices of its aggregate are missing."""
+    """A request for missing slices of an aggregate, sent to a voter for the value or a holder of its certificate."""
 
     step_id: str
     value: str  # hex digest
@@ -375,7 +378,7 @@ class AggregateWanted:
 
 @dataclass(frozen=True)
 class AggregateSent:
-    """The slices that were asked for."""
+    """The requested slices of an aggregate."""
 
     value: str  # hex digest
     slices: Mapping[int, Encoded] = field(repr=False)
@@ -396,7 +399,7 @@ Message: TypeAlias = (
 
 
 def round_id_of(step: Step, view: int, intents: Sequence[Signed[Intent]]) -> str:
-    """Hex id of a round: what its members have agreed on before anything is exchanged, without signatures."""
+    """Hex id of a round: the agreement of its members before any exchange, without signatures."""
     parts = [
         f"{one.member.node_id} {one.member.wallet_id} {one.body.commitment} {one.body.sequences} {one.body.upload}"
         for one in sorted(intents, key=lambda one: one.member.node_id)
@@ -405,12 +408,12 @@ def round_id_of(step: Step, view: int, intents: Sequence[Signed[Intent]]) -> str
 
 
 def members_of(intents: Collection[Signed[Intent]]) -> tuple[GroupMember, ...]:
-    """Contributors of a round, in the order of their rows."""
+    """Contributors of a round, in row order."""
     return tuple(sorted(one.member for one in intents))
 
 
 def author_of(message: Message) -> NodeId | None:
-    """Who signed a message and so has to send it itself; None: anybody may hand it on."""
+    """The author of a message, who must send it itself; None if any node may forward it."""
     match message:
         case ContributionSent() | CertificateSaid() | AggregateWanted() | AggregateSent():
             return None

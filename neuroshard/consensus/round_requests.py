@@ -1,8 +1,10 @@
 """Requests between the replicas of a stage: the call to a round, and the request for a certificate.
 
-One replica calls a round. It asks the replicas of its line whether they will take part, then sends the list of members
-to those that agreed. A call is advice: the votes of the members make the round safe. A replica that has downloaded a
-state requests the certificate that led to it, because the certificate names the voters of the next step."""
+One replica calls a round. It asks the replicas of its line whether they will take part, then sends the list of
+members to those that agreed. A call is advice: the votes of the members make the round safe. A replica that has
+downloaded a state requests the certificate that led to it, because the certificate names the voters of the next
+step.
+"""
 
 from __future__ import annotations
 
@@ -40,36 +42,37 @@ from neuroshard.types import JsonValue, NodeId, WalletId
 CALL = "round/call"
 CALL_LIMITS = FrameLimits(max_header_bytes=32 * 1024)
 ANSWER_LIMITS = FrameLimits(max_header_bytes=256)
-LEAST_AHEAD = 1 / 16  # of the replicas; fewer are not worth the asking, as anybody can say that it is ahead
+LEAST_AHEAD = 1 / 16  # share of the replicas that must be ahead: any single one can claim to be
 
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """When a round is called; members are asked again and again, so every time is bounded."""
+    """Times of matchmaking. Members are asked again and again, so every wait is bounded."""
 
-    look_seconds: float = 10.0  # from one look at the other replicas to the next
-    near_seconds: float = 1.0  # the same when a round is near
-    turn_seconds: float = 10.0  # after so long without a call it is the next one's turn to call
+    look_seconds: float = 10.0  # between two status queries
+    near_seconds: float = 1.0  # between two status queries when a round is near
+    turn_seconds: float = 10.0  # after this time without a call the next replica calls
     patience_seconds: float = 30.0  # for replicas of the line that do not answer or are not ready
-    newcomer_seconds: float = 180.0  # for who takes the state of a lone replica over, at each outer step
-    promise_seconds: float = 15.0  # for the call to be completed
-    retry_seconds: float = 5.0  # after a round that was abandoned; doubled from one to the next
+    newcomer_seconds: float = 180.0  # for a node that downloads the state of a lone replica, per outer step
+    promise_seconds: float = 15.0  # until the call is completed
+    retry_seconds: float = 5.0  # after an abandoned round; doubles each time
     longest_retry_seconds: float = 300.0
-    behind_seconds: float = 15.0  # a replica that is of another line than the others for so long follows them
-    partition_seconds: float = 600.0  # without a quorum, until those who are left go on by themselves (DESIGN 4.5)
+    behind_seconds: float = 15.0  # a replica on another line than the others for this long follows them
+    # without a quorum, until the remaining replicas continue on their own (DESIGN 4.5)
+    partition_seconds: float = 600.0
 
 
 class CallStep(StrEnum):
-    """What a call wants of its members."""
+    """The step of a call."""
 
-    ASK = "ask"  # will you take part?
-    BEGIN = "begin"  # these take part
-    CANCEL = "cancel"  # nothing comes of it
+    ASK = "ask"  # asks whether the replica will take part
+    BEGIN = "begin"  # sends the final list of members
+    CANCEL = "cancel"  # withdraws the call
 
 
 @dataclass(frozen=True)
 class Promise:
-    """To take part in a round once it is known with whom."""
+    """A promise to take part in a round whose members are not known yet."""
 
     caller: NodeId
     until: float  # by the event loop's clock
@@ -77,22 +80,22 @@ class Promise:
 
 @dataclass(frozen=True)
 class Call:
-    """What the caller says to each member."""
+    """The content of a call."""
 
     outer_step: int
     root: str
-    members: tuple[GroupMember, ...]  # with the caller; those that are asked, and then those that take part
-    roster: tuple[GroupMember, ...] | None  # the voters; None: the members found a line, and all vote
+    members: tuple[GroupMember, ...]  # with the caller; first all that are asked, then those that take part
+    roster: tuple[GroupMember, ...] | None  # the voters; None if the members found a line, in which case all vote
     step: CallStep
 
     @property
     def voters(self) -> Roster:
-        """Who votes in the round. Raises ValueError when two of them have one wallet."""
+        """The voters of the round. Raises ValueError if two of them have one wallet."""
         return Roster(self.members, is_founding=True) if self.roster is None else Roster(self.roster)
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """The members' ids."""
+        """The members' node ids."""
         return tuple(member.node_id for member in self.members)
 
 
@@ -111,7 +114,7 @@ def call_frame(stage: StageName, call: Call) -> Frame:
 
 
 def read_call(frame: Frame) -> tuple[StageName, Call]:
-    """The call in a request. Raises RequestRefusedError."""
+    """Parse the call in a request. Raises RequestRefusedError."""
     stage, fields = read_request_about(frame, "outer_step", "root", "members", "roster", "founds", "step")
     try:
         roster, founds = _members(fields["roster"], "roster"), flag_field(fields["founds"], "founds")
@@ -122,14 +125,14 @@ def read_call(frame: Frame) -> tuple[StageName, Call]:
             roster=None if founds else roster,
             step=CallStep(line_field(fields["step"], 16, "step")),
         )
-        _ = call.voters  # raises when nobody votes
+        _ = call.voters  # raises if there is no voter
     except ValueError as error:
         raise RequestRefusedError(f"The call cannot be read: {error}.") from None
     return stage, call
 
 
 def turn_order(stage: StageName, own: ReplicaStatus, nodes: Sequence[NodeId]) -> list[NodeId]:
-    """Who calls before whom: another order for every outer step, the same for everybody."""
+    """The order in which replicas call: a different one for every outer step, the same on every node."""
     return sorted(
         nodes, key=lambda node: hash_parts("neuroshard/round-call", stage.run_id, stage.layers.start, own.root, node)
     )
@@ -138,9 +141,10 @@ def turn_order(stage: StageName, own: ReplicaStatus, nodes: Sequence[NodeId]) ->
 def ready_nodes(
     stage: StageName, self_id: NodeId, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus]
 ) -> list[NodeId]:
-    """Those who could take part now, in the order in which they call; without this node nobody.
+    """The replicas that could take part now, in the order in which they call; empty if this node cannot.
 
-    They are all of one's own line, first those with work: who has none can vote, and a certificate may name it.
+    All are on this node's line, replicas with work first. A replica without work can still vote, and a certificate
+    may name it.
     """
     if not own.root:
         return []
@@ -152,9 +156,10 @@ def ready_nodes(
 def members_of_call(
     caller: NodeId, ready: Sequence[NodeId], voters: Roster | None, most: int = MAX_MEMBERS
 ) -> list[NodeId]:
-    """Whom the caller calls of those who are ready: all that vote, and others, a quarter more than `most` in all.
+    """The ready replicas that are called: all voters and some others, a quarter more than `most` in total.
 
-    So other ones are called from round to round. Those who found a line are `most` at most: all of them contribute.
+    So other replicas are called from round to round. A founding call has at most `most` members, because all of them
+    contribute.
     """
     if voters is None:
         return list(dict.fromkeys([caller, *ready]))[:most]
@@ -163,14 +168,14 @@ def members_of_call(
 
 
 def is_on_the_way(own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus]) -> bool:
-    """Whether somebody is between one line and the next, so that nobody can tell which one the others go on with."""
+    """Whether a replica is between one line and the next, so that it is unknown which line the others will follow."""
     return own.in_round or any(other.is_live and other.in_round for other in others.values())
 
 
 def must_follow(own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], past: Collection[str] = ()) -> bool:
-    """Whether this replica's state is not the one that the others go on with, so that it must take theirs over.
+    """Whether the other replicas continue from another state, so that this replica must adopt theirs.
 
-    Who still stands at a state that certificates lead on from to the own one, by the roots in `past`, comes after.
+    A replica at an earlier state of this replica's line, by the roots in `past`, is behind and does not count.
     """
     live = [other for other in others.values() if other.is_live]
     if not own.root or any(not other.root for other in live):
@@ -183,7 +188,7 @@ def must_follow(own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], past
 
 
 def may_have_missed(own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus]) -> bool:
-    """Whether a round from the own state may have ended without this replica although most have it: they take turns."""
+    """Whether a round from this state may have ended without this replica, because replicas take turns."""
     live = [other for other in others.values() if other.is_live]
     ahead = sum(other.is_certified and other.outer_step > own.outer_step for other in live)
     return ahead > len(live) * LEAST_AHEAD
@@ -206,7 +211,7 @@ MOST_ASKED = 16
 
 
 def read_certificate_request(frame: Frame) -> tuple[StageName, str]:
-    """The stage and the hex root whose certificate is wanted. Raises RequestRefusedError."""
+    """Parse the stage and the hex root whose certificate is requested. Raises RequestRefusedError."""
     stage, fields = read_request_about(frame, "root")
     try:
         return stage, hash_field(fields["root"], "root")
@@ -215,15 +220,15 @@ def read_certificate_request(frame: Frame) -> tuple[StageName, str]:
 
 
 def certificate_answer(certificate: Quorum) -> Frame:
-    """The answer of who has it."""
+    """The answer with the certificate."""
     return to_frame(CertificateSaid(certificate))
 
 
 async def certificate_of(asking: ReplicaClient, stage: StageName, root: str, peers: Sequence[NodeId]) -> Quorum | None:
-    """The certificate that led to this root, by the word of more than half of those nodes that know one.
+    """The certificate that led to this root, as reported by more than half of the nodes that have one.
 
-    Its signatures are checked, but who votes there follows from the certificate before it: that the state is the right
-    one is what most of its holders say, and so is this.
+    Its signatures are verified, but its voters follow from the certificate before it. So, like the state itself, it
+    is trusted because most of its holders report it.
     """
 
     async def ask(peer: NodeId) -> Quorum:
@@ -239,7 +244,7 @@ async def certificate_of(asking: ReplicaClient, stage: StageName, root: str, pee
 
 
 def _read(answer: Frame, root: str) -> Quorum:
-    """Raises LyingDonorError for anything but a certificate that led to this root."""
+    """Raises LyingDonorError for anything except a certificate that led to this root."""
     try:
         message = from_frame(answer)
     except MalformedMessageError as error:

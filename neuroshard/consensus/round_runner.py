@@ -53,18 +53,21 @@ from neuroshard.network.blocking import BlockingRunner
 from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
-MOST_MESSAGES = 16  # of each node, without what is large in a round: more than it says in two views
-MOST_BYTES = 1 << 20  # of each node: some proposals of 64 members
+MOST_MESSAGES = 16  # per node, apart from the large messages of a round: more than a node sends in two views
+MOST_BYTES = 1 << 20  # per node: some proposals of 64 members
 
 
 class MessageBuffer:
-    """The newest messages of so many nodes as are called to a round; who has been silent longest is forgotten first."""
+    """The newest messages of as many nodes as a round can call.
+
+    The node that has been silent longest is dropped first.
+    """
 
     def __init__(self) -> None:
         self._messages: dict[NodeId, deque[tuple[Message, int]]] = {}
 
     def keep(self, sender: NodeId, message: Message, size: int) -> None:
-        """Remember a message that came as so many bytes."""
+        """Store a message that arrived with this number of bytes."""
         messages = self._messages.pop(sender, None) or deque[tuple[Message, int]](maxlen=MOST_MESSAGES)
         messages.append((message, size))
         while sum(one for _, one in messages) > MOST_BYTES:
@@ -74,7 +77,7 @@ class MessageBuffer:
             del self._messages[longest_silent]
 
     def __iter__(self) -> Iterator[tuple[NodeId, Message]]:
-        """Sender and message, of each sender in the order in which they came."""
+        """Sender and message, in order of arrival per sender."""
         return ((sender, message) for sender, messages in self._messages.items() for message, _ in messages)
 
 
@@ -84,27 +87,28 @@ TICK_SECONDS = 1.0
 
 
 class CheckAggregate(Protocol):
-    """Says which state an aggregate leads to, and whether it is worth a vote."""
+    """Computes the state that an aggregate leads to, and whether to vote for it."""
 
     async def __call__(self, job: Check, work: RoundWork, /) -> Checked:
-        """See Check."""
+        """Perform a Check effect."""
         ...
 
 
 @dataclass(frozen=True)
 class RoundDependencies:
-    """What the rounds of a stage need of this node."""
+    """The parts of this node that the rounds of a stage use."""
 
     book: VoteLog
     check: CheckAggregate
     report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None
     offload: BlockingRunner = anyio.to_thread.run_sync
-    kept_steps: Callable[[int], int] = lambda _outer_step: KEPT_STEPS  # whose ends are kept, from an outer step on
+    # number of ended steps to keep, from an outer step on
+    kept_steps: Callable[[int], int] = lambda _outer_step: KEPT_STEPS
 
 
 @dataclass
 class _Running:
-    """The member of a step that has not ended, with what it computes by."""
+    """The member of a step that has not ended, with the work that it computes."""
 
     member: RoundStateMachine
     work: RoundWork
@@ -112,7 +116,7 @@ class _Running:
 
 
 class RoundRunner:
-    """One stage's. Belongs to the event loop; `run` has to run for anything to happen."""
+    """Runs one stage's rounds. Belongs to the event loop; `run` must be active."""
 
     def __init__(self, mail_of: Callable[[OnRoundMessage], RoundMessageQueue], around: RoundDependencies) -> None:
         """`mail_of` makes the stage's mail, which gives what arrives to its argument."""
@@ -126,14 +130,14 @@ class RoundRunner:
         self._effects: deque[tuple[_Running, Effect]] = deque()
         self._effects_added = Signal()
         self._gave_up: str | None = None
-        self._records: dict[str, VoteRecord] = {}  # what was written down, by step id; the newest last
-        self._archive: dict[str, Quorum] = {}  # certificates of the steps that have ended, by id
+        self._records: dict[str, VoteRecord] = {}  # stored votes by step id; the newest last
+        self._archive: dict[str, Quorum] = {}  # certificates of ended steps by step id
         self._tasks: TaskGroup | None = None
         self._jobs: deque[tuple[_Running, Computation]] = deque()  # one at a time: the first one's results leave first
         self._job_added = Signal()
 
     async def load(self) -> Sequence[Quorum]:
-        """Read what this node has voted, and how the last steps have ended. Raises StorageError."""
+        """Read this node's votes and the ends of the last steps. Raises StorageError."""
         book, offload = self._around.book, self._around.offload
         self._records = {record.step_id: record for record in await offload(book.votes)}
         ended = await offload(book.ended)
@@ -141,7 +145,7 @@ class RoundRunner:
         return ended
 
     async def run(self) -> None:
-        """Until cancelled; after `load`."""
+        """Run rounds until cancelled; call `load` first."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
@@ -153,7 +157,7 @@ class RoundRunner:
                 self._tasks = None
 
     def lock(self, root: str) -> Quorum | None:
-        """What this node has voted to commit in a step from this state that may have ended elsewhere with that vote."""
+        """The value this node voted to commit in a step from this state. The step may have ended elsewhere with it."""
         locks = [record.lock for record in reversed(self._records.values())]
         fitting = (lock for lock in locks if lock is not None and lock.value.root == root)
         return next((lock for lock in fitting if not self.has_ended(lock.value.step_id)), None)
@@ -163,16 +167,16 @@ class RoundRunner:
         return step_id in self._archive
 
     def has_voted_in(self, step_id: str) -> bool:
-        """Whether this node has voted for a value of this step, so that it may still be the end."""
+        """Whether this node has voted for a value of this step, so that the value may become its end."""
         record = self._records.get(step_id)
         return record is not None and record.prepared != ""
 
     def certificate_to(self, root: str) -> Quorum | None:
-        """The certificate that led to the state of this root, when it is one of the last."""
+        """The certificate that led to the state with this root, if it is one of the last."""
         return next((one for one in self._archive.values() if one.value.next_root == root), None)
 
     async def recall(self, step_id: str) -> bool:
-        """Take over the end of a step that this node knows; whether it has its aggregate, too."""
+        """Adopt the known end of a step. Returns True if its aggregate is stored here as well."""
         certificate = self._archive.get(step_id)
         aggregate = None if certificate is None else await self._aggregate(certificate)
         if certificate is None or aggregate is None:
@@ -182,17 +186,19 @@ class RoundRunner:
         return True
 
     async def recall_from(self, root: str) -> bool:
-        """The same for the step from this state: this node wrote its end down, but went back to the state before it."""
+        """Adopt the known end of the step from this state: this node stored its end, but returned to the state before
+        it.
+        """
         ids = [step_id for step_id, certificate in self._archive.items() if certificate.value.root == root]
         return bool(ids) and await self.recall(ids[-1])
 
     def locked_step(self, root: str) -> str | None:
-        """The id of that step."""
+        """The id of the step in which this node is locked."""
         lock = self.lock(root)
         return None if lock is None else lock.value.step_id
 
     def enter(self, setting: RoundConfig, number: int, work: RoundWork, contribution: EncodedContribution) -> None:
-        """Take part in a round of this step, in which this node may have been before."""
+        """Take part in a round of this step; the node may have been in it before."""
         before = self._running
         is_again = before is not None and before.member.setting.step.id == setting.step.id and before.member.has_entered
         running = self._begin(setting, number, work)
@@ -201,7 +207,7 @@ class RoundRunner:
         self._hear_again(running)
 
     def ask(self, setting: RoundConfig, number: int, work: RoundWork) -> None:
-        """Ask how this step has ended. This node need not have been in it."""
+        """Ask how this step has ended. This node need not have taken part."""
         running = self._running
         if running is None or running.member.setting.step.id != setting.step.id:
             running, self.watch = self._begin(setting, number, work), _unwatched
@@ -209,7 +215,7 @@ class RoundRunner:
         self._put(running, running.member.ask_for_the_end())
 
     async def end(self, answer_seconds: float, aggregate_seconds: float) -> Complete | None:
-        """Wait for the end of the step that was asked for; None when nobody tells it, or the aggregate, in time."""
+        """Wait for the end of the step asked about; None if no node sends it, or its aggregate, in time."""
         with anyio.move_on_after(answer_seconds):
             await self._until_ended()
         running = self._running
@@ -231,7 +237,7 @@ class RoundRunner:
         await self.changed.until(lambda: self.ended is not None)
 
     def _begin(self, setting: RoundConfig, number: int, work: RoundWork) -> _Running:
-        """From now on in this step. What the member before would still say remains unsaid: its votes are written."""
+        """Switch to this step. Unsent messages of the step before are dropped; its votes are stored."""
         member = RoundStateMachine(setting, self._records.get(setting.step.id))
         running = self._running = _Running(member, work, number)
         self.ended = self._gave_up = None
@@ -259,11 +265,11 @@ class RoundRunner:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
 
     async def _help(self, sender: NodeId, message: Message) -> None:
-        """What somebody needs for whom a step has not ended that has ended here."""
+        """Answer a member whose step has not ended although it has ended here."""
         for certificate in list(self._archive.values()):
             effects = certificate_for(certificate, sender, message)
             is_wanted = isinstance(message, AggregateWanted) and message.value == certificate.value.digest
-            is_wanted = is_wanted and self.mail.has_room_for(sender)  # else one is on its way to it
+            is_wanted = is_wanted and self.mail.has_room_for(sender)  # otherwise a message is already on the way to it
             if is_wanted and (aggregate := await self._aggregate(certificate)) is not None:
                 effects = slices_for(aggregate, sender, message)
             for effect in effects:
@@ -290,7 +296,7 @@ class RoundRunner:
         while True:
             await self._effects_added.until(lambda: bool(self._effects))
             running, effect = self._effects.popleft()
-            # who has left a round, or could not write down what it would say, says nothing more there
+            # a member that left the round, or could not store its vote, sends nothing more in it
             if running is self._running or isinstance(effect, Complete):
                 await self._do(running, effect)
 
@@ -300,7 +306,9 @@ class RoundRunner:
             case Say(to, message):
                 self._say(to, message)
             case Persist(record):
-                if await self._is_written(lambda: book.write(record), "It takes no part in rounds until it can."):
+                if await self._is_written(
+                    lambda: book.write(record), "It takes no part in rounds until it can store votes."
+                ):
                     self._records.pop(record.step_id, None)
                     self._records[record.step_id] = record
                     for old in list(self._records)[:-KEPT_VOTES]:
@@ -310,7 +318,7 @@ class RoundRunner:
                     self._gave_up = "this node could not write down its vote"
                     self.wake()
             case Accuse(node, what):
-                _LOG.warning("Node %s broke its word in a round: %s", node, what)
+                _LOG.warning("Node %s broke the protocol of a round: %s", node, what)
                 self._around.report(node, ScoreReason.BROKEN_WORD)
                 await self._is_written(lambda: book.keep_proof(effect), "The round goes on.")
             case Complete():
@@ -328,13 +336,13 @@ class RoundRunner:
     async def _complete(self, running: _Running, effect: Complete) -> None:
         book, certificate = self._around.book, effect.certificate
         kept = self._around.kept_steps(running.number)
-        await self._is_written(lambda: book.end(running.number, effect, kept), "The round counts all the same.")
+        await self._is_written(lambda: book.end(running.number, effect, kept), "The round is still valid.")
         self._archive[certificate.value.step_id] = certificate
         for old in list(self._archive)[:-kept]:
             del self._archive[old]
         present = self._running
         if present is None or present.member.setting.step.root == running.member.setting.step.root:
-            self._running, self.ended = None, effect  # with all that the round held
+            self._running, self.ended = None, effect  # with all the memory of the round
         self.wake()
 
     def _say(self, to: frozenset[NodeId], message: Message) -> None:
@@ -363,4 +371,4 @@ class RoundRunner:
 
 
 def _unwatched(_progress: RoundProgress) -> None:
-    """Nobody asks how the round goes on."""
+    """Ignore the progress of the round."""

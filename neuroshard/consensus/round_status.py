@@ -22,10 +22,10 @@ from neuroshard.status.rounds import (
 )
 from neuroshard.types import NodeId
 
-KEPT_ROUNDS = 20  # of a stage
-MAX_CONTRIBUTORS = 256  # that are counted by name
-VALUE_DIGITS = 16  # of a digest, as people are shown it
-OTHER_REFUSAL = "other"  # in a certificate that others have made
+KEPT_ROUNDS = 20  # per stage
+MAX_CONTRIBUTORS = 256  # listed by name
+VALUE_DIGITS = 16  # of a digest, as shown to people
+OTHER_REFUSAL = "other"  # used for unknown reasons in a certificate from other members
 NO_ANSWER = "too few members answered in time"
 _UNJUDGED: tuple[MemberPart, str] = (MemberPart.UNJUDGED, "")
 _ABSTAINED: tuple[MemberPart, str] = (MemberPart.ABSTAINED, "")
@@ -34,30 +34,30 @@ _REFUSAL_NAMES = {str(refusal): refusal.name.lower() for refusal in RejectionRea
 
 @dataclass(frozen=True)
 class RoundTerms:
-    """What is known of a round before it begins."""
+    """The facts about a round that are known before it begins."""
 
     outer_step: int
-    called: tuple[GroupMember, ...]  # this node included
+    called: tuple[GroupMember, ...]  # including this node
     voters: int
     strategy: str
-    part: str  # what it is about, in words
+    part: str  # a description of the exchanged part
     codec: str
     aggregator: str
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """The moment at which a round is over here."""
+    """The moment at which a round ended here."""
 
     time: float  # seconds since the epoch
-    now: float  # seconds, by the clock of the looks
+    now: float  # seconds, by the clock of `look`
     bytes_sent: int = 0  # since the record before
     bytes_received: int = 0
     is_late: bool = False
 
 
 class RoundMonitor:
-    """Is shown how one round goes on, and makes its record. Times are seconds of any one clock."""
+    """Follows the progress of one round and makes its record. Times are seconds of any one clock."""
 
     def __init__(self, terms: RoundTerms, began: float) -> None:
         self.terms = terms
@@ -65,12 +65,12 @@ class RoundMonitor:
         self._phase = RoundPhase.GATHER
         self._looked_at = began
         self._views = set[int]()
-        self.view_began = began  # the last one, or its proposal, which had waited as long as it may
-        self._judgement = RoundProgress(0, RoundPhase.GATHER)  # the last look that had members
-        self._refused: dict[GroupMember, str] = {}  # in any view, and why
+        self.view_began = began  # of the last view, or of its proposal if that waited for its full time
+        self._judgement = RoundProgress(0, RoundPhase.GATHER)  # the newest progress with members
+        self._refused: dict[GroupMember, str] = {}  # refused members in any view, with reasons
 
     def look(self, progress: RoundProgress, now: float) -> None:
-        """The round is so far now."""
+        """Record the current progress of the round."""
         self._pass(now)
         self._phase = progress.phase
         if progress.view not in self._views or self._has_waited_in_vain(progress):
@@ -89,7 +89,7 @@ class RoundMonitor:
         return replace(record, ended_at=end.time - since_end, certificate=told, is_late=end.is_late)
 
     def abandoned(self, reason: str | None, end: RoundEnd) -> RoundStatus:
-        """The record of a round that came to nothing, for a reason of its own or because time is up (None)."""
+        """The record of an abandoned round, with its reason or None for a timeout."""
         self._pass(end.now)
         judged, objection = self._judgement.judged, self._judgement.objection
         if judged is not None and judged.reduction is None:
@@ -101,16 +101,16 @@ class RoundMonitor:
         record = self._record(end, self._own_contributions())
         return replace(record, abandoned_for=kind, reason=reason or NO_ANSWER)
 
-    def goes_on_from(self, before: RoundMonitor) -> None:
-        """It is another call of the same step: who was refused then, was refused."""
+    def continues_from(self, before: RoundMonitor) -> None:
+        """Continue the record of an earlier call of the same step, whose refused members stay refused."""
         self._refused |= before._refused
 
     def has_refused(self, node: NodeId) -> bool:
-        """Whether a contribution of this node was refused in any view, by what was seen here."""
+        """Whether this node saw its contribution refused in any view."""
         return any(member.node_id == node for member in self._refused)
 
     def _has_waited_in_vain(self, progress: RoundProgress) -> bool:
-        """Whether this is the first look at a proposal that leaves out somebody who was called."""
+        """Whether this is the first look at a proposal that leaves out a called member."""
         before = self._judgement
         is_proposed = bool(progress.members) and (not before.members or before.view != progress.view)
         return is_proposed and not set(self.terms.called) <= set(progress.members)
@@ -136,7 +136,7 @@ class RoundMonitor:
         )
 
     def _own_contributions(self) -> tuple[RoundContribution, ...]:
-        """By what this node has seen itself."""
+        """The contributions as this node saw them itself."""
         members, judged = self._judgement.members, self._judgement.judged
         if not members:
             return _told(self.terms.called, {}, MemberPart.UNJUDGED)
@@ -149,7 +149,7 @@ class RoundMonitor:
 
 
 def with_round(before: StageRoundsStatus, record: RoundStatus) -> StageRoundsStatus:
-    """The stage's rounds and one more. Contributions count once, in the record of the round that completed."""
+    """Add a round to the stage's rounds. Contributions count once, in the record of the round that completed."""
     after = replace(
         before,
         recent=(*before.recent, record)[-KEPT_ROUNDS:],

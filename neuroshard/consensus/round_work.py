@@ -33,18 +33,18 @@ from neuroshard.consensus.roster import Encoded, SlicePlan
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What a round of this codec and aggregator computes."""
+    """The computations of a round with this codec and aggregator."""
 
     plan: SlicePlan
     codec: Codec
     aggregator: AggregatorConfig
     tolerated: int = 0  # liars
-    outer_step: int = 0  # that the round ends
-    judges_direction: bool = True  # of contributions, before they are accepted
+    outer_step: int = 0  # which the round completes
+    judges_direction: bool = True  # whether the direction of contributions is checked before they are accepted
 
     @classmethod
     def of(cls, parameters: OuterOptimization, length: int, *, tolerated: int = 0, outer_step: int = 0) -> RoundWork:
-        """For contributions of so many numbers."""
+        """The work for contributions of this length."""
         return cls(
             SlicePlan(length),
             make_codec(parameters.codec),
@@ -55,12 +55,12 @@ class RoundWork:
         )
 
     def encoded(self, vector: Tensor) -> tuple[bytes, ...]:
-        """The slices of a contribution (d,) fp32."""
+        """The encoded slices of a contribution (d,) fp32."""
         return tuple(self.codec.encode(vector[slice(*self.plan.bounds(index))]) for index in range(self.plan.count))
 
     @property
     def results(self) -> Codec:
-        """How the aggregate travels."""
+        """The codec of the aggregate."""
         return aggregate_codec(self.codec)
 
     def decoded(self, aggregate: Sequence[Encoded]) -> Tensor:
@@ -72,7 +72,7 @@ class RoundWork:
         return self._decoded(self.codec, parts)
 
     def _decoded(self, codec: Codec, slices: Sequence[Encoded]) -> Tensor:
-        # memory from NumPy: what is as large as this comes in large pages, which costs a fraction
+        # NumPy allocates a vector of this size in large pages, which is much faster
         vector = torch.from_numpy(np.empty(self.plan.length, np.float32))  # pyright: ignore[reportUnknownMemberType]
         for index, data in enumerate(slices):
             size = self.plan.size(index)
@@ -80,11 +80,11 @@ class RoundWork:
         return vector
 
     def is_part(self, index: int, data: Encoded) -> bool:
-        """Whether this can be the slice of that number of a contribution."""
+        """Whether bytes can be the slice of this number of a contribution."""
         return self._is_slice(self.codec, index, data)
 
     def is_result(self, index: int, data: Encoded) -> bool:
-        """Whether this can be the slice of that number of an aggregate."""
+        """Whether bytes can be the slice of this number of an aggregate."""
         return self._is_slice(self.results, index, data)
 
     def _is_slice(self, codec: Codec, index: int, data: Encoded) -> bool:
@@ -99,12 +99,12 @@ class RoundWork:
 
     @property
     def encoded_bytes(self) -> int:
-        """Most bytes of a whole contribution, or of an aggregate when that is more."""
+        """Maximum size in bytes of a whole contribution, or of an aggregate if that is larger."""
         sizes = [self.plan.size(index) for index in range(self.plan.count)]
         return max(sum(map(codec.encoded_size, sizes)) for codec in (self.codec, self.results))
 
     def answer(self, job: Computation) -> Mapping[int, bytes] | Judged:
-        """What the job is answered with."""
+        """Compute the answer to a job."""
         match job:
             case MakeStatistics():
                 return self.statistics(job)
@@ -114,7 +114,7 @@ class RoundWork:
                 return self.reduced(job)
 
     def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
-        """See MakeStatistics."""
+        """Compute a MakeStatistics job."""
         with_gram, are_sparse = needs_gram(self.aggregator), is_sparse(self.codec)
         return {
             index: statistics_bytes(
@@ -124,7 +124,7 @@ class RoundWork:
         }
 
     def judged(self, job: Judge) -> Judged:
-        """See Judge."""
+        """Compute a Judge job."""
         count, with_gram = len(job.sequences), needs_gram(self.aggregator)
         try:
             total = sum_statistics([read_statistics(one, count, with_gram=with_gram) for one in job.statistics])
@@ -140,7 +140,7 @@ class RoundWork:
             return Judged(verdict, None, str(error))
 
     def reduced(self, job: Reduce) -> Mapping[int, bytes]:
-        """See Reduce."""
+        """Compute a Reduce job."""
         return {
             index: self.results.encode(reduce_slice(self._rows(index, parts), job.reduction))
             for index, parts in job.rows.items()

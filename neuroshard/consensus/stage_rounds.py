@@ -23,20 +23,22 @@ from neuroshard.types import RunId
 
 @dataclass(frozen=True)
 class Agreed:
-    """A round that completed."""
+    """The outcome of a round that completed."""
 
     aggregate: Tensor  # (k,)
-    members: int  # this node included
-    sent: Tensor | None = None  # (k,), the own contribution as the others decoded it; None: nothing is lost, or refused
-    late_for: Tensor | None = None  # (k,), the own contribution of earlier that is in it, when training went on since
-    is_without_own: bool = False  # it was agreed on without this node, whose work waits for the next round
-    sequences: int | None = None  # that a member trained on since the round before; None: as many as this node
-    offered: int | None = None  # sequences whose work `late_for` holds; None: all of them
+    members: int  # including this node
+    # (k,), this node's contribution as the others decoded it; None if it is exact or was refused
+    sent: Tensor | None = None
+    # (k,), this node's contribution in the aggregate, if training continued since it was made
+    late_for: Tensor | None = None
+    is_without_own: bool = False  # completed without this node, whose work waits for the next round
+    sequences: int | None = None  # trained per member since the round before; None: the same number as this node
+    offered: int | None = None  # sequences whose work is in `late_for`; None: all of them
 
 
 @dataclass(frozen=True)
 class Abandoned:
-    """A round that completed nowhere."""
+    """The outcome of a round that did not complete."""
 
     reason: str
     is_soon_again: bool = False  # what was counted towards it still counts
@@ -44,7 +46,7 @@ class Abandoned:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A round that goes on beside the next inner steps; another exchange tells how it has ended."""
+    """The round continues during the next inner steps; a later exchange returns its outcome."""
 
 
 Outcome: TypeAlias = Agreed | Abandoned | UnderWay
@@ -56,51 +58,51 @@ RunRound: TypeAlias = Callable[[Tensor, int], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class StageRounds:
-    """What all rounds of one stage have in common."""
+    """The properties that all rounds of one stage share."""
 
     run_id: RunId
     stage: int
     schema: TensorSchema
     parameters: OuterOptimization
-    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` hold all the time
+    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` apply throughout
 
     def step(self, outer_step: int, root: str, voters: Roster, *, is_open: bool) -> Step:
-        """The certified round that ends this outer step, from the state of this root."""
+        """The certified round that completes this outer step, from the state with this root."""
         parameters = self.parameters_at(outer_step)
         codec, aggregator = make_codec(parameters.codec).name, aggregator_name(aggregator_config(parameters))
         terms = f"{codec} {aggregator} {self._vector(outer_step)}"
         return Step(self.run_id, self.stage, outer_step, root, terms, voters, is_open)
 
     def exchanged_at(self, outer_step: int) -> Exchanged:
-        """What is exchanged in the round that ends this outer step."""
+        """The exchange of the round that completes this outer step."""
         return exchanged_at(self.parameters_at(outer_step), self.schema, outer_step)
 
     def part_at(self, outer_step: int) -> str:
-        """The same, for people."""
+        """The same as a description for people."""
         return part_at(self.parameters_at(outer_step), self.schema, outer_step)
 
     def sequences_before(self, outer_step: int, sequences_per_step: int, members: int) -> int:
-        """Once so many members have done so many sequences together, the round that ends this outer step is due."""
+        """Sequences that this number of members must train before the round that completes this outer step is due."""
         return sequences_to_round(self.parameters_at(outer_step), self.schema, outer_step, sequences_per_step, members)
 
     def kept_steps(self, outer_step: int) -> int:
-        """How many steps' ends are kept from this one on: as many bytes as those of KEPT_STEPS whole aggregates."""
+        """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates."""
         return KEPT_STEPS * parts_of(self.parameters_at(outer_step))
 
     def _vector(self, outer_step: int) -> str:
-        """Names what contributions are: the schema, and the strategy's terms where these are not all of it."""
+        """A name for the format of contributions: the schema, and the strategy's terms where they restrict it."""
         return f"{self.schema.sha256} {self.exchanged_at(outer_step).terms}".rstrip()
 
     def parameters_at(self, outer_step: int) -> OuterOptimization:
-        """Those that hold for the round that ends this outer step."""
+        """The parameters of the round that completes this outer step."""
         return self.parameters if self.versions is None else self.versions(outer_step)
 
 
 async def lone_exchange(contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
-    """See RunRound; the round of a node that meets nobody, which has nothing to agree on with itself.
+    """Run the round of a node without peers, which has no agreement to reach; implements RunRound.
 
-    Nothing travels, so no codec loses anything. What the gates of a group refuse whatever the others send comes to
-    nothing here, too.
+    Nothing travels, so no codec loses anything. A contribution that the gates of a group always refuse is refused
+    here as well.
     """
     del outer_step
     square = await anyio.to_thread.run_sync(dot_product, contribution, contribution)

@@ -1,7 +1,8 @@
 """The outer step of each sync strategy: the contribution, the next state and the next weights. Pure.
 
-A strategy is made for one outer step of one stage. The contribution that it makes is a vector (k,) of its own length;
-the round knows nothing else of it."""
+A strategy object applies to one outer step of one stage. Its contribution is a vector (k,) of its own length; the
+round itself does not interpret it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ from neuroshard.types import Architecture, LayerRange
 def snapshot_layout(
     architecture: Architecture, layers: LayerRange, outer: OuterOptimization | None = None
 ) -> TensorLayout:
-    """The layout of a stage's checkpoint, in a run that synchronises so; None: as runs do by default."""
+    """The layout of a stage's checkpoint in a run with this strategy; None for the default layout."""
     with torch.device("meta"):
         model = StageModel(architecture, layers)
     optimizer = EagerAdamW(model.parameters())
@@ -54,25 +55,25 @@ SPARTA_STEPS = 20  # between two rounds (DESIGN 4.7)
 
 
 class Exchanged(Protocol):
-    """What the members of a round exchange."""
+    """The vector that the members of a round exchange."""
 
     @property
     def terms(self) -> str:
-        """What of the vector is exchanged, as a part of the step's name; "" for all of it, as a pseudo-gradient."""
+        """The exchanged part as a part of the step's name; "" for the whole vector as a pseudo-gradient."""
         ...
 
     @property
     def length(self) -> int:
-        """Numbers k of a contribution and of the aggregate."""
+        """Length k of a contribution and of the aggregate."""
         ...
 
 
 class OuterStep(Exchanged, Protocol):
-    """One outer step of a stage whose vector has d numbers. Nothing that is given is changed in place."""
+    """One outer step of a stage whose vector has d numbers. No argument is changed in place."""
 
     @property
     def makes_weights_equal(self) -> bool:
-        """Whether all replicas that end the step hold the anchor as their weights, until they train on."""
+        """Whether all replicas have the anchor as their weights after the step, until they train on."""
         ...
 
     def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
@@ -80,22 +81,22 @@ class OuterStep(Exchanged, Protocol):
         ...
 
     def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
-        """The weights (d,) that an aggregate (k,) means by itself, without the outer step's momentum."""
+        """The weights (d,) that an aggregate (k,) represents by itself, without the outer step's momentum."""
         ...
 
     def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
-        """The weights (d,) after the step: a' + (w_now - w_sent) (DESIGN 4.3), where it concerns them.
+        """The weights (d,) after the step: a' + (w_now - w_sent) (DESIGN 4.3), in the exchanged part.
 
-        `included` (k,) is how far the work that is in the aggregate went from the anchor before; None: up to `local`.
+        `included` (k,) is the distance from the old anchor of the work in the aggregate; None: up to `local`.
         """
         ...
 
 
 class Strategy(OuterStep, Protocol):
-    """An outer step after which replicas train on from what each of them has."""
+    """An outer step after which each replica trains on from its own weights."""
 
     def contribution(self, state: OuterState, local: Tensor, residual: Tensor | None) -> Tensor:
-        """What to send (k,), from the weights (d,) and what a codec lost earlier (d,)."""
+        """The contribution (k,), from the weights (d,) and the codec's earlier error (d,)."""
         ...
 
     def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
@@ -103,48 +104,45 @@ class Strategy(OuterStep, Protocol):
         ...
 
     def included(self, contribution: Tensor, residual: Tensor | None) -> Tensor:
-        """How far the work in a contribution (k,) went, without the residual (d,) that it carried."""
+        """The distance covered by the work in a contribution (k,), without the residual (d,) that it carried."""
         ...
 
     def next_residual(self, residual: Tensor | None, contribution: Tensor, decoded: Tensor | None) -> Tensor | None:
-        """What is lost (d,) once a contribution (k,) was decoded so by the others; None for nothing.
+        """The residual (d,) after a contribution (k,) was decoded by the others; None for none.
 
-        `decoded` is None when nothing was lost, or the contribution was refused.
+        `decoded` is None if the codec is exact, or the contribution was refused.
         """
         ...
 
 
 @dataclass(frozen=True)
 class FragmentStep:
-    """DiLoCo's outer step on a fragment: on all of the vector, or streamed (Douillard et al. 2025).
+    """DiLoCo's outer step on a fragment: on the whole vector, or streamed (Douillard et al. 2025).
 
-    SPARTA's is the same with learning rate 1 and without momentum: the slice becomes the average of the replicas'.
+    SPARTA's step is the same with learning rate 1 and without momentum: the slice becomes the replicas' average.
     """
 
     fragment: Fragment
     learning_rate: float
     momentum: float
-    decay: float = 1.0  # of what a codec loses
+    decay: float = 1.0  # of the codec's error
     terms: str = ""
 
     @property
     def length(self) -> int:
-        """See Strategy."""
         return self.fragment.size
 
     @property
     def makes_weights_equal(self) -> bool:
-        """See Strategy."""
         return self.fragment.is_whole
 
     def contribution(self, state: OuterState, local: Tensor, residual: Tensor | None) -> Tensor:
-        """See Strategy: anchor - local, and what was lost."""
+        """The pseudo-gradient anchor - local, plus the residual."""
         part = self.fragment.of
         moved = pseudo_gradient(part(state.anchor), part(local))
         return with_residual(moved, None if residual is None else part(residual))
 
     def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
-        """See Strategy."""
         part = self.fragment.of
         before = OuterState(part(state.anchor), part(state.velocity), state.outer_step)
         after = nesterov_outer_step(before, aggregate, self.learning_rate, self.momentum)
@@ -155,16 +153,14 @@ class FragmentStep:
         )
 
     def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
-        """See Strategy."""
         anchor = self.fragment.replaced(state.anchor, self.fragment.of(local))
         return OuterState(anchor, state.velocity, state.outer_step + 1)
 
     def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
-        """See Strategy."""
         return self.fragment.replaced(state.anchor, torch.sub(self.fragment.of(state.anchor), aggregate))
 
     def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
-        """See Strategy; the other fragments' weights stay."""
+        """The weights after the step; those of other fragments stay."""
         part = self.fragment.of
         agreed = part(after.anchor)
         if included is not None:
@@ -172,11 +168,10 @@ class FragmentStep:
         return self.fragment.replaced(local, agreed)
 
     def included(self, contribution: Tensor, residual: Tensor | None) -> Tensor:
-        """See Strategy."""
         return contribution if residual is None else contribution - self.fragment.of(residual)
 
     def next_residual(self, residual: Tensor | None, contribution: Tensor, decoded: Tensor | None) -> Tensor | None:
-        """See Strategy; what other fragments lost waits for their turn."""
+        """The residual after the step; that of other fragments waits for their turn."""
         lost = next_residual(contribution, decoded, self.decay)
         if self.fragment.is_whole or (lost is None and residual is None):
             return lost
@@ -185,11 +180,11 @@ class FragmentStep:
         return self.fragment.replaced(torch.zeros(self.fragment.length) if residual is None else residual, lost)
 
 
-@lru_cache(maxsize=4)  # asked for with every answer of a stage
+@lru_cache(maxsize=4)  # called for every answer of a stage
 def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Strategy:
-    """The strategy of one outer step of a stage, from weights that each replica has trained.
+    """The strategy of one outer step of a stage whose replicas train their own weights.
 
-    Raises ValueError for a stage of fewer numbers than fragments, and for averaged gradients.
+    Raises ValueError for a stage with fewer numbers than fragments, and for gradient averaging.
     """
     length, decay = schema.total_size, residual_decay(parameters.codec)
     target = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
@@ -213,7 +208,7 @@ def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step:
 
 
 def parts_of(parameters: OuterOptimization) -> int:
-    """Outer steps in which every part of the vector has its turn."""
+    """Number of outer steps after which every part of the vector has had its turn."""
     match parameters.strategy:
         case "diloco":
             return 1
@@ -228,7 +223,7 @@ def parts_of(parameters: OuterOptimization) -> int:
 
 
 def part_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> str:
-    """What of a stage's state one outer step is about, for people."""
+    """The part of a stage's state in one outer step, for people."""
     match parameters.strategy:
         case "diloco":
             return "all weights"
@@ -243,7 +238,7 @@ def part_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int
 
 
 def exchanged_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Exchanged:
-    """What a stage exchanges at one outer step, in any strategy."""
+    """The exchange of a stage at one outer step, for any strategy."""
     if parameters.strategy == "averaging":
         return AveragingPhase.at(factor_plan(parameters, schema), outer_step)
     return strategy_at(parameters, schema, outer_step)
@@ -252,7 +247,7 @@ def exchanged_at(parameters: OuterOptimization, schema: TensorSchema, outer_step
 def sequences_to_round(
     parameters: OuterOptimization, schema: TensorSchema, outer_step: int, sequences_per_step: int, members: int
 ) -> int:
-    """Once so many members have done so many sequences together, the round that ends this outer step is due."""
+    """Sequences that this number of members must train together before the round of this outer step is due."""
     if parameters.strategy == "averaging":  # a second phase follows the first one at once
         is_second = AveragingPhase.at(factor_plan(parameters, schema), outer_step).is_second
         return 1 if is_second else parameters.averaged_sequences
@@ -260,7 +255,7 @@ def sequences_to_round(
 
 
 def kept_length(parameters: OuterOptimization, schema: TensorSchema) -> int:
-    """Numbers that the outer state of a stage has beside the anchor."""
+    """Number of values in the outer state of a stage beside the anchor."""
     if parameters.strategy == "averaging":
         return averaging_kept_length(factor_plan(parameters, schema))
     return schema.total_size
@@ -282,7 +277,7 @@ def steps_between_rounds(parameters: OuterOptimization) -> int:
             return max(1, parameters.inner_steps // parts_of(parameters))
         case "sparta":
             return min(SPARTA_STEPS, parameters.inner_steps)
-        case "averaging":  # their number follows from `averaged_sequences`
+        case "averaging":  # the number follows from `averaged_sequences`
             return 1
         case _:
             assert_never(parameters.strategy)

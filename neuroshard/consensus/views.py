@@ -21,15 +21,16 @@ from neuroshard.consensus.round_messages import (
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
-MAX_EARLY = 2 * MAX_SLICES + 1  # messages of one sender for a round that is not known here yet: its parts, its results
-EARLY_SLICES = 3  # times as many as a vector has: so many each of contribution, statistics and results
-EARLY_SLICES_OF_ALL = 6  # likewise, and some messages of every member: what one reduces does not grow with the others
+MAX_EARLY = 2 * MAX_SLICES + 1  # messages per sender for a round not known here yet: its parts and its results
+EARLY_SLICES = 3  # slices per sender, in multiples of a vector: one each of contributions, statistics and results
+# slices of all senders, in the same unit; a member's own share does not grow with the number of members
+EARLY_SLICES_OF_ALL = 6
 EARLY_OF_EACH = 4
 _Part = ContributionSent | StatementSaid | ResultSaid
 
 
 class Views:
-    """Belongs to one RoundStateMachine."""
+    """The view state of one RoundStateMachine."""
 
     def __init__(self, setting: RoundConfig) -> None:
         self.view = 0
@@ -39,9 +40,9 @@ class Views:
         self._setting = setting
         self._first: int | None = None
         self._begun = 0.0
-        self._new_views: dict[NodeId, Signed[NewView]] = {}  # the newest of each
+        self._new_views: dict[NodeId, Signed[NewView]] = {}  # the newest of each node
         self._accusers: dict[NodeId, set[NodeId]] = {}
-        self.refused: frozenset[NodeId] = frozenset()  # whose contributions ended a view of this step
+        self.refused: frozenset[NodeId] = frozenset()  # members whose contributions ended a view of this step
         self._locks: dict[NodeId, Quorum] = {}
         self._early: dict[NodeId, deque[tuple[str, _Part]]] = {}
 
@@ -52,15 +53,15 @@ class Views:
         self.has_proposed = self.has_proposal = False
 
     def is_over(self, now: float) -> bool:
-        """Whether the next proposer has its turn."""
+        """Whether it is the next proposer's turn."""
         return self._first is not None and now - self._begun >= self._timing.view_seconds
 
     def must_redo(self, now: float) -> bool:
-        """Whether third reducers take over."""
+        """Whether third reducers must take over."""
         return now - self._begun >= self._timing.redo_seconds
 
     def add_intent(self, signed: Signed[Intent]) -> None:
-        """Keep it when it is for this step and newer than its author's last; a wallet has one node in the round."""
+        """Store an intent of this step if it is newer than its author's last. A wallet has one node in the round."""
         step, intent = self._setting.step, signed.body
         if intent.step_id != step.id or not step.may_meet([signed.member]):
             return
@@ -69,7 +70,7 @@ class Views:
             self.intents[signed.member.node_id] = signed
 
     def add_new_view(self, signed: Signed[NewView], lock: Quorum | None) -> None:
-        """Keep it when it is newer than its author's last."""
+        """Store a new view if it is newer than its author's last one."""
         node = signed.member.node_id
         known = self._new_views.get(node)
         if known is None or known.body.view < signed.body.view:
@@ -82,38 +83,40 @@ class Views:
             self._locks[node] = lock
 
     def view_of_others(self) -> int:
-        """The highest view that more voters than may lie have come to."""
+        """The highest view that at least one honest voter has reached."""
         voters = self._setting.step.roster.nodes
         views = sorted((said.body.view for node, said in self._new_views.items() if node in voters), reverse=True)
         tolerated = self._setting.step.tolerated
         return views[tolerated] if len(views) > tolerated else 0
 
     def highest_lock(self, own: Quorum | None) -> Quorum | None:
-        """What must be voted on again, if anything."""
+        """The value that must be voted on again, if there is one."""
         locks = [*self._locks.values(), *([] if own is None else [own])]
         return max(locks, key=lambda lock: lock.view, default=None)
 
     def may_propose(self, now: float) -> bool:
-        """Whether enough voters are here, and everybody else is too or has been waited for."""
+        """Whether enough voters are here, and all expected members are here or have had their time."""
         if self.has_proposed or self._first is None:
             return False
         here = self._here()
         voters = here & self._setting.step.roster.nodes
         is_patient = now - self._begun < self._timing.gather_seconds
-        awaited = self._setting.awaited - self._accused()  # these the proposal leaves out anyway
+        awaited = self._setting.awaited - self._accused()  # the proposal leaves these out anyway
         if len(voters) < self._setting.step.quorum or (is_patient and not here >= awaited):
             return False
         return bool(self._locks) or self.are_fit(self.chosen_intents())
 
     def chosen_intents(self) -> tuple[Signed[Intent], ...]:
-        """Of those that are here; if enough are left without the refused ones and whom voters accuse of silence."""
+        """The intents for a proposal, without refused and accused members if enough others remain."""
         here = self._here() & self.intents.keys()
+        # Preference: neither refused nor accused; then without the refused ones; then all that are here. The first
+        # choice that has a quorum is taken, so that an accusation alone can never block the step.
         accepted = here - self.refused
         choices = [self._fitting(nodes) for nodes in (accepted - self._accused(), accepted, here)]
         return next((chosen for chosen in choices if self.are_fit(chosen)), choices[-1])
 
     def are_fit(self, intents: Sequence[Signed[Intent]]) -> bool:
-        """Whether these may make a round: a quorum of voters contributes, each once, with one node a wallet."""
+        """Whether these intents can form a round: a quorum of voters, each member once, and one node per wallet."""
         roster, members = self._setting.step.roster, [one.member for one in intents]
         return (
             2 <= len(members) <= self._setting.most_members
@@ -124,7 +127,7 @@ class Views:
         )
 
     def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
-        """A message of a round that is not known here yet: its proposal may be on the way."""
+        """Store a message of a round that is not known here yet: its proposal may be under way."""
         if isinstance(message, StatementSaid):
             most = statistics_size(MAX_MEMBERS, with_gram=True)
             is_fit = all(len(one) <= most for one in message.statistics.values())
@@ -143,7 +146,7 @@ class Views:
             max(self._early.values(), key=_slices_in).popleft()
 
     def take_early(self, round_id: str) -> Iterable[tuple[NodeId, _Part]]:
-        """What has come for this round; the rest was for none."""
+        """Return the stored messages of this round and drop the others."""
         early, self._early = self._early, {}
         return [(sender, message) for sender, kept in early.items() for name, message in kept if name == round_id]
 
@@ -152,13 +155,13 @@ class Views:
         return self._setting.timing_of(self.view, self._first or 0)
 
     def _here(self) -> set[NodeId]:
-        """Who takes part in this view."""
+        """The members that take part in this view."""
         if self.view == self._first and self.view == 0:
             return set(self.intents)
         return {node for node, said in self._new_views.items() if said.body.view == self.view}
 
     def _fitting(self, nodes: Iterable[NodeId]) -> tuple[Signed[Intent], ...]:
-        """As many as a round may have: voters before newcomers, who have a quarter of too few places."""
+        """A round's worth of intents: voters first; if there are too few places, newcomers get a quarter of them."""
         step, most, chosen = self._setting.step, self._setting.most_members, list[Signed[Intent]]()
         order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
         order.sort(key=lambda node: node not in step.roster.nodes)
@@ -172,12 +175,12 @@ class Views:
         return tuple(sorted(chosen, key=lambda one: one.member))
 
     def _accused(self) -> set[NodeId]:
-        """Of whom more members than may lie had nothing, in any view so far."""
+        """Members that were missing, in any view so far, at more voters than may lie."""
         tolerated = self._setting.step.tolerated
         return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
 
 
 def _slices_in(kept: Iterable[tuple[str, _Part]]) -> int:
-    """What these messages carry; one that carries none counts as one."""
+    """Number of slices in these messages; a message without slices counts as one."""
     carried = (message.statistics if isinstance(message, StatementSaid) else message.slices for _, message in kept)
     return sum(max(1, len(slices)) for slices in carried)

@@ -1,8 +1,9 @@
 """The write-ahead log of a member: its votes, its lock, its contribution, and the ends of the last steps.
 
 A member writes a vote before it sends it. Texts are JSON; aggregates are stored next to them as the bytes that were
-voted on, found and checked by their digests. The contribution is a line of JSON, then the encoded slices: after a
-restart in the middle of a round, it separates the work in the aggregate from the work done since."""
+voted on, named and verified by their digests. The contribution is a line of JSON, then the encoded slices: after a
+restart in the middle of a round, it separates the work in the aggregate from the work done since.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _MAX_HEAD_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class SavedContribution:
-    """A contribution, encoded."""
+    """An encoded contribution, as it is stored."""
 
     step_id: str
     sequences: int  # whose work is in it
@@ -44,7 +45,7 @@ class SavedContribution:
 
 
 def write_offer(folder: Path, offer: SavedContribution) -> None:
-    """Put the offer in the place of the one before. Raises OSError."""
+    """Store the contribution and replace the one before. Raises OSError."""
     fields = {
         "step": offer.step_id,
         "sequences": offer.sequences,
@@ -54,7 +55,10 @@ def write_offer(folder: Path, offer: SavedContribution) -> None:
 
 
 def read_offer(folder: Path, step_id: str) -> SavedContribution | None:
-    """The offer to this step; None when the newest one was to another. Raises OSError, ValueError, DataError."""
+    """Read the contribution to this step; None if the stored one is for another.
+
+    Raises OSError, ValueError, DataError.
+    """
     path = folder / FILE
     if not path.exists():
         return None
@@ -81,26 +85,26 @@ def read_offer(folder: Path, step_id: str) -> SavedContribution | None:
 
 _LOG = logging.getLogger(__name__)
 
-KEPT_VOTES = 8  # steps: a node leaves one for another from the same state when members come and go
-KEPT_STEPS = 5  # whole aggregates that are kept: who missed no more than those catches up with them (DESIGN 4.6)
-ROUNDS_FOLDER = "rounds"  # beside the stage's checkpoints
+KEPT_VOTES = 8  # steps: a node changes between steps from one state when members join and leave
+KEPT_STEPS = 5  # whole aggregates: a replica that missed at most this number of rounds can catch up (DESIGN 4.6)
+ROUNDS_FOLDER = "rounds"  # next to the stage's checkpoints
 MAX_TEXT_BYTES = 16 << 20
 MAX_PROOFS_BYTES = 1 << 20
 
 
 class VoteLog(Protocol):
-    """The memory of one stage's rounds. Its methods block."""
+    """The stored memory of one stage's rounds. Its methods block."""
 
     def votes(self) -> Sequence[VoteRecord]:
-        """The votes in the last KEPT_VOTES steps that this node voted in, the newest last. Raises StorageError."""
+        """This node's votes in the last KEPT_VOTES steps that it voted in, the newest last. Raises StorageError."""
         ...
 
     def write(self, record: VoteRecord) -> None:
-        """Write down a record; it is on the disk when this returns. Raises StorageError."""
+        """Store a record; it is on disk when this returns. Raises StorageError."""
         ...
 
     def end(self, number: int, complete: Complete, kept: int = KEPT_STEPS) -> None:
-        """Write down how a step has ended, and keep no more than the last `kept` steps. Raises StorageError."""
+        """Store the end of a step, and keep only the last `kept` steps. Raises StorageError."""
         ...
 
     def ended(self) -> Sequence[Quorum]:
@@ -108,24 +112,27 @@ class VoteLog(Protocol):
         ...
 
     def aggregate(self, certificate: Quorum) -> Aggregate | None:
-        """The aggregate of one of those steps; None when it is damaged: others have it, too."""
+        """The aggregate of one of those steps; None if it is damaged, since other nodes have it too."""
         ...
 
     def keep_proof(self, accusation: Accuse) -> None:
-        """Keep what shows that a member broke its word. Raises StorageError."""
+        """Store the proof that a member broke the protocol. Raises StorageError."""
         ...
 
     def keep_offer(self, offer: SavedContribution) -> None:
-        """Keep what a round may end with after a restart, instead of the one before. Raises StorageError."""
+        """Store the contribution to a round that may end after a restart, replacing the one before.
+
+        Raises StorageError.
+        """
         ...
 
     def offer(self, step_id: str) -> SavedContribution | None:
-        """The offer that is kept, if it was made in this step; None also when it is damaged."""
+        """The stored contribution if it is for this step; otherwise, or if it is damaged, None."""
         ...
 
 
 class InMemoryVoteLog:
-    """The book of tests, and of whoever has no disk: it lasts as long as the process."""
+    """A vote log for tests and for nodes without a disk. It lasts as long as the process."""
 
     def __init__(self) -> None:
         self._records: dict[str, VoteRecord] = {}
@@ -134,50 +141,41 @@ class InMemoryVoteLog:
         self._offer: SavedContribution | None = None
 
     def votes(self) -> Sequence[VoteRecord]:
-        """See VoteLog."""
         return list(self._records.values())
 
     def write(self, record: VoteRecord) -> None:
-        """See VoteLog."""
         self._records.pop(record.step_id, None)
         self._records[record.step_id] = record
 
     def end(self, number: int, complete: Complete, kept: int = KEPT_STEPS) -> None:
-        """See VoteLog."""
         self._ended = [*self._ended, complete][-kept:]
 
     def ended(self) -> Sequence[Quorum]:
-        """See VoteLog."""
         return [complete.certificate for complete in self._ended]
 
     def aggregate(self, certificate: Quorum) -> Aggregate | None:
-        """See VoteLog."""
         return next((one.aggregate for one in self._ended if one.certificate == certificate), None)
 
     def keep_proof(self, accusation: Accuse) -> None:
-        """See VoteLog."""
         self.proofs.append(accusation)
 
     def keep_offer(self, offer: SavedContribution) -> None:
-        """See VoteLog."""
         self._offer = offer
 
     def offer(self, step_id: str) -> SavedContribution | None:
-        """See VoteLog."""
         offer = self._offer
         return offer if offer is not None and offer.step_id == step_id else None
 
 
 class FileVoteLog:
-    """The book in a folder of its own beside the stage's checkpoints."""
+    """The vote log in a folder next to the stage's checkpoints."""
 
     def __init__(self, folder: Path, data_dir: Path | None = None) -> None:
-        """`data_dir` is the node's folder above it, which a running node does not make anew."""
+        """`data_dir` is the node's folder above it, which a running node must not create again."""
         self._folder = folder
         self._data_dir = data_dir
 
     def votes(self) -> Sequence[VoteRecord]:
-        """See VoteLog."""
         found = list[VoteRecord]()
         for path in self._by_age("votes-*.json"):
             try:
@@ -185,14 +183,13 @@ class FileVoteLog:
                 if record.lock is not None:
                     record = replace(record, aggregate=self._read_aggregate(record.lock))
             except (OSError, ValueError, DataError) as error:
-                # to vote again without knowing the own votes could split the swarm
-                advice = "Remove the folder to take part again as a newcomer: the state is then fetched from others."
+                # a second vote without knowing the first could fork the swarm
+                advice = "Remove the folder to take part again as a newcomer: other nodes then send the state."
                 raise StorageError(f"The votes in {path} cannot be read: {error}.", advice) from None
             found.append(record)
         return found
 
     def write(self, record: VoteRecord) -> None:
-        """See VoteLog."""
         fields: JsonValue = {
             "step": record.step_id,
             "view": record.view,
@@ -210,7 +207,6 @@ class FileVoteLog:
             raise StorageError(f"A vote could not be written to {self._folder}: {error}.", "Make room.") from None
 
     def end(self, number: int, complete: Complete, kept: int = KEPT_STEPS) -> None:
-        """See VoteLog."""
         certificate = complete.certificate
         fields: JsonValue = {
             "number": number,
@@ -232,7 +228,7 @@ class FileVoteLog:
             ) from None
 
     def ended(self) -> Sequence[Quorum]:
-        """See VoteLog. What is damaged is left out: it can be fetched from others."""
+        """Certificates of the last steps. Damaged ones are left out: other nodes have them."""
         found = list[Quorum]()
         for path in self._by_age("step-*.json"):
             try:
@@ -243,7 +239,6 @@ class FileVoteLog:
         return found
 
     def aggregate(self, certificate: Quorum) -> Aggregate | None:
-        """See VoteLog."""
         try:
             return self._read_aggregate(certificate)
         except (OSError, ValueError) as error:
@@ -251,7 +246,7 @@ class FileVoteLog:
             return None
 
     def keep_proof(self, accusation: Accuse) -> None:
-        """See VoteLog. One JSON object a line, the claims as their node signed them."""
+        """Append one JSON object per line, with the claims as signed."""
         path = self._folder / "proofs.jsonl"
         fields = {
             "node": accusation.node,
@@ -267,7 +262,6 @@ class FileVoteLog:
             raise StorageError(f"A proof could not be written to {path}: {error}.", "Make room.") from None
 
     def keep_offer(self, offer: SavedContribution) -> None:
-        """See VoteLog."""
         try:
             make_folder(self._folder, self._data_dir)
             write_offer(self._folder, offer)
@@ -277,7 +271,6 @@ class FileVoteLog:
             ) from None
 
     def offer(self, step_id: str) -> SavedContribution | None:
-        """See VoteLog."""
         try:
             return read_offer(self._folder, step_id)
         except (OSError, ValueError, DataError) as error:
@@ -285,11 +278,11 @@ class FileVoteLog:
             return None
 
     def _by_age(self, pattern: str) -> Sequence[Path]:
-        """Files in the order in which they were written; numbers begin again when a node changes to another line."""
+        """Files in the order in which they were written; numbers restart when a node changes to another line."""
         return sorted(self._folder.glob(pattern), key=lambda path: (path.stat().st_mtime_ns, path.name))
 
     def _locked(self) -> set[str]:
-        """Digests of the values that kept votes are locked on: their aggregates are still needed."""
+        """Digests of the values in stored locks: their aggregates are still needed."""
         locks = [_read_votes(path).lock for path in self._by_age("votes-*.json")]
         return {lock.value.digest for lock in locks if lock is not None}
 
@@ -305,7 +298,7 @@ class FileVoteLog:
             write_atomically(path, (sizes, *aggregate))
 
     def _read_aggregate(self, quorum: Quorum) -> Aggregate:
-        """Raises OSError, ValueError when the file is not what was voted on."""
+        """Raises OSError, or ValueError if the file does not match the digests of the vote."""
         data = memoryview(self._path_of(quorum).read_bytes())
         digests, parts = quorum.value.aggregate, list[bytes]()
         position = 8 * len(digests)
@@ -327,7 +320,7 @@ def _read_json(path: Path) -> JsonValue:
 
 
 def _read_votes(path: Path) -> VoteRecord:
-    """The record without the aggregate. Raises OSError, ValueError, DataError."""
+    """The record without its aggregate. Raises OSError, ValueError, DataError."""
     fields = exact_object(_read_json(path), {"step", "view", "prepared", "lock", "votes"}, "votes")
     prepared, lock = fields["prepared"], fields["lock"]
     return VoteRecord(
@@ -345,9 +338,9 @@ def _claims(value: JsonValue) -> list[bytes]:
 
 @dataclass(frozen=True)
 class RecoveredContribution:
-    """What was sent, and the vector (k,) that the others read from it.
+    """A contribution sent before a restart, and the vector (k,) that the others decoded from it.
 
-    What the codec lost of it is not told from what was trained since: both are for the next contribution.
+    The codec's error is not separated from the work done since: both go into the next contribution.
     """
 
     offer: SavedContribution
@@ -355,21 +348,24 @@ class RecoveredContribution:
 
 
 class ContributionRecovery:
-    """Of one stage. Without it the work since a contribution is taken for a part of it, and lost with a restart."""
+    """Stores a stage's contribution during a round.
+
+    Without it, the work since the contribution would count as part of it, and a restart would lose that work.
+    """
 
     def __init__(self, book: VoteLog, offload: BlockingRunner) -> None:
         self._book = book
         self._offload = offload
 
     async def keep(self, offer: SavedContribution) -> None:
-        """Write down what is sent now; the round goes on also when that is not possible."""
+        """Store the contribution sent now. The round continues even if that fails."""
         try:
             await self._offload(lambda: self._book.keep_offer(offer))
         except StorageError as error:
-            _LOG.warning("%s The round goes on.", error)
+            _LOG.warning("%s The round continues.", error)
 
     async def sent(self, step_id: str, work: RoundWork) -> RecoveredContribution | None:
-        """What was sent to a step; None when that was nothing, or cannot be read."""
+        """The contribution sent to a step; None if there was none or it cannot be read."""
         offer = await self._offload(lambda: self._book.offer(step_id))
         if offer is None or len(offer.parts) != work.plan.count:
             return None

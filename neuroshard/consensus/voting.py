@@ -1,7 +1,17 @@
 """The two votes of a step at one member, and how the step ends. Pure. The safety of a round depends on this file alone.
 
 A member votes twice on a value: to prepare it, then to commit it. A quorum of prepare votes locks the value. Ballots
-counts the votes, and KnownValues has the aggregates that belong to the values."""
+counts the votes, and KnownValues has the aggregates that belong to the values.
+
+The invariants, in the order in which the code keeps them:
+
+    1. A voter prepares at most one value per view (`prepare`: record.view, record.prepared).
+    2. A locked voter prepares another value only with the proof of a lock of a later view (`_supports`).
+    3. It locks, and then commits, only a value whose whole aggregate it has (`count`).
+    4. Every Persist comes before the Say of its vote: after a crash the voter knows at least what its peers know.
+
+Any two quorums share an honest voter. With 1 and 2 that voter keeps two values from being committed.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +36,18 @@ from neuroshard.consensus.round_messages import (
 )
 from neuroshard.types import NodeId
 
-MAX_VIEWS = 64  # whose votes are kept, of each voter the newest: a liar's votes push out its own only
+MAX_VIEWS = 64  # per voter the newest are kept: a liar's votes can only displace its own
 
 
 class Ballots:
-    """The votes of one step. Of each voter the first one of a phase and view counts."""
+    """The votes of one step. Only the first vote of a voter in a phase and view counts."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self._votes: dict[tuple[int, Phase], dict[NodeId, Signed[Vote]]] = {}
 
     def add(self, signed: Signed[Vote]) -> bool:
-        """Whether it is a voter's, and new."""
+        """Store a vote. Returns True if it is a voter's and new."""
         vote = signed.body
         if vote.step_id != self._step.id or signed.member not in self._step.roster.members:
             return False
@@ -53,30 +63,30 @@ class Ballots:
         return True
 
     def other_vote(self, signed: Signed[Vote]) -> Signed[Vote] | None:
-        """The vote for another value that this voter gave in the same phase and view: nobody honest does that."""
+        """The vote for another value by this voter in the same phase and view, which proves that it lies."""
         vote = signed.body
         first = self._votes.get((vote.view, vote.phase), {}).get(signed.member.node_id)
         is_other = first is not None and vote.step_id == self._step.id and first.body.value != vote.value
         return first if is_other else None
 
     def decided(self, view: int, phase: Phase) -> str | None:
-        """The value (hex digest) that a quorum has voted for."""
+        """The value (hex digest) with a quorum of votes, or None."""
         counts: dict[str, int] = {}
         for signed in self._votes.get((view, phase), {}).values():
             counts[signed.body.value] = counts.get(signed.body.value, 0) + 1
         return next((value for value, count in counts.items() if count >= self._step.quorum), None)
 
     def committed(self) -> tuple[int, str] | None:
-        """View and value of a quorum of commits in any view."""
+        """View and value with a quorum of commits in any view, or None."""
         found = ((view, self.decided(view, phase)) for view, phase in self._votes if phase is Phase.COMMIT)
         return next(((view, value) for view, value in found if value is not None), None)
 
     def quorum(self, view: int, phase: Phase, value: Value) -> Quorum:
-        """The votes for this value."""
+        """The votes for this value as a quorum."""
         return Quorum(value, view, phase, tuple(self.of(view, phase, value.digest)))
 
     def of(self, view: int, phase: Phase, value: str) -> Iterable[Signed[Vote]]:
-        """Who voted for this value (hex digest)."""
+        """The votes for this value (hex digest)."""
         said = self._votes.get((view, phase), {})
         return [said[node] for node in sorted(said) if said[node].body.value == value]
 
@@ -86,39 +96,40 @@ Aggregate = tuple[Encoded, ...]
 
 
 class KnownValues:
-    """By digest."""
+    """Values and their aggregates by digest."""
 
     def __init__(self, is_slice: Callable[[int, Encoded], bool]) -> None:
-        """`is_slice` tells whether bytes can be the slice of this number of an aggregate."""
+        """`is_slice` returns whether bytes can be the slice of this number of an aggregate."""
         self._is_slice = is_slice
         self._known: dict[str, tuple[Value, Aggregate]] = {}
         self._wanted: dict[str, tuple[Value, dict[int, Encoded]]] = {}
 
     def add(self, value: Value, aggregate: Aggregate) -> None:
-        """A value that is here with its aggregate."""
+        """Store a value with its complete aggregate."""
         self._known[value.digest] = value, aggregate
         self._wanted.pop(value.digest, None)
 
     def get(self, digest: str | None) -> tuple[Value, Aggregate] | None:
-        """The value and its aggregate, when both are here."""
+        """The value and its aggregate, if both are here."""
         return None if digest is None else self._known.get(digest)
 
     def want(self, value: Value) -> None:
-        """Fetch the aggregate of this value."""
+        """Start to collect the aggregate of this value."""
         if value.digest not in self._known:
             self._wanted.setdefault(value.digest, (value, {}))
 
     def wanted(self) -> Mapping[str, tuple[int, ...]]:
-        """Which slices are missing, by the value's digest."""
+        """The missing slices by the value's digest."""
         return {
             digest: tuple(index for index in range(len(value.aggregate)) if index not in come)
             for digest, (value, come) in sorted(self._wanted.items())
         }
 
     def take(self, digest: str, slices: Mapping[int, Encoded]) -> bool:
-        """Slices that somebody sent; whether the aggregate is complete now. What does not fit its digest is dropped.
+        """Store received slices. Returns True if the aggregate is now complete.
 
-        So is what is no slice at all: voters that lie together could agree on it, and nobody could read it.
+        Slices that do not match their digest are dropped. So are bytes that are not a slice at all: lying voters
+        together could agree on such bytes, and no node could decode them.
         """
         if digest not in self._wanted:
             return False
@@ -134,17 +145,17 @@ class KnownValues:
 
 
 class Voting:
-    """Belongs to one RoundStateMachine."""
+    """The votes and the lock of one RoundStateMachine."""
 
     def __init__(self, setting: RoundConfig, record: VoteRecord | None, completed: Complete | None) -> None:
-        """`record` is what this node has written down of its votes in this step, `completed` how the step has ended."""
+        """`record` contains this node's stored votes in this step; `completed` is the end of the step, if known."""
         self.completed = completed
         self.values = KnownValues(setting.is_result)
         self.record = record or VoteRecord(setting.step.id, -1, "")
         self._setting = setting
         self._ballots = Ballots(setting.step)
-        self._asked = 0  # times
-        self._certificate: Quorum | None = None  # of a value whose aggregate may still be on its way
+        self._asked = 0  # number of requests
+        self._certificate: Quorum | None = None  # of a value whose aggregate may still be under way
         if self.lock is not None:
             self.values.add(self.lock.value, self.record.aggregate)
         if completed is not None:
@@ -152,23 +163,23 @@ class Voting:
 
     @property
     def lock(self) -> Quorum | None:
-        """What this node has voted to commit, so that the step may have ended with it elsewhere."""
+        """The value that this node voted to commit, with which the step may have ended elsewhere."""
         return self.record.lock
 
     @property
     def last_view(self) -> int:
-        """Of a vote of this node; -1 before the first."""
+        """The view of this node's last vote; -1 before the first."""
         return max(self.record.view, -1 if self.lock is None else self.lock.view)
 
     @property
     def knows_end(self) -> bool:
-        """Whether the step has ended by a certificate, whose aggregate may still be on its way."""
+        """Whether a certificate shows the end of the step, even if its aggregate is still under way."""
         return self.completed is not None or self._certificate is not None
 
     def prepare(self, view: int, value: Value, proof: Quorum | None) -> list[Effect]:
-        """Vote for a value in this view, unless this node has another vote in it or supports something else.
+        """Vote for a value in this view, unless this node has voted for another one in it or is locked on another one.
 
-        `proof` is what the view's proposal shows: that a quorum prepared the value in an earlier view.
+        `proof` is the lock in the view's proposal: it shows that a quorum prepared the value in an earlier view.
         """
         record = self.record
         has_other_vote = record.view >= view and record.prepared != value.digest
@@ -181,7 +192,10 @@ class Voting:
         return [*effects, *self._vote(view, Phase.PREPARE, value), *self.count(view)]
 
     def count(self, view: int) -> list[Effect]:
-        """Lock and commit what a quorum has prepared in the present view; end with what a quorum has committed."""
+        """Lock and commit a value prepared by a quorum in the current view.
+
+        End the step with one committed by a quorum.
+        """
         effects = list[Effect]()
         prepared = self.values.get(self._ballots.decided(view, Phase.PREPARE))
         may_lock = self._is_voter and not self.knows_end and (self.lock is None or self.lock.view < view)
@@ -193,7 +207,7 @@ class Voting:
         return [*effects, *self._end()]
 
     def take(self, sender: NodeId, message: VoteSaid | CertificateSaid | AggregateSent, view: int) -> list[Effect]:
-        """What others say of values; `view` is the present one."""
+        """Handle votes, certificates and slices of others; `view` is the current one."""
         match message:
             case VoteSaid(signed):
                 return self._take_vote(signed, view)
@@ -203,11 +217,11 @@ class Voting:
                 return self.count(view) if self.values.take(value, slices) else []
 
     def is_lock(self, quorum: Quorum) -> bool:
-        """Whether a quorum has prepared this."""
+        """Whether this is a valid lock: a quorum of prepare votes."""
         return quorum.phase is Phase.PREPARE and self._counts(quorum)
 
     def ask(self, whom: NodeId | None = None) -> list[Effect]:
-        """Ask somebody for aggregates of values that others hold: another one each time, unless `whom` is said."""
+        """Request missing aggregates from another node, a different one each time unless `whom` is given."""
         others = sorted(self._setting.others)
         if self.completed is not None or not others:
             return []
@@ -217,16 +231,19 @@ class Voting:
         return [Say(to, AggregateWanted(self._setting.step.id, value, missing)) for value, missing in wanted.items()]
 
     def help(self, sender: NodeId, message: Message) -> list[Effect]:
-        """What others lack: the end of the step, and the slices of an aggregate."""
+        """Answer with the end of the step, or with the requested slices of an aggregate."""
         if self.completed is not None:
-            told = certificate_for(self.completed.certificate, sender, message)
-            if told:
-                return told
+            certificate = certificate_for(self.completed.certificate, sender, message)
+            if certificate:
+                return certificate
         known = self.values.get(message.value) if isinstance(message, AggregateWanted) else None
         return [] if known is None else slices_for(known[1], sender, message)
 
     def _counts(self, quorum: Quorum) -> bool:
-        """Whether enough voters said this, of an aggregate of all slices: of fewer, the others would be anything."""
+        """Whether enough voters signed this, for an aggregate with all slices.
+
+        With fewer slices the rest would be undefined.
+        """
         is_whole = len(quorum.value.aggregate) == self._setting.plan.count
         return is_whole and quorum.is_valid_for(self._setting.step)
 
@@ -250,9 +267,9 @@ class Voting:
         if certificate.phase is not Phase.COMMIT or not self._counts(certificate):
             return []
         lies, is_first = self._contradictions(certificate.votes), self._certificate is None
-        self._certificate = certificate  # a liar's vote in it may be another one than was heard here
+        self._certificate = certificate  # it may contain another vote of a liar than the one received here
         self.values.want(certificate.value)
-        # an aggregate is large: who says the same later is asked only when nothing comes
+        # an aggregate is large: later senders of the same certificate are asked only if the first does not deliver
         return [*lies, *(self._end() or (self.ask(sender) if is_first else []))]
 
     def _contradictions(self, votes: Iterable[Signed[Vote]]) -> list[Effect]:
@@ -274,11 +291,11 @@ class Voting:
         value, aggregate = known
         self.completed = Complete(certificate, aggregate)
         to = self._setting.others | {member.node_id for member in value.members} - {self._setting.self_id}
-        return [Say(to, CertificateSaid(certificate)), self.completed]  # nobody says anything after the end
+        return [Say(to, CertificateSaid(certificate)), self.completed]  # a member sends nothing after the end
 
 
 def certificate_for(certificate: Quorum, sender: NodeId, message: Message) -> list[Effect]:
-    """The certificate of a step, for somebody for whom it has not ended yet."""
+    """The certificate of a step, for a node whose step has not ended yet."""
     step_id, is_known = certificate.value.step_id, False
     match message:
         case IntentSaid(signed) | NewViewSaid(signed):
@@ -291,7 +308,7 @@ def certificate_for(certificate: Quorum, sender: NodeId, message: Message) -> li
 
 
 def slices_for(aggregate: Aggregate, sender: NodeId, message: Message) -> list[Effect]:
-    """The slices of an aggregate that somebody wants."""
+    """The requested slices of an aggregate."""
     if not isinstance(message, AggregateWanted):
         return []
     sent = {index: aggregate[index] for index in message.slices if 0 <= index < len(aggregate)}

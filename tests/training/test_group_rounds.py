@@ -273,11 +273,11 @@ def test_parts_and_calls_of_strangers_are_refused() -> None:
         part = request_about(PART, STAGE, number=1, start=0, message={"header": {}, "tensors": []})
         await c.request(A, part, timeout_seconds=60)
         a.known = lambda: [B]
-        with pytest.raises(PeerRefusedError, match="at work on these layers"):
+        with pytest.raises(PeerRefusedError, match="that train these layers"):
             await c.request(A, part, timeout_seconds=60)
         members = tuple(GroupMember(node, IDENTITIES[node].wallet_id) for node in (C, A))
         call = Call(0, a.standing().root, members, None, CallStep.ASK)
-        with pytest.raises(PeerRefusedError, match="at work on these layers"):
+        with pytest.raises(PeerRefusedError, match="that train these layers"):
             await c.request(A, call_frame(STAGE, call), timeout_seconds=60)
 
     play(scenario)

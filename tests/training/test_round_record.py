@@ -93,7 +93,7 @@ def test_who_was_refused_in_a_view_that_was_given_up_stays_refused_in_the_rounds
     first = watched((101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY)))
     assert (first.has_refused(C.node_id), first.has_refused(A.node_id)) == (True, False)
     again = watched((111.0, RoundProgress(1, RoundPhase.EXCHANGE, (A, B))))  # called once more, without C
-    again.goes_on_from(first)
+    again.continues_from(first)
     assert again.has_refused(C.node_id)
     value = replace(certificate().value, members=(A, B), accepted=(A.node_id, B.node_id))
     record = again.completed(replace(certificate(), value=value), END)
